@@ -1,0 +1,37 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set up what they need.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check format setup clean
+
+demo: $(READY)
+	$(BIN)/loong bench --workload mixed --length-scale 1/64 --num-requests 40 --request-rate 4 --seed 1 \
+		--num-instances 4 --policy esp,static-sp --output-dir demo-report
+
+test: check
+	$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "loong needs Python 3.11 or 3.12; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis
