@@ -1,0 +1,38 @@
+"""Every error loong raises on purpose.
+
+    LoongError
+    ├── ConfigError            what an operator wrote: a flag, a file, a model's config  (also ValueError)
+    ├── InvalidRequestError    what a client sent                                        (also ValueError)
+    ├── InvalidPlanError       a policy broke a rule of the cluster: a bug
+    ├── InvalidEventError      a worker reported what cannot have happened: a bug
+    └── ClusterError           the cluster cannot go on with what it was asked
+        └── (loong.fabric.errors)  a peer is lost, a deadline has passed
+"""
+
+
+class LoongError(Exception):
+    """Root of the tree above."""
+
+
+class ConfigError(LoongError, ValueError):
+    """A flag, file or model config has a value that cannot work; names it, and what would."""
+
+
+class InvalidRequestError(LoongError, ValueError):
+    """A request cannot be served; `param` names the field at fault, as in the OpenAI API."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidPlanError(LoongError):
+    """A plan breaks a rule of the cluster. A policy that makes one has a bug."""
+
+
+class InvalidEventError(LoongError):
+    """An event contradicts the cluster's state. Whoever sent it has a bug."""
+
+
+class ClusterError(LoongError):
+    """The cluster lost what it needs to go on."""
