@@ -1,0 +1,46 @@
+"""What a kernel's wrapper checks before it trusts its tensors."""
+
+import torch
+from torch import Tensor
+
+
+class Dims:
+    """Letters bound to sizes by the first tensor that names them, and held against every later one.
+
+    The letters are those of the whole project: T query tokens, S KV tokens, H query heads, K KV heads,
+    D head dim, E hidden size.
+    """
+
+    __slots__ = ("_bound",)
+
+    def __init__(self) -> None:
+        self._bound: dict[str, tuple[int, str]] = {}
+
+    def bind(
+        self,
+        name: str,
+        tensor: Tensor,
+        letters: str,
+        dtype: torch.dtype | None = None,
+        *,
+        is_contiguous: bool = True,
+    ) -> None:
+        """Check rank, sizes, dtype and contiguity of `tensor` against `letters`, such as "T H D".
+
+        `dtype=None` takes any dtype; `is_contiguous=False` takes any strides. Raises ValueError naming
+        `name`, what was expected and what came.
+        """
+        expected = letters.split()
+        if tensor.dim() != len(expected):
+            raise ValueError(f"{name} must have shape [{', '.join(expected)}], got {list(tensor.shape)}")
+        for letter, size in zip(expected, tensor.shape, strict=True):
+            bound, bound_by = self._bound.setdefault(letter, (size, name))
+            if size != bound:
+                raise ValueError(f"{name} must have {letter}={bound} as {bound_by} has, got {letter}={size}")
+        if dtype is not None and tensor.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+        if is_contiguous and not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
+
+    def __getitem__(self, letter: str) -> int:
+        return self._bound[letter][0]

@@ -1,0 +1,147 @@
+"""The definition of every kernel in plain torch, which is also what CPUs run."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from loong.kernels.contract import Dims
+from loong.kernels.partial import Partial
+
+_MAX_SCORES = 1 << 19  # scores alive at once: 2 MiB of float32 stay in a CPU's cache
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    q_positions: Tensor | None = None,
+    kv_positions: Tensor | None = None,
+) -> Partial:
+    """Attend a block of queries to one KV segment.
+
+    Contract:
+        q [T, H, D]; k, v [S, K, D] of q's dtype; any strides; H a multiple of K, and query head h reads
+            KV head h // (H / K). T and S may be 0.
+        q_positions [T], kv_positions [S] int64, in any order: a key is visible iff
+            kv_position <= q_position. Both None: every key is visible. One None: ValueError.
+        Returns a new Partial; a row that sees no key is (0, -inf). Accumulates in float32.
+    """
+    dims = Dims()
+    dims.bind("q", q, "T H D", is_contiguous=False)
+    dims.bind("k", k, "S K D", q.dtype, is_contiguous=False)
+    dims.bind("v", v, "S K D", q.dtype, is_contiguous=False)
+    if dims["H"] % dims["K"] != 0:
+        raise ValueError(f"query heads must be a multiple of KV heads, got {dims['H']} and {dims['K']}")
+    if (q_positions is None) != (kv_positions is None):
+        raise ValueError("q_positions and kv_positions must be given together")
+    if q_positions is not None and kv_positions is not None:
+        dims.bind("q_positions", q_positions, "T", torch.int64, is_contiguous=False)
+        dims.bind("kv_positions", kv_positions, "S", torch.int64, is_contiguous=False)
+    if dims["T"] * dims["H"] * dims["S"] <= _MAX_SCORES:
+        return _attend_block(q, k, v, scale, _visible(q_positions, kv_positions))
+    return _attend_by_blocks(q, k, v, scale, q_positions, kv_positions)
+
+
+def _visible(q_positions: Tensor | None, kv_positions: Tensor | None) -> Tensor | None:
+    """Return which key each query sees [T, S], or None for all."""
+    if q_positions is None or kv_positions is None:
+        return None
+    return kv_positions <= q_positions[:, None]
+
+
+def _attend_by_blocks(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, q_positions: Tensor | None, kv_positions: Tensor | None
+) -> Partial:
+    num_tokens, num_heads, head_dim = q.shape
+    partial = Partial.identity(num_tokens, num_heads, head_dim, q.device)
+    block_size = max(1, _MAX_SCORES // (num_heads * len(k)))
+    for start in range(0, num_tokens, block_size):
+        rows = slice(start, start + block_size)
+        if q_positions is None or kv_positions is None:
+            block = _attend_block(q[rows], k, v, scale, None)
+        else:
+            seen = (kv_positions <= q_positions[rows].max()).nonzero()
+            end = int(seen[-1]) + 1 if len(seen) else 0  # every key from here on is in every row's future
+            visible = _visible(q_positions[rows], kv_positions[:end])
+            block = _attend_block(q[rows], k[:end], v[:end], scale, visible)
+        partial.out[rows], partial.lse[rows] = block
+    return partial
+
+
+def _attend_block(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None) -> Partial:
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_tokens, num_kv_heads, _ = k.shape
+    if num_tokens == 0 or num_kv_tokens == 0:
+        return Partial.identity(num_tokens, num_heads, head_dim, q.device)
+    # All query heads that share a KV head become rows of one matrix, so that no KV is repeated.
+    rows = (q.float() * scale).view(num_tokens, num_kv_heads, -1, head_dim).transpose(0, 1)
+    scores = rows.reshape(num_kv_heads, -1, head_dim) @ k.float().permute(1, 2, 0)  # [K, T * H / K, S]
+    if visible is not None:
+        scores.view(num_kv_heads, num_tokens, -1, num_kv_tokens).masked_fill_(~visible[:, None], -torch.inf)
+    largest = scores.amax(-1, keepdim=True)
+    if visible is not None:
+        largest = largest.where(largest > -torch.inf, 0.0)  # so that a row of -inf becomes 0, not NaN
+    weights = scores.sub_(largest).exp_()
+    total = weights.sum(-1, keepdim=True)  # at least 1, or 0 in a row that sees nothing
+    out = (weights @ v.float().transpose(0, 1)) / total.clamp(min=1.0)
+    lse = largest + total.log()
+    return Partial(_rows_to_tokens(out, num_tokens), _rows_to_tokens(lse, num_tokens).squeeze(-1))
+
+
+def _rows_to_tokens(rows: Tensor, num_tokens: int) -> Tensor:
+    num_kv_heads, _, width = rows.shape
+    return rows.view(num_kv_heads, num_tokens, -1, width).transpose(0, 1).reshape(num_tokens, -1, width)
+
+
+def merge(a: Partial, b: Partial) -> Partial:
+    """Combine attention over two disjoint sets of KV: associative, commutative, with `Partial.identity`.
+
+    Contract:
+        a, b: out [T, H, D] float32 and lse [T, H] float32, any strides.
+        Returns a new Partial. Neither input is changed.
+    """
+    dims = Dims()
+    for name, partial in (("a", a), ("b", b)):
+        dims.bind(f"{name}.out", partial.out, "T H D", torch.float32, is_contiguous=False)
+        dims.bind(f"{name}.lse", partial.lse, "T H", torch.float32, is_contiguous=False)
+    largest = torch.maximum(a.lse, b.lse)
+    largest = largest.where(largest > -torch.inf, 0.0)
+    weight_a, weight_b = (a.lse - largest).exp(), (b.lse - largest).exp()
+    total = weight_a + weight_b  # at least 1, or 0 in a row that neither side has seen
+    divisor = total.clamp(min=1.0)
+    out = a.out * (weight_a / divisor)[..., None] + b.out * (weight_b / divisor)[..., None]
+    return Partial(out, largest + total.log())
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale the last dim to unit root mean square, then by `weight`.
+
+    Contract:
+        x [..., E] and weight [E] of one dtype. Computed in float32 and rounded to x's dtype before the
+        multiplication with `weight`, which is Hugging Face's order.
+    """
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * scaled.to(x.dtype)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each head of each token by that token's angles.
+
+    Contract:
+        x [T, H, D]; cos, sin [T, D] of x's dtype, whose two halves are the same D / 2 angles: dimension i
+        is paired with i + D / 2. Returns a new tensor of x's dtype, rounded after every operation.
+    """
+    dims = Dims()
+    dims.bind("x", x, "T H D", is_contiguous=False)
+    dims.bind("cos", cos, "T D", x.dtype, is_contiguous=False)
+    dims.bind("sin", sin, "T D", x.dtype, is_contiguous=False)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+
+
+def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Return `silu(gate) * up`, elementwise, in their dtype, rounded after the activation."""
+    return F.silu(gate) * up
