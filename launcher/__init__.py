@@ -1,0 +1,1 @@
+"""Starts things: command line and local processes."""

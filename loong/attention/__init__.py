@@ -1,0 +1,1 @@
+"""Attention over KV that is spread over instances."""

@@ -1,12 +1,12 @@
 """Every error loong raises on purpose.
 
-    LoongError
-    ├── ConfigError            what an operator wrote: a flag, a file, a model's config  (also ValueError)
-    ├── InvalidRequestError    what a client sent                                        (also ValueError)
-    ├── InvalidPlanError       a policy broke a rule of the cluster: a bug
-    ├── InvalidEventError      a worker reported what cannot have happened: a bug
-    └── ClusterError           the cluster cannot go on with what it was asked
-        └── (loong.fabric.errors)  a peer is lost, a deadline has passed
+LoongError
+├── ConfigError            what an operator wrote: a flag, a file, a model's config  (also ValueError)
+├── InvalidRequestError    what a client sent                                        (also ValueError)
+├── InvalidPlanError       a policy broke a rule of the cluster: a bug
+├── InvalidEventError      a worker reported what cannot have happened: a bug
+└── ClusterError           the cluster cannot go on with what it was asked
+    └── (loong.fabric.errors)  a peer is lost, a deadline has passed
 """
 
 

@@ -1,0 +1,1 @@
+"""What carries plans out: real workers, or a simulator driven by the cost model."""

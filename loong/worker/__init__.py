@@ -1,0 +1,1 @@
+"""Worker processes: KV pool, inputs, the forward pass, sampling."""

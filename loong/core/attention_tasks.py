@@ -1,0 +1,70 @@
+"""Which queries meet which keys and values, and where: one step of a plan, as arithmetic on ranges.
+
+Workers carry these tasks out and the cost model adds them up, so both speak of the same work.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from loong.core.placement import InstanceId, KVSegment, Placement
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import intersection
+from loong.core.request import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTask:
+    """One block of queries attends one segment, on one instance.
+
+    A fresh segment is made in this very step by its instance. `is_causal` is false where every query sees
+    every key, so that no mask is needed.
+    """
+
+    block: QueryBlock
+    segment: KVSegment
+    instance_id: InstanceId
+    is_fresh: bool
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether some key is later than some query."""
+        return self.segment.positions[-1] > self.block.positions[0]
+
+
+def fresh_segments(batch: BatchPlan, request_id: RequestId) -> tuple[KVSegment, ...]:
+    """The KV that a step makes of one request, on the instances that make it."""
+    return tuple(
+        KVSegment(request_id, block.positions, block.master_id) for block in batch.blocks_of(request_id)
+    )
+
+
+def attention_tasks(batch: BatchPlan, placements: Mapping[RequestId, Placement]) -> Iterator[AttentionTask]:
+    """All attention of one step, except pairs of which the mask would leave nothing.
+
+    `placements` is the KV before the step. KV that travels is attended at the block's master, KV that stays
+    is attended where it is.
+    """
+    for request_id in batch.request_ids:
+        history = placements[request_id].segments
+        fresh = fresh_segments(batch, request_id)
+        for block in batch.blocks_of(request_id):
+            for segment in (*history, *fresh):
+                if segment.positions[0] <= block.positions[-1]:
+                    moves_kv = block.transfer is Transfer.KV
+                    where = block.master_id if moves_kv else segment.instance_id
+                    yield AttentionTask(block, segment, where, is_fresh=segment in fresh)
+
+
+def num_retained_tokens(batch: BatchPlan) -> int:
+    """Tokens whose KV stays on another instance than the one that makes it (proactive scale-down)."""
+    total = 0
+    for request_id in batch.request_ids:
+        kept = Placement().adding(batch.writes_of(request_id))
+        made = Placement().adding(fresh_segments(batch, request_id))
+        stays = sum(_num_common(kept, made, instance_id) for instance_id in batch.group.instance_ids)
+        total += kept.num_tokens - stays
+    return total
+
+
+def _num_common(a: Placement, b: Placement, instance_id: InstanceId) -> int:
+    return sum(len(intersection(p, q)) for p in a.on(instance_id) for q in b.on(instance_id))

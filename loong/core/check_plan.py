@@ -1,0 +1,223 @@
+"""The rules of the cluster, one function a rule. A plan that breaks one is a bug of its policy."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from loong.core.errors import InvalidPlanError
+from loong.core.instance import InstanceKind
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, Transfer
+from loong.core.positions import first_overlap, is_partition, is_subset
+from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import Snapshot
+
+
+def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """Raise `InvalidPlanError`, naming the thing and both numbers, at the first rule that `plan` breaks."""
+    for rule in _RULES:
+        rule(snapshot, plan)
+
+
+def check_groups_are_idle(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """An instance runs at most one batch, and host tiers run none."""
+    taken: set[InstanceId] = set()
+    for batch in plan.batches:
+        for instance_id in batch.group.instance_ids:
+            instance = snapshot.instance.get(instance_id)
+            if instance is None:
+                raise InvalidPlanError(f"a batch names instance {instance_id}, which does not exist")
+            if instance.kind is InstanceKind.HOST:
+                raise InvalidPlanError(f"instance {instance_id} is a host tier and runs no batch")
+            if instance.batch_id is not None:
+                raise InvalidPlanError(f"instance {instance_id} is running batch {instance.batch_id}")
+            if instance_id in taken:
+                raise InvalidPlanError(f"instance {instance_id} is given two batches")
+            taken.add(instance_id)
+
+
+def check_requests_are_at_rest(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """A request is in at most one thing at a time: a batch, migrations, or a preemption."""
+    uses: Counter[RequestId] = Counter()
+    for batch in plan.batches:
+        uses.update(batch.request_ids)
+    uses.update({migration.segment.owner_id for migration in plan.migrations})
+    uses.update(preemption.request_id for preemption in plan.preemptions)
+    for request_id, count in uses.items():
+        view = _live(snapshot, request_id)
+        if not view.is_plannable:
+            raise InvalidPlanError(f"request {request_id} is in batch {view.batch_id}, migrating or over")
+        if count > 1:
+            raise InvalidPlanError(f"request {request_id} is planned {count} times at once")
+
+
+def check_queries(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """Each request's queries are its next uncomputed positions, each once, at masters with weights."""
+    for batch in plan.batches:
+        if not batch.queries:
+            raise InvalidPlanError(f"the batch of group {batch.group.instance_ids} has no queries")
+        for view in _requests(snapshot, batch):
+            blocks = batch.blocks_of(view.request_id)
+            num_tokens = sum(len(block.positions) for block in blocks)
+            first = view.num_computed_tokens
+            if not 0 < num_tokens <= view.num_uncomputed_tokens:
+                raise InvalidPlanError(
+                    f"request {view.request_id} is to compute {num_tokens} tokens, "
+                    f"but {view.num_uncomputed_tokens} are uncomputed"
+                )
+            if not is_partition((b.positions for b in blocks), range(first, first + num_tokens)):
+                raise InvalidPlanError(
+                    f"the queries of request {view.request_id} are not positions {first} to "
+                    f"{first + num_tokens - 1}, each once: {[b.positions for b in blocks]}"
+                )
+            if len({block.transfer for block in blocks}) > 1:
+                raise InvalidPlanError(f"request {view.request_id} moves both KV and queries in one batch")
+            if len({block.master_id for block in blocks}) < len(blocks):
+                raise InvalidPlanError(f"request {view.request_id} has two blocks at one master")
+        _check_masters(snapshot, batch)
+
+
+def _check_masters(snapshot: Snapshot, batch: BatchPlan) -> None:
+    for block in batch.queries:
+        if block.master_id not in batch.group.instance_ids:
+            raise InvalidPlanError(f"master {block.master_id} is not in group {batch.group.instance_ids}")
+        if snapshot.instance[block.master_id].kind is not InstanceKind.FULL:
+            raise InvalidPlanError(f"instance {block.master_id} has no weights and cannot be a master")
+
+
+def check_leases(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """Only decode tokens are leased, and no request for more steps than it may still take."""
+    for batch in plan.batches:
+        if batch.num_steps < 1:
+            raise InvalidPlanError(f"a batch takes at least 1 step, not {batch.num_steps}")
+        if batch.num_steps == 1:
+            continue
+        for view in _requests(snapshot, batch):
+            if not view.is_decoding or batch.blocks_of(view.request_id)[0].transfer is not Transfer.QUERY:
+                raise InvalidPlanError(
+                    f"request {view.request_id} is not decoding by queries; only such take a lease"
+                )
+
+
+def check_writes(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """Every new token is stored exactly once, in the group, and at its master unless its KV travels."""
+    for batch in plan.batches:
+        for view in _requests(snapshot, batch):
+            blocks = batch.blocks_of(view.request_id)
+            writes = batch.writes_of(view.request_id)
+            first = view.num_computed_tokens
+            num_tokens = sum(len(block.positions) for block in blocks)
+            if batch.num_steps > 1:
+                num_tokens = min(batch.num_steps, view.num_remaining_tokens)
+            if not is_partition((s.positions for s in writes), range(first, first + num_tokens)):
+                raise InvalidPlanError(
+                    f"the writes of request {view.request_id} are not positions {first} to "
+                    f"{first + num_tokens - 1}, each once: {[s.positions for s in writes]}"
+                )
+            for segment in writes:
+                if segment.instance_id not in batch.group.instance_ids:
+                    raise InvalidPlanError(
+                        f"instance {segment.instance_id} is to store KV of request {view.request_id}, "
+                        f"but is not in group {batch.group.instance_ids}"
+                    )
+            if blocks[0].transfer is Transfer.QUERY:
+                _check_masters_store(batch, view)
+        unknown = {segment.owner_id for segment in batch.writes} - set(batch.request_ids)
+        if unknown:
+            raise InvalidPlanError(f"the batch stores KV of {sorted(unknown)}, which it does not compute")
+
+
+def _check_masters_store(batch: BatchPlan, view: RequestView) -> None:
+    for segment in batch.writes_of(view.request_id):
+        made = (
+            range(b.positions.start, max(b.positions.stop, segment.positions.stop), b.positions.step)
+            if batch.num_steps > 1
+            else b.positions
+            for b in batch.blocks_of(view.request_id)
+            if b.master_id == segment.instance_id
+        )
+        if not any(is_subset(segment.positions, positions) for positions in made):
+            raise InvalidPlanError(f"{segment} is stored where it is not made, though its KV does not travel")
+
+
+def check_history_is_in_the_group(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """A group contains every instance that holds KV of its requests: growing it moves nothing."""
+    for batch in plan.batches:
+        for view in _requests(snapshot, batch):
+            outside = set(view.placement.instance_ids) - set(batch.group.instance_ids)
+            if outside:
+                raise InvalidPlanError(
+                    f"request {view.request_id} has KV on instances {sorted(outside)}, "
+                    f"outside group {batch.group.instance_ids}"
+                )
+
+
+def check_migrations(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """A migration moves KV that is where it says, no position twice, to an instance that exists."""
+    segments = [migration.segment for migration in plan.migrations]
+    for migration in plan.migrations:
+        segment = migration.segment
+        if migration.destination_id not in snapshot.instance:
+            raise InvalidPlanError(f"{segment} is to go to instance {migration.destination_id}: no such")
+        if not segment.positions or not _live(snapshot, segment.owner_id).placement.holds(segment):
+            raise InvalidPlanError(f"{segment} is to be moved, but is not there")
+    for owner_id in {segment.owner_id for segment in segments}:
+        shared = first_overlap(s.positions for s in segments if s.owner_id == owner_id)
+        if shared is not None:
+            raise InvalidPlanError(f"positions {shared} of {owner_id} are to be moved twice")
+
+
+def check_room(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """What is to be stored fits what is free, counting what the same plan's preemptions free."""
+    arriving: Counter[InstanceId] = Counter()
+    for batch in plan.batches:
+        for segment in batch.writes:
+            arriving[segment.instance_id] += len(segment.positions)
+    for migration in plan.migrations:
+        arriving[migration.destination_id] += len(migration.segment.positions)
+    freed: Counter[InstanceId] = Counter()
+    for preemption in plan.preemptions:
+        freed.update(snapshot.request[preemption.request_id].placement.tokens_by_instance())
+    for instance_id, num_tokens in arriving.items():
+        free = snapshot.instance[instance_id].kv_free + freed[instance_id]
+        if num_tokens > free:
+            raise InvalidPlanError(
+                f"instance {instance_id} is to store {num_tokens} tokens but has room for {free}"
+            )
+
+
+def check_lease_ends(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """Only running batches end, and only at a step that may still come."""
+    running = {batch.batch_id: batch for batch in snapshot.batches}
+    for end in plan.lease_ends:
+        batch = running.get(end.batch_id)
+        if batch is None:
+            raise InvalidPlanError(f"the lease of batch {end.batch_id} is to end, but it is not running")
+        if not batch.num_steps_taken < end.step <= batch.last_step:
+            raise InvalidPlanError(
+                f"the lease of batch {end.batch_id} is to end before step {end.step}, "
+                f"but has taken {batch.num_steps_taken} of {batch.last_step} steps"
+            )
+
+
+_RULES = (
+    check_groups_are_idle,
+    check_requests_are_at_rest,
+    check_queries,
+    check_leases,
+    check_writes,
+    check_history_is_in_the_group,
+    check_migrations,
+    check_room,
+    check_lease_ends,
+)
+
+
+def _live(snapshot: Snapshot, request_id: RequestId) -> RequestView:
+    view = snapshot.request.get(request_id)
+    if view is None:
+        raise InvalidPlanError(f"the plan names request {request_id}, which is not live")
+    return view
+
+
+def _requests(snapshot: Snapshot, batch: BatchPlan) -> Iterator[RequestView]:
+    return (_live(snapshot, request_id) for request_id in batch.request_ids)

@@ -1,0 +1,103 @@
+"""What happens to the cluster, in the order in which it is told. Times are seconds of the executor."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from loong.core.instance import ElasticInstance
+from loong.core.placement import InstanceId
+from loong.core.request import FinishReason, Request, RequestId, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural-log probabilities at one position: of the token chosen, and of the likeliest."""
+
+    chosen: float
+    top: tuple[tuple[TokenId, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProducedToken:
+    """One output token, and whether its request ends with it."""
+
+    request_id: RequestId
+    token_id: TokenId
+    finish_reason: FinishReason | None = None
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A client sent a request."""
+
+    time: float
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class TokensProduced:
+    """Some masters of a batch sampled the tokens of one step."""
+
+    time: float
+    batch_id: int
+    step: int
+    tokens: tuple[ProducedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFinished:
+    """A batch's whole group is done with it, after `num_steps` steps; its tokens were told before."""
+
+    time: float
+    batch_id: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationFinished:
+    """A migration has committed, or (`is_committed` false) was rolled back."""
+
+    time: float
+    migration_id: int
+    is_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAborted:
+    """A request is to end now: its client left, or it failed (`reason` says which)."""
+
+    time: float
+    request_id: RequestId
+    reason: FinishReason = FinishReason.ABORT
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLost:
+    """An instance died with all its KV; the batches and migrations it took part in are void."""
+
+    time: float
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceJoined:
+    """An instance is ready, with an empty pool."""
+
+    time: float
+    instance: ElasticInstance
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """There will be no more events."""
+
+
+Event: TypeAlias = (
+    RequestArrived
+    | TokensProduced
+    | BatchFinished
+    | MigrationFinished
+    | RequestAborted
+    | InstanceLost
+    | InstanceJoined
+)

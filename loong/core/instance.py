@@ -1,0 +1,68 @@
+"""Instances and the groups they form."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from loong.core.errors import InvalidPlanError
+from loong.core.placement import InstanceId
+
+
+class InstanceKind(Enum):
+    """What an instance can do."""
+
+    FULL = "full"  # weights and KV: every kind of work
+    ATTENTION = "attention"  # KV only: attends, is never a master
+    HOST = "host"  # a host-memory tier: keeps KV, computes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticInstance:
+    """One tensor-parallel set of devices with one replica of the weights and one KV pool.
+
+    `kv_used` counts tokens, reserved ones included: at most `kv_capacity`. `batch_id` is the running
+    batch, None when idle.
+    """
+
+    instance_id: InstanceId
+    tp_size: int
+    kind: InstanceKind
+    kv_capacity: int
+    kv_used: int = 0
+    batch_id: int | None = None
+
+    @property
+    def kv_free(self) -> int:
+        """Tokens it still has room for."""
+        return self.kv_capacity - self.kv_used
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can run a batch now."""
+        return self.batch_id is None and self.kind is not InstanceKind.HOST
+
+
+@dataclass(frozen=True, slots=True)
+class ESPGroup:
+    """The instances that run one batch; their order is the ring order."""
+
+    instance_ids: tuple[InstanceId, ...]
+
+    def __post_init__(self) -> None:
+        if not self.instance_ids:
+            raise InvalidPlanError("a group needs at least one instance")
+        if len(set(self.instance_ids)) < len(self.instance_ids):
+            raise InvalidPlanError(f"group {self.instance_ids} names an instance twice")
+
+    @property
+    def dop(self) -> int:
+        """Degree of parallelism: the number of instances."""
+        return len(self.instance_ids)
+
+    @property
+    def leader_id(self) -> InstanceId:
+        """The instance that settles, at each step's edge, whether a lease goes on."""
+        return self.instance_ids[0]
+
+    def source_at(self, instance_id: InstanceId, ring_step: int) -> InstanceId:
+        """Whose KV block is at `instance_id` in a ring step (each step every block goes to the next)."""
+        return self.instance_ids[(self.instance_ids.index(instance_id) - ring_step) % self.dop]

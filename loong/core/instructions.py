@@ -1,0 +1,65 @@
+"""What an executor is told to do. `ClusterState` makes these; nothing else does."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, OwnerId, Placement
+from loong.core.plan import BatchPlan, KVMigration
+from loong.core.request import RequestId, SamplingParams, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInput:
+    """What workers need of one request of a batch, and do not know yet.
+
+    `token_ids` are those of the batch's positions of this request, ascending. `placement` is the KV that
+    exists before the batch. `sampling_params` is None where the batch does not reach the last known token, so
+    that nothing is sampled. `prompt_token_ids` and `output_token_ids` are given only if penalties need them.
+    """
+
+    request_id: RequestId
+    token_ids: tuple[TokenId, ...]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    placement: Placement
+    sampling_params: SamplingParams | None
+    prompt_token_ids: tuple[TokenId, ...] = ()
+    output_token_ids: tuple[TokenId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunBatch:
+    """Every instance of the plan's group carries out its part."""
+
+    batch_id: int
+    plan: BatchPlan
+    inputs: tuple[RequestInput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopLease:
+    """The group's leader ends the lease before `step`, or at the next edge it can."""
+
+    batch_id: int
+    group: ESPGroup
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveKV:
+    """The two instances of a migration reserve, copy and commit it, or roll it back."""
+
+    migration_id: int
+    migration: KVMigration
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseKV:
+    """These instances free every slot of an owner."""
+
+    owner_id: OwnerId
+    instance_ids: tuple[InstanceId, ...]
+
+
+Instruction: TypeAlias = RunBatch | StopLease | MoveKV | ReleaseKV

@@ -1,0 +1,104 @@
+"""What a policy decides: batches, the instances that run them, and where KV goes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from loong.core.errors import InvalidPlanError
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.request import RequestId
+
+
+class Transfer(Enum):
+    """What travels between the instances of a group so that queries meet KV."""
+
+    KV = "kv"  # blocks of KV go round the ring (striped prefill)
+    QUERY = "query"  # queries go where KV is, partials come back (multi-master decode)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBlock:
+    """Positions of one request that one instance, their master, computes in a step."""
+
+    request_id: RequestId
+    positions: range
+    master_id: InstanceId
+    transfer: Transfer
+
+    def at_step(self, step: int) -> "QueryBlock":
+        """The block `step` decode steps later."""
+        shifted = range(self.positions.start + step, self.positions.stop + step, self.positions.step)
+        return replace(self, positions=shifted)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """A batch for one group.
+
+    With `num_steps` > 1 it is a lease: every block is one decode token, the group takes up to that many
+    steps by itself, and `writes` names the slots of all of them. KV that travels may be written anywhere
+    in the group; KV whose queries travel is written by the block's master.
+    """
+
+    group: ESPGroup
+    queries: tuple[QueryBlock, ...]
+    writes: tuple[KVSegment, ...]
+    num_steps: int = 1
+
+    @property
+    def request_ids(self) -> tuple[RequestId, ...]:
+        """The requests of the batch, each once, in the order of their first blocks."""
+        return tuple(dict.fromkeys(block.request_id for block in self.queries))
+
+    def blocks_of(self, request_id: RequestId) -> tuple[QueryBlock, ...]:
+        """The blocks of one request."""
+        return tuple(block for block in self.queries if block.request_id == request_id)
+
+    def writes_of(self, request_id: RequestId) -> tuple[KVSegment, ...]:
+        """Where the new KV of one request goes."""
+        return tuple(segment for segment in self.writes if segment.owner_id == request_id)
+
+    def at_step(self, step: int, live: Iterable[RequestId]) -> "BatchPlan":
+        """Step number `step` of a lease, for the requests that have not left it."""
+        live_ids = frozenset(live)
+        queries = tuple(block.at_step(step) for block in self.queries if block.request_id in live_ids)
+        writes = tuple(KVSegment(b.request_id, b.positions, b.master_id) for b in queries)
+        return BatchPlan(self.group, queries, writes)
+
+
+@dataclass(frozen=True, slots=True)
+class KVMigration:
+    """KV at rest goes to another instance (or, for offload and fetch, to or from a host tier)."""
+
+    segment: KVSegment
+    destination_id: InstanceId
+
+    def __post_init__(self) -> None:
+        if self.segment.instance_id == self.destination_id:
+            raise InvalidPlanError(f"{self.segment} is already on instance {self.destination_id}")
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A request's KV is dropped; it waits, and is computed again from its known tokens."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnd:
+    """A running lease ends before step `step`, or at the first edge after it that its group can agree on."""
+
+    batch_id: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class IterationPlan:
+    """Everything a policy decides on one event. The empty plan changes nothing."""
+
+    batches: tuple[BatchPlan, ...] = ()
+    migrations: tuple[KVMigration, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
+    lease_ends: tuple[LeaseEnd, ...] = ()

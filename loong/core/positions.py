@@ -1,0 +1,102 @@
+"""Arithmetic on sets of token positions, each a `range` (an arithmetic progression).
+
+A stripe of a prompt is a `range` with a step, so a placement of a million tokens is a handful of
+objects, and every question about it is answered by number theory, never by enumeration.
+All ranges here have a positive step and non-negative members.
+"""
+
+from collections.abc import Iterable
+from math import gcd
+
+EMPTY = range(0)
+
+
+def stripe(positions: range, index: int, count: int) -> range:
+    """Every `count`-th position, beginning with number `index`: what ring position `index` computes."""
+    return positions[index::count]
+
+
+def intersection(a: range, b: range) -> range:
+    """The common members of `a` and `b`, by the Chinese remainder theorem."""
+    if not a or not b:
+        return EMPTY
+    divisor = gcd(a.step, b.step)
+    distance = b.start - a.start
+    if distance % divisor:
+        return EMPTY
+    modulus = b.step // divisor
+    num_steps = distance // divisor * pow(a.step // divisor, -1, modulus) % modulus
+    period = a.step * modulus
+    first = a.start + num_steps * a.step
+    lowest = max(a.start, b.start)
+    if first < lowest:
+        first += -(-(lowest - first) // period) * period
+    return range(first, min(a.stop, b.stop), period)
+
+
+def difference(a: range, b: range) -> tuple[range, ...]:
+    """The members of `a` that are not in `b`, as disjoint ranges."""
+    common = intersection(a, b)
+    if not common:
+        return (a,) if a else ()
+    ratio = common.step // a.step if len(common) > 1 else 1
+    between = (range(common[0] + k * a.step, common[-1], common.step) for k in range(1, ratio))
+    pieces = (range(a.start, common[0], a.step), *between, range(common[-1] + a.step, a.stop, a.step))
+    return tuple(piece for piece in pieces if piece)
+
+
+def subtract(ranges: Iterable[range], removed: range) -> tuple[range, ...]:
+    """The members of any of `ranges` that are not in `removed`."""
+    return tuple(piece for positions in ranges for piece in difference(positions, removed))
+
+
+def is_subset(a: range, b: range) -> bool:
+    """Whether every member of `a` is in `b`."""
+    return len(intersection(a, b)) == len(a)
+
+
+def first_overlap(ranges: Iterable[range]) -> range | None:
+    """Positions that two of `ranges` share, or None if all are disjoint.
+
+    Sweeps by first member, so ranges of different chunks are never compared.
+    """
+    active: list[range] = []
+    for current in sorted((r for r in ranges if r), key=lambda r: r[0]):
+        active = [other for other in active if other[-1] >= current[0]]
+        for other in active:
+            if common := intersection(current, other):
+                return common
+        active.append(current)
+    return None
+
+
+def is_partition(ranges: Iterable[range], whole: range) -> bool:
+    """Whether every member of `whole` is in exactly one of `ranges`, and nothing else is in any."""
+    pieces = [r for r in ranges if r]
+    return (
+        sum(map(len, pieces)) == len(whole)
+        and all(is_subset(piece, whole) for piece in pieces)
+        and first_overlap(pieces) is None
+    )
+
+
+def coalesce(ranges: Iterable[range]) -> tuple[range, ...]:
+    """The same positions in as few ranges as joining neighbors of equal step allows, by first member."""
+    joined: list[range] = []
+    for current in sorted((r for r in ranges if r), key=lambda r: r[0]):
+        index = next((i for i, earlier in enumerate(joined) if _continues(earlier, current)), None)
+        if index is None:
+            joined.append(current)
+        else:
+            earlier = joined[index]
+            step = current[0] - earlier[-1]
+            joined[index] = range(earlier[0], current[-1] + 1, step)
+    return tuple(joined)
+
+
+def _continues(earlier: range, later: range) -> bool:
+    """Whether `later` goes on where `earlier` ends, with the step that both have (a single has any)."""
+    gap = later[0] - earlier[-1]
+    if len(earlier) == 1 and len(later) == 1:
+        return gap == 1
+    return all(len(r) == 1 or r.step == gap for r in (earlier, later))

@@ -1,0 +1,146 @@
+"""Requests: what a client asks for, and what a policy sees of it."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from loong.core.errors import InvalidRequestError
+from loong.core.placement import OwnerId, Placement
+
+RequestId: TypeAlias = OwnerId
+TokenId: TypeAlias = int
+
+MAX_LOGPROBS = 20
+
+
+class FinishReason(Enum):
+    """Why a request ended; the values are the OpenAI API's, `abort` and `error` are vLLM's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen; names and meanings as in vLLM.
+
+    `temperature` 0 is greedy. `top_k` None keeps all. `seed` fixes every draw of the request, whatever
+    batch, instance or DoP computes it. `stop_token_ids` holds every token that ends the output, the
+    model's end-of-sequence tokens included; they cannot be drawn before `min_tokens`.
+    `num_logprobs` None asks for none.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop_token_ids: tuple[TokenId, ...] = ()
+    num_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("max_tokens", self.max_tokens, 1, float("inf")),
+            ("min_tokens", self.min_tokens, 0, self.max_tokens),
+            ("temperature", self.temperature, 0, 100),
+            ("top_p", self.top_p, 1e-9, 1),
+            ("top_k", self.top_k, 1, float("inf")),
+            ("min_p", self.min_p, 0, 1),
+            ("presence_penalty", self.presence_penalty, -2, 2),
+            ("frequency_penalty", self.frequency_penalty, -2, 2),
+            ("repetition_penalty", self.repetition_penalty, 1e-9, 100),
+            ("seed", self.seed, 0, 2**63 - 1),
+            ("logprobs", self.num_logprobs, 0, MAX_LOGPROBS),
+        )
+        for name, value, low, high in limits:
+            if value is not None and not low <= value <= high:
+                raise InvalidRequestError(
+                    f"{name} must be from {low:g} to {high:g}, but is {value:g}", param=name
+                )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the choice depends on the tokens seen so far."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    def finish_reason(self, num_output_tokens: int, token_id: TokenId) -> FinishReason | None:
+        """Whether the request ends with `token_id` as its output token number `num_output_tokens`."""
+        if token_id in self.stop_token_ids and num_output_tokens > self.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_output_tokens >= self.max_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """A request's targets in seconds: to the first token, and for each token after it."""
+
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to complete."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[TokenId, ...]
+    sampling_params: SamplingParams
+    arrival_time: float
+    slo: SLO | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a policy sees of a live request. Known tokens are the prompt's and those produced so far."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    arrival_time: float
+    slo: SLO | None
+    placement: Placement
+    batch_id: int | None = None
+    is_migrating: bool = False
+    has_ended: bool = False  # finished or aborted, and waiting for its batch to end
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens whose ids are known: the KV of all but the last is needed to go on."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV exists."""
+        return self.placement.num_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to compute before the next one can be sampled; 1 in the decode phase."""
+        return self.num_known_tokens - self.num_computed_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Output tokens it may still produce."""
+        return self.max_tokens - self.num_output_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a step computes its one newest token."""
+        return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
+
+    @property
+    def is_plannable(self) -> bool:
+        """Whether a plan may name it: at rest, and not over."""
+        return self.batch_id is None and not self.is_migrating and not self.has_ended

@@ -1,0 +1,66 @@
+"""The cluster as a policy sees it: values only."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from loong.core.instance import ElasticInstance
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, KVMigration
+from loong.core.request import RequestId, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBatch:
+    """A batch in flight. `last_step` is where its lease will end at the latest."""
+
+    batch_id: int
+    plan: BatchPlan
+    started_at: float
+    num_steps_taken: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStats:
+    """Counts since the start. A scale-up is a request's group becoming larger, a scale-down smaller, from
+    one batch to the next; retained tokens are those kept by another instance than the one that computed them.
+    """
+
+    num_arrived: int = 0
+    num_ended: int = 0
+    num_scale_ups: int = 0
+    num_scale_downs: int = 0
+    num_retained_tokens: int = 0
+    num_migrated_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a policy may know. Waiting requests have no KV; running ones have, or are in a batch.
+
+    Both are in order of arrival.
+    """
+
+    now: float
+    instances: tuple[ElasticInstance, ...]
+    waiting: tuple[RequestView, ...] = ()
+    running: tuple[RequestView, ...] = ()
+    batches: tuple[RunningBatch, ...] = ()
+    migrations: tuple[KVMigration, ...] = ()
+    stats: ClusterStats = field(default_factory=ClusterStats)
+
+    @cached_property
+    def instance(self) -> dict[InstanceId, ElasticInstance]:
+        """Instances by id."""
+        return {instance.instance_id: instance for instance in self.instances}
+
+    @cached_property
+    def request(self) -> dict[RequestId, RequestView]:
+        """Live requests by id."""
+        return {view.request_id: view for view in (*self.waiting, *self.running)}
+
+    @property
+    def idle_instances(self) -> tuple[ElasticInstance, ...]:
+        """The instances that can run a batch now."""
+        return tuple(instance for instance in self.instances if instance.is_idle)
