@@ -232,6 +232,7 @@ class ClusterState:
             num_scale_downs=int(plan.group.dop < last_dop),
             num_retained_tokens=num_retained_tokens(plan) if plan.num_steps == 1 else 0,
         )
+        self._count_dop(plan.group.dop)
         for live in requests:
             live.batch_id, live.last_dop = batch_id, plan.group.dop
         return RunBatch(batch_id, plan, tuple(live.input_for(plan) for live in requests))
@@ -284,6 +285,10 @@ class ClusterState:
     def _count(self, **increments: int) -> None:
         values = {name: getattr(self._stats, name) + n for name, n in increments.items()}
         self._stats = replace(self._stats, **values)
+
+    def _count_dop(self, dop: int) -> None:
+        counts = {**self._stats.num_batches_by_dop, dop: self._stats.num_batches_by_dop.get(dop, 0) + 1}
+        self._stats = replace(self._stats, num_batches_by_dop=counts)
 
     def _new_id(self) -> int:
         self._next_id += 1

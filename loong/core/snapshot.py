@@ -1,5 +1,6 @@
 """The cluster as a policy sees it: values only."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,6 +34,7 @@ class ClusterStats:
     num_retained_tokens: int = 0
     num_migrated_tokens: int = 0
     num_preemptions: int = 0
+    num_batches_by_dop: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
