@@ -159,14 +159,15 @@ class ClusterState:
         if migration is None:
             raise InvalidEventError(f"migration {event.migration_id} finished, but is not running")
         segment, live = migration.segment, self._requests[migration.segment.owner_id]
+        stale = replace(segment, instance_id=migration.destination_id)
         if event.is_committed:
             live.placement = live.placement.moving(segment, migration.destination_id)
-            self._release((segment,))
             self._count(num_migrated_tokens=len(segment.positions))
-        else:
-            self._release((replace(segment, instance_id=migration.destination_id),))
+            stale = segment
+        self._release((stale,))
         live.migration_ids.discard(event.migration_id)
-        return self._end_if_over(live)
+        release = ReleaseKV(segment.owner_id, (stale.instance_id,), segment.positions)
+        return (release, *self._end_if_over(live))
 
     def _abort(self, request_id: RequestId) -> tuple[Instruction, ...]:
         live = self._requests.get(request_id)

@@ -77,6 +77,7 @@ class InstanceLost:
 
     time: float
     instance_id: InstanceId
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

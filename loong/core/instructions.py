@@ -48,7 +48,8 @@ class StopLease:
 
 @dataclass(frozen=True, slots=True)
 class MoveKV:
-    """The two instances of a migration reserve, copy and commit it, or roll it back."""
+    """The two ends of a migration copy it into reserved slots. Once both are done, `ReleaseKV` commits it
+    (the source's slots go) or rolls it back (the destination's)."""
 
     migration_id: int
     migration: KVMigration
@@ -56,10 +57,11 @@ class MoveKV:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseKV:
-    """These instances free every slot of an owner."""
+    """These instances free an owner's slots: of the positions given, or (None) all."""
 
     owner_id: OwnerId
     instance_ids: tuple[InstanceId, ...]
+    positions: range | None = None
 
 
 Instruction: TypeAlias = RunBatch | StopLease | MoveKV | ReleaseKV

@@ -1,0 +1,97 @@
+"""One step of a plan, as one instance sees it.
+
+Every instance derives what it sends and receives from the same plan and the same placements, so both ends
+of every transfer agree on sizes and order without a word.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from loong.core.attention_tasks import fresh_segments
+from loong.core.placement import InstanceId, OwnerId, Placement
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.request import RequestId
+
+
+class KVStore(Protocol):
+    """An instance's KV pool, as attention needs it."""
+
+    def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
+        """Slots [n] int64 of positions that have one."""
+        ...
+
+    def rows(self, layer: int, slots: Tensor) -> Tensor:
+        """Keys and values [n, 2, K, D] of some slots."""
+        ...
+
+    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k, v [n, K, D] into slots."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a batch on one instance.
+
+    `placements` is the KV before it; `store` has slots for what it writes here.
+    """
+
+    instance_id: InstanceId
+    batch: BatchPlan
+    placements: Mapping[RequestId, Placement]
+    store: KVStore
+
+    @cached_property
+    def blocks(self) -> tuple[QueryBlock, ...]:
+        """The blocks whose master this instance is: their tokens, in order, are the rows of the step."""
+        return tuple(block for block in self.batch.queries if block.master_id == self.instance_id)
+
+    @cached_property
+    def rows(self) -> dict[QueryBlock, slice]:
+        """The rows of each own block."""
+        return dict(zip(self.blocks, consecutive_slices(len(b.positions) for b in self.blocks), strict=True))
+
+    def requests(self, transfer: Transfer) -> tuple[RequestId, ...]:
+        """The requests of the batch of which this travels."""
+        return tuple(dict.fromkeys(b.request_id for b in self.batch.queries if b.transfer is transfer))
+
+    def kv_on(self, source_id: InstanceId, request_id: RequestId) -> tuple[range, ...]:
+        """The positions of which an instance has KV in this step, in the order in which it travels.
+
+        First what was there before, then what the step makes.
+        """
+        fresh = fresh_segments(self.batch, request_id)
+        made = (segment.positions for segment in fresh if segment.instance_id == source_id)
+        return (*self.placements[request_id].on(source_id), *made)
+
+    def slots(self, request_id: RequestId, positions: Iterable[range]) -> Tensor:
+        """This instance's slots [n] int64 of several ranges, one after the other."""
+        return concatenate(self.store.slots(request_id, p) for p in positions)
+
+
+def consecutive_slices(sizes: Iterable[int]) -> Iterator[slice]:
+    """Adjoining slices of the given sizes, from 0."""
+    start = 0
+    for size in sizes:
+        yield slice(start, start + size)
+        start += size
+
+
+def concatenate(pieces: Iterable[Tensor]) -> Tensor:
+    """All pieces [n] int64 in one tensor; an empty one if there are none."""
+    return torch.cat([torch.empty(0, dtype=torch.int64), *pieces])
+
+
+def members(positions: Iterable[range]) -> Tensor:
+    """The members [n] int64 of several ranges, one after the other."""
+    return concatenate(torch.arange(p.start, p.stop, p.step) for p in positions)
+
+
+def row_range(rows: slice) -> Tensor:
+    """The numbers [n] int64 of the rows of a slice."""
+    return torch.arange(rows.start, rows.stop)

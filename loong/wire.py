@@ -1,0 +1,145 @@
+"""Messages between the engine and its workers: typed values in msgpack, one ZeroMQ frame each.
+
+No pickle crosses a socket. A message is a pair of its type's name and its fields, so a frame of an unknown
+type, or with fields that do not fit, is refused before anything is done.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from loong.core.errors import LoongError
+from loong.core.events import ProducedToken
+from loong.core.instructions import MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.placement import InstanceId
+
+
+class WireError(LoongError):
+    """A frame is not a message of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The worker ends."""
+
+
+Command: TypeAlias = RunBatch | StopLease | MoveKV | ReleaseKV | Shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker has its weights and its pools, and the fabric is up."""
+
+    instance_id: InstanceId
+    tp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A worker's control thread is alive."""
+
+    instance_id: InstanceId
+    tp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A master sampled the tokens of one step."""
+
+    batch_id: int
+    step: int
+    tokens: tuple[ProducedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """One worker is done with a batch."""
+
+    batch_id: int
+    instance_id: InstanceId
+    tp_rank: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationDone:
+    """One end of a migration has committed its part, or rolled it back."""
+
+    migration_id: int
+    instance_id: InstanceId
+    tp_rank: int
+    is_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A worker cannot go on."""
+
+    instance_id: InstanceId
+    tp_rank: int
+    message: str
+
+
+Report: TypeAlias = WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | WorkerFailed
+
+_COMMANDS: tuple[type[Command], ...] = (RunBatch, StopLease, MoveKV, ReleaseKV, Shutdown)
+_REPORTS: tuple[type[Report], ...] = (
+    WorkerReady,
+    Heartbeat,
+    StepDone,
+    BatchDone,
+    MigrationDone,
+    WorkerFailed,
+)
+
+Message = TypeVar("Message")
+
+
+def _encode_other(value: object) -> tuple[int, int, int]:
+    if isinstance(value, range):
+        return value.start, value.stop, value.step
+    raise TypeError(f"{type(value).__name__} does not travel")
+
+
+def _decode_other(kind: type, value: Any) -> object:  # Any: what msgpack found on the wire
+    if kind is range:
+        return range(*value)
+    raise TypeError(f"{kind.__name__} does not travel")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_Decoders: TypeAlias = Mapping[str, msgspec.msgpack.Decoder[Message]]
+
+
+def _decoders(kinds: Iterable[type[Message]]) -> _Decoders[Message]:
+    return {kind.__name__: msgspec.msgpack.Decoder(kind, dec_hook=_decode_other) for kind in kinds}
+
+
+_command_decoders = _decoders(_COMMANDS)
+_report_decoders = _decoders(_REPORTS)
+
+
+def encode(message: Command | Report) -> bytes:
+    """One frame."""
+    return _encoder.encode((type(message).__name__, message))
+
+
+def decode_command(frame: bytes) -> Command:
+    """What the engine sent. Raises `WireError` if it is no command."""
+    return _decode(frame, _command_decoders)
+
+
+def decode_report(frame: bytes) -> Report:
+    """What a worker sent. Raises `WireError` if it is no report."""
+    return _decode(frame, _report_decoders)
+
+
+def _decode(frame: bytes, decoders: _Decoders[Message]) -> Message:
+    try:
+        name, body = _envelope.decode(frame)
+        return decoders[name].decode(body)
+    except (msgspec.DecodeError, KeyError, LoongError) as error:
+        raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
