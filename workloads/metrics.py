@@ -1,0 +1,193 @@
+"""From records to numbers: latencies, throughput, goodput and attainment, as a whole and by length."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loong.workloads.record import RequestRecord
+from loong.workloads.slo import SLOLimits
+
+LimitsOf = Callable[[int], SLOLimits]
+"""The bounds of a request whose prompt has that many tokens."""
+
+BUCKET_EDGES = (0, 4_096, 32_768, 131_072, math.inf)
+BUCKET_NAMES = ("< 4k", "4-32k", "32-128k", "> 128k")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Summary of some samples, in their unit."""
+
+    mean: float
+    std: float
+    median: float
+    p90: float
+    p95: float
+    p99: float
+
+    @staticmethod
+    def of(samples: Iterable[float]) -> "Distribution | None":
+        """Summarize the samples (percentiles interpolate linearly); None if there are none."""
+        values = np.fromiter(samples, dtype=np.float64)
+        if values.size == 0:
+            return None
+        median, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
+        return Distribution(float(values.mean()), float(values.std()), median, p90, p95, p99)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Distributions over completed requests, in seconds; None where there is no sample.
+
+    The normalized ones are LoongServe's per-token, input and output latency: E2EL per token of prompt and
+    output, TTFT per prompt token, and the rest of E2EL per output token.
+    """
+
+    ttft: Distribution | None
+    tpot: Distribution | None
+    itl: Distribution | None
+    e2el: Distribution | None
+    normalized: Distribution | None
+    normalized_input: Distribution | None
+    normalized_output: Distribution | None
+
+    @staticmethod
+    def of(completed: Sequence[RequestRecord]) -> "Latencies":
+        """Summarize requests that all completed; ITL pools the gaps of all of them."""
+        return Latencies(
+            ttft=Distribution.of(r.ttft for r in completed),
+            tpot=Distribution.of(r.tpot for r in completed if r.tpot is not None),
+            itl=Distribution.of(gap for r in completed for gap in r.itls),
+            e2el=Distribution.of(r.e2el for r in completed),
+            normalized=Distribution.of(
+                r.e2el / max(r.num_prompt_tokens + r.num_output_tokens, 1) for r in completed
+            ),
+            normalized_input=Distribution.of(r.ttft / max(r.num_prompt_tokens, 1) for r in completed),
+            normalized_output=Distribution.of(
+                (r.e2el - r.ttft) / max(r.num_output_tokens, 1) for r in completed
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BucketMetrics:
+    """The requests whose prompts, as sent, have a length in one range."""
+
+    name: str
+    num_sent: int
+    num_attained: int | None
+    latencies: Latencies
+
+    @property
+    def attainment(self) -> float | None:
+        """Fraction of sent requests that met the SLO."""
+        return None if self.num_attained is None or not self.num_sent else self.num_attained / self.num_sent
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One run. Token counts are of completed requests; the duration ends with the last request.
+
+    `num_attained` is None if no SLO was given. The `num_requested_*` totals are over all sent requests.
+    """
+
+    duration: float
+    num_sent: int
+    num_completed: int
+    num_attained: int | None
+    num_requested_input_tokens: int
+    num_requested_output_tokens: int
+    num_input_tokens: int
+    num_output_tokens: int
+    num_without_usage: int
+    latencies: Latencies
+    lateness: Distribution | None
+    buckets: tuple[BucketMetrics, ...]
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that were sent and did not complete."""
+        return self.num_sent - self.num_completed
+
+    @property
+    def request_throughput(self) -> float:
+        """Completed requests per second."""
+        return self._per_second(self.num_completed)
+
+    @property
+    def output_throughput(self) -> float:
+        """Output tokens per second."""
+        return self._per_second(self.num_output_tokens)
+
+    @property
+    def total_token_throughput(self) -> float:
+        """Prompt and output tokens per second."""
+        return self._per_second(self.num_input_tokens + self.num_output_tokens)
+
+    @property
+    def request_goodput(self) -> float | None:
+        """Requests per second that met the SLO."""
+        return None if self.num_attained is None else self._per_second(self.num_attained)
+
+    @property
+    def attainment(self) -> float | None:
+        """Fraction of all sent requests that met the SLO; a failed request is a miss."""
+        return None if self.num_attained is None or not self.num_sent else self.num_attained / self.num_sent
+
+    def _per_second(self, count: int) -> float:
+        return count / self.duration if self.duration > 0 else 0.0
+
+
+def compute_metrics(
+    records: Sequence[RequestRecord], limits_of: LimitsOf | None, *, length_scale: float = 1.0
+) -> Metrics:
+    """Summarize a run; `length_scale` multiplies the edges of the length buckets as it did the lengths."""
+    completed = [r for r in records if r.is_completed]
+    return Metrics(
+        duration=max((r.finish_time for r in records), default=0.0),
+        num_sent=len(records),
+        num_completed=len(completed),
+        num_attained=count_attained(records, limits_of),
+        num_requested_input_tokens=sum(r.request.num_prompt_tokens for r in records),
+        num_requested_output_tokens=sum(r.request.num_output_tokens for r in records),
+        num_input_tokens=sum(r.num_prompt_tokens for r in completed),
+        num_output_tokens=sum(r.num_output_tokens for r in completed),
+        num_without_usage=sum(r.usage is None for r in completed),
+        latencies=Latencies.of(completed),
+        lateness=Distribution.of(r.lateness for r in records),
+        buckets=_buckets(records, limits_of, length_scale),
+    )
+
+
+def is_attained(record: RequestRecord, limits_of: LimitsOf) -> bool:
+    """Whether the request completed within its bounds."""
+    if not record.is_completed:
+        return False
+    limits = limits_of(record.request.num_prompt_tokens)
+    return limits.are_met(ttft=record.ttft, tpot=record.tpot, e2el=record.e2el)
+
+
+def count_attained(records: Iterable[RequestRecord], limits_of: LimitsOf | None) -> int | None:
+    """Return how many requests completed within their bounds, None if there are no bounds."""
+    return None if limits_of is None else sum(is_attained(r, limits_of) for r in records)
+
+
+def _buckets(
+    records: Sequence[RequestRecord], limits_of: LimitsOf | None, length_scale: float
+) -> tuple[BucketMetrics, ...]:
+    buckets = []
+    for name, low, high in zip(BUCKET_NAMES, BUCKET_EDGES[:-1], BUCKET_EDGES[1:], strict=True):
+        inside = [
+            r for r in records if low * length_scale <= r.request.num_prompt_tokens < high * length_scale
+        ]
+        buckets.append(
+            BucketMetrics(
+                name=name,
+                num_sent=len(inside),
+                num_attained=count_attained(inside, limits_of),
+                latencies=Latencies.of([r for r in inside if r.is_completed]),
+            )
+        )
+    return tuple(buckets)

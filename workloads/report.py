@@ -1,0 +1,185 @@
+"""Reports for people: one block a run, tables by prompt length and by policy, and what the groups did."""
+
+from collections.abc import Mapping, Sequence
+
+from loong.workloads.counters import ServerCounters
+from loong.workloads.metrics import Distribution, Metrics
+
+BLOCK_WIDTH = 50
+HISTOGRAM_WIDTH = 40
+UNKNOWN = "n/a"
+
+
+def format_run(title: str, metrics: Metrics, slo: str | None) -> str:
+    """Return the block of one run, laid out as vLLM's: name on the left, number on the right."""
+    lines = [
+        f"{' Serving Benchmark Result ':=^{BLOCK_WIDTH}}",
+        _row("Policy:", title),
+        _row("Successful requests:", str(metrics.num_completed)),
+        _row("Failed requests:", str(metrics.num_failed)),
+        _row("Benchmark duration (s):", _number(metrics.duration)),
+        _row("Total input tokens:", str(metrics.num_input_tokens)),
+        _row("Requested input tokens:", str(metrics.num_requested_input_tokens)),
+        _row("Total generated tokens:", str(metrics.num_output_tokens)),
+        _row("Requested output tokens:", str(metrics.num_requested_output_tokens)),
+        _row("Request throughput (req/s):", _number(metrics.request_throughput)),
+        _row("Output token throughput (tok/s):", _number(metrics.output_throughput)),
+        _row("Total token throughput (tok/s):", _number(metrics.total_token_throughput)),
+    ]
+    if slo is not None:
+        lines.append(_row("Request goodput (req/s):", _number(metrics.request_goodput)))
+        lines.append(_row("SLO attainment (% of all sent):", _percent(metrics.attainment)))
+    latencies = metrics.latencies
+    for heading, short, distribution in (
+        ("Time to First Token", "TTFT", latencies.ttft),
+        ("Time per Output Token (excl. 1st token)", "TPOT", latencies.tpot),
+        ("Inter-token Latency", "ITL", latencies.itl),
+        ("End-to-end Latency", "E2EL", latencies.e2el),
+    ):
+        lines += _distribution(heading, short, distribution)
+    for heading, short, distribution in (
+        ("Latency per Token", "", latencies.normalized),
+        ("Input Latency per Prompt Token", "input", latencies.normalized_input),
+        ("Output Latency per Token", "output", latencies.normalized_output),
+    ):
+        lines += _distribution(heading, f"norm. {short}".strip(), distribution)
+    lines.append("=" * BLOCK_WIDTH)
+    return "\n".join(lines + _notes(metrics, slo))
+
+
+def format_buckets(metrics: Metrics) -> str:
+    """Return a table with one row for each range of prompt lengths that was sent."""
+    rows = [
+        (
+            bucket.name,
+            str(bucket.num_sent),
+            _percent(bucket.attainment),
+            _ms(bucket.latencies.ttft, "median"),
+            _ms(bucket.latencies.ttft, "p99"),
+            _ms(bucket.latencies.tpot, "median"),
+            _ms(bucket.latencies.tpot, "p99"),
+            _ms(bucket.latencies.e2el, "median"),
+        )
+        for bucket in metrics.buckets
+        if bucket.num_sent
+    ]
+    header = (
+        "prompt tokens",
+        "sent",
+        "SLO %",
+        "TTFT p50 ms",
+        "TTFT p99 ms",
+        "TPOT p50 ms",
+        "TPOT p99 ms",
+        "E2EL p50 ms",
+    )
+    return _table(header, rows)
+
+
+def format_comparison(runs: Mapping[str, Metrics]) -> str:
+    """Return a table with one row a metric and one column a policy."""
+    rows = [
+        ("completed / sent", *(f"{m.num_completed} / {m.num_sent}" for m in runs.values())),
+        ("duration (s)", *(_number(m.duration) for m in runs.values())),
+        ("request throughput (req/s)", *(_number(m.request_throughput) for m in runs.values())),
+        ("output throughput (tok/s)", *(_number(m.output_throughput) for m in runs.values())),
+        ("request goodput (req/s)", *(_number(m.request_goodput) for m in runs.values())),
+        ("SLO attainment (%)", *(_percent(m.attainment) for m in runs.values())),
+    ]
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        rows += [
+            (
+                f"{name.upper()} {statistic} (ms)",
+                *(_ms(getattr(m.latencies, name), statistic) for m in runs.values()),
+            )
+            for statistic in ("mean", "median", "p90", "p99")
+        ]
+    return _table(("", *runs), rows)
+
+
+def format_counters(counters: ServerCounters) -> str:
+    """Return the histogram of DoP and the counts of elastic moves; nothing for what the server lacks."""
+    lines = []
+    if counters.num_batches_by_dop is not None:
+        lines += _histogram(counters.num_batches_by_dop)
+    for name, count in (
+        ("Scale-ups:", counters.num_scale_ups),
+        ("Scale-downs:", counters.num_scale_downs),
+        ("KV tokens retained:", counters.num_retained_tokens),
+        ("KV tokens migrated:", counters.num_migrated_tokens),
+    ):
+        if count is not None:
+            lines.append(_row(name, f"{count:,}"))
+    return "\n".join(lines)
+
+
+def _histogram(by_dop: Mapping[int, int]) -> list[str]:
+    shown = {dop: count for dop, count in by_dop.items() if count}
+    most = max(shown.values(), default=1)
+    bars = [
+        f"  DoP {dop:<3} {count:>8} {'#' * max(1, round(count / most * HISTOGRAM_WIDTH))}"
+        for dop, count in shown.items()
+    ]
+    return ["Batches by degree of parallelism:", *(bars or ["  none"])]
+
+
+def _notes(metrics: Metrics, slo: str | None) -> list[str]:
+    notes = []
+    if slo is not None:
+        notes.append(f"SLO: {slo}")
+    if metrics.lateness is not None:
+        notes.append(f"Load generator behind by p99: {metrics.lateness.p99 * 1e3:.2f} ms")
+    if metrics.num_without_usage:
+        notes.append(
+            f"{metrics.num_without_usage} requests came without usage: their output tokens are the pieces of "
+            "their streams"
+        )
+    return notes
+
+
+def _distribution(heading: str, short: str, distribution: Distribution | None) -> list[str]:
+    return [
+        f"{heading:-^{BLOCK_WIDTH}}",
+        *(
+            _row(f"{label} {short} (ms):", _ms(distribution, statistic))
+            for label, statistic in (
+                ("Mean", "mean"),
+                ("Median", "median"),
+                ("P90", "p90"),
+                ("P95", "p95"),
+                ("P99", "p99"),
+            )
+        ),
+    ]
+
+
+def _row(name: str, value: str) -> str:
+    return f"{name:<{BLOCK_WIDTH - 10}}{value:<10}".rstrip()
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """First column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in (header, ["-" * width for width in widths], *rows)
+    )
+
+
+def _ms(distribution: Distribution | None, statistic: str) -> str:
+    if distribution is None:
+        return UNKNOWN
+    return _number(getattr(distribution, statistic) * 1e3)
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value * 100:.1f}"

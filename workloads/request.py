@@ -1,0 +1,65 @@
+"""What a load generator sends: prompts as seeded runs of tokens, and when they are due."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_PROMPT_TOKENS = 4
+MIN_OUTPUT_TOKENS = 2  # one token has no time per output token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """`num_tokens` random token ids, the same ones for the same seed.
+
+    Of two runs with one seed the shorter is a prefix of the longer, so prompts share a prefix exactly when
+    their first runs have one seed, and a million-token prompt is kept as two numbers.
+    """
+
+    seed: int
+    num_tokens: int
+
+    def token_ids(self, vocab_size: int) -> list[int]:
+        """Return the ids, each in `range(vocab_size)`."""
+        ids: list[int] = np.random.default_rng(self.seed).integers(vocab_size, size=self.num_tokens).tolist()
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """The prompt and the length of the answer of one request: what a workload draws."""
+
+    prompt: tuple[TokenRun, ...]
+    num_output_tokens: int
+
+    def scaled(self, length_scale: float) -> "RequestShape":
+        """Return the shape with every length multiplied, and none below the least that can be measured."""
+        return RequestShape(
+            tuple(
+                TokenRun(run.seed, max(MIN_PROMPT_TOKENS, round(run.num_tokens * length_scale)))
+                for run in self.prompt
+            ),
+            max(MIN_OUTPUT_TOKENS, round(self.num_output_tokens * length_scale)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """A request that is due `arrival_time` seconds after the run starts."""
+
+    arrival_time: float
+    shape: RequestShape
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all runs of the prompt."""
+        return sum(run.num_tokens for run in self.shape.prompt)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens the answer must have: the request ignores the end-of-sequence token."""
+        return self.shape.num_output_tokens
+
+    def prompt_token_ids(self, vocab_size: int) -> list[int]:
+        """Return the prompt, each id in `range(vocab_size)`."""
+        return [token_id for run in self.shape.prompt for token_id in run.token_ids(vocab_size)]

@@ -1,0 +1,61 @@
+"""A run as JSON, under the keys of `vllm bench serve`, so that what plots its results plots these."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from loong.workloads.metrics import Latencies, Metrics
+from loong.workloads.record import RequestRecord
+
+JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | dict[str, JSON]"
+
+_STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
+_LATENCIES = ("ttft", "tpot", "itl", "e2el", "normalized", "normalized_input", "normalized_output")
+
+
+def result_json(metrics: Metrics, records: Sequence[RequestRecord]) -> dict[str, JSON]:
+    """Return one run: totals, latencies in ms, the same by length of prompt, and a row of each request.
+
+    What has no samples is null. Lists hold one entry a request, in the order of arrival; times in seconds.
+    """
+    return {
+        "duration": metrics.duration,
+        "num_prompts": metrics.num_sent,
+        "completed": metrics.num_completed,
+        "failed": metrics.num_failed,
+        "total_input_tokens": metrics.num_input_tokens,
+        "total_output_tokens": metrics.num_output_tokens,
+        "requested_input_tokens": metrics.num_requested_input_tokens,
+        "requested_output_tokens": metrics.num_requested_output_tokens,
+        "request_throughput": metrics.request_throughput,
+        "output_throughput": metrics.output_throughput,
+        "total_token_throughput": metrics.total_token_throughput,
+        "request_goodput": metrics.request_goodput,
+        "slo_attainment": metrics.attainment,
+        **_latencies(metrics.latencies),
+        "p99_generator_lateness_ms": None if metrics.lateness is None else metrics.lateness.p99 * 1e3,
+        "by_prompt_length": [
+            {
+                "bucket": bucket.name,
+                "sent": bucket.num_sent,
+                "slo_attainment": bucket.attainment,
+                **_latencies(bucket.latencies),
+            }
+            for bucket in metrics.buckets
+        ],
+        "input_lens": [r.num_prompt_tokens for r in records],
+        "output_lens": [r.num_output_tokens for r in records],
+        "start_times": [r.sent_time for r in records],
+        "ttfts": [r.ttft if r.is_completed else None for r in records],
+        "e2els": [r.e2el if r.is_completed else None for r in records],
+        "errors": [r.error or "" for r in records],
+    }
+
+
+def _latencies(latencies: Latencies) -> dict[str, JSON]:
+    keys: dict[str, JSON] = {}
+    for name in _LATENCIES:
+        distribution = getattr(latencies, name)
+        for statistic in _STATISTICS:
+            value = None if distribution is None else getattr(distribution, statistic) * 1e3
+            keys[f"{statistic}_{name}_ms"] = value
+    return keys
