@@ -1,0 +1,1 @@
+"""The decoder, its config and its weights."""

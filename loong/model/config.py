@@ -1,0 +1,126 @@
+"""What a model is: its sizes and switches, read from a Hugging Face folder."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+from loong.core.errors import ConfigError
+from loong.model.hugging_face import read_config_file, read_eos_token_ids
+from loong.model.rope_config import DynamicRope, LinearRope, RopeConfig, YarnRope
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes and switches of one decoder. Raises ConfigError where they cannot fit together."""
+
+    architecture: str  # Hugging Face's name, such as LlamaForCausalLM
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rope: RopeConfig
+    dtype: str  # a key of DTYPE_BYTES
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = False
+    has_qkv_bias: bool = False
+    has_o_bias: bool = False
+    has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    sliding_window: int | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads != 0:
+            raise ConfigError(
+                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
+            )
+        if self.head_dim % 2 != 0:
+            raise ConfigError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
+        if self.dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
+
+    @property
+    def torch_dtype(self) -> "torch.dtype":
+        """The dtype of weights, activations and KV."""
+        import torch  # not at the top: processes that only read a config start without it
+
+        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV that one token takes over all layers and all tensor-parallel ranks together."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def max_length(self) -> int:
+        """Tokens in the longest sequence that the model was made for."""
+        match self.rope:
+            case LinearRope(factor=factor) | DynamicRope(factor=factor):
+                length = int(self.max_position_embeddings * factor)
+            case YarnRope(factor=factor, original_max_position_embeddings=original):
+                length = max(self.max_position_embeddings, int(original * factor))
+            case _:
+                length = self.max_position_embeddings
+        return length if self.sliding_window is None else min(length, self.sliding_window)
+
+    def check_max_length(self, max_length: int) -> None:
+        """Raise ConfigError if sequences of `max_length` tokens would need a sliding window."""
+        if self.sliding_window is not None and max_length > self.sliding_window:
+            raise ConfigError(
+                f"{self.architecture} has sliding_window={self.sliding_window}, which is not supported: "
+                f"the maximum length must be at most that, got {max_length}"
+            )
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read `config.json` and, for its end-of-sequence ids, `generation_config.json` of a local folder.
+
+    Raises ConfigError naming the key at fault, its value and what is supported.
+    """
+    file = read_config_file(folder)
+    common = ModelConfig(
+        architecture=file.architecture,
+        vocab_size=file.vocab_size,
+        hidden_size=file.hidden_size,
+        intermediate_size=file.intermediate_size,
+        num_layers=file.num_hidden_layers,
+        num_heads=file.num_attention_heads,
+        num_kv_heads=file.num_key_value_heads or file.num_attention_heads,
+        head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
+        max_position_embeddings=file.max_position_embeddings,
+        rope=file.rope,
+        dtype=file.dtype or file.torch_dtype or "float32",
+        rms_norm_eps=file.rms_norm_eps,
+        tie_word_embeddings=file.tie_word_embeddings,
+        bos_token_id=file.bos_token_id,
+        eos_token_ids=read_eos_token_ids(folder) or file.eos_token_ids,
+    )
+    bias = file.attention_bias
+    match file.architecture:
+        case "LlamaForCausalLM":
+            return replace(common, has_qkv_bias=bias, has_o_bias=bias, has_mlp_bias=file.mlp_bias)
+        case "MistralForCausalLM":
+            return replace(common, sliding_window=file.sliding_window)
+        case "Qwen2ForCausalLM":
+            return replace(common, has_qkv_bias=True, sliding_window=file.layered_sliding_window)
+        case "Qwen3ForCausalLM":
+            return replace(
+                common,
+                head_dim=file.head_dim or 128,
+                has_qkv_bias=bias,
+                has_o_bias=bias,
+                has_qk_norm=True,
+                sliding_window=file.layered_sliding_window,
+            )
+        case _:
+            assert_never(file.architecture)

@@ -1,0 +1,187 @@
+"""The tensors of one rank's decoder, and how they are put together from a model's named tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from loong.core.errors import ConfigError
+from loong.model.config import ModelConfig
+from loong.model.tensor_parallel import Shard
+
+EMBEDDING, NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """An affine map."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map the last dim of x [..., in] to [..., out]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParameters:
+    """One layer's tensors, of one rank."""
+
+    attention_norm: Tensor  # [E]
+    qkv: Linear  # out: this rank's queries, then keys, then values
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None  # [D]
+    o: Linear  # in: this rank's heads; the bias is on rank 0 alone, so that the sum over ranks has it once
+    mlp_norm: Tensor  # [E]
+    gate_up: Linear  # out: this rank's gates, then ups
+    down: Linear  # as o
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """All tensors of one rank's decoder."""
+
+    embedding: Tensor  # [vocab, E], whole on every rank
+    layers: tuple[LayerParameters, ...]
+    norm: Tensor  # [E]
+    lm_head: Tensor  # [this rank's part of the vocab, E]; tied: a view of the embedding
+
+
+class TensorSource(Protocol):
+    """Named tensors of a whole model, read in parts."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every tensor there is."""
+
+    def read(self, name: str, *index: slice) -> Tensor:
+        """Return a part of a tensor, of any dtype and on any device. Raises ConfigError if it cannot."""
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor that a checkpoint of this model must have."""
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    linears = {
+        "self_attn.q_proj": (q, hidden, config.has_qkv_bias),
+        "self_attn.k_proj": (kv, hidden, config.has_qkv_bias),
+        "self_attn.v_proj": (kv, hidden, config.has_qkv_bias),
+        "self_attn.o_proj": (hidden, q, config.has_o_bias),
+        "mlp.gate_proj": (mlp, hidden, config.has_mlp_bias),
+        "mlp.up_proj": (mlp, hidden, config.has_mlp_bias),
+        "mlp.down_proj": (hidden, mlp, config.has_mlp_bias),
+    }
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for name, (num_rows, num_columns, has_bias) in linears.items():
+        layer[f"{name}.weight"] = (num_rows, num_columns)
+        if has_bias:
+            layer[f"{name}.bias"] = (num_rows,)
+    if config.has_qk_norm:
+        layer |= {
+            "self_attn.q_norm.weight": (config.head_dim,),
+            "self_attn.k_norm.weight": (config.head_dim,),
+        }
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
+    if not config.tie_word_embeddings:
+        shapes[LM_HEAD] = (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def assemble(shard: Shard, source: TensorSource, device: torch.device) -> Parameters:
+    """Put one rank's parameters together, tensor by tensor, in the model's dtype.
+
+    Raises ConfigError naming the first tensor that is missing, unexpected or misshapen, and both shapes.
+    """
+    _check_shapes(shard.config, source.shapes)
+    return _Assembler(shard, source, device).parameters()
+
+
+def _check_shapes(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+    expected = expected_shapes(config)
+    # A tied checkpoint may repeat its embedding, and old ones store what follows from the config.
+    optional = {LM_HEAD: (config.vocab_size, config.hidden_size)}
+    for name, shape in expected.items():
+        if name not in found:
+            raise ConfigError(f"the checkpoint lacks tensor {name} of shape {list(shape)}")
+    for name, shape in found.items():
+        if name.endswith("rotary_emb.inv_freq"):
+            continue
+        wanted = expected.get(name) or optional.get(name)
+        if wanted is None:
+            raise ConfigError(f"the checkpoint has an unexpected tensor {name} of shape {list(shape)}")
+        if shape != wanted:
+            raise ConfigError(f"tensor {name} must have shape {list(wanted)}, got {list(shape)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembler:
+    shard: Shard
+    source: TensorSource
+    device: torch.device
+
+    def parameters(self) -> Parameters:
+        rows = self.shard.vocab_rows
+        embedding = self._whole(EMBEDDING)
+        return Parameters(
+            embedding=embedding,
+            layers=tuple(self._layer(index) for index in range(self.shard.config.num_layers)),
+            norm=self._whole(NORM),
+            lm_head=self._stack([(LM_HEAD, rows)]) if LM_HEAD in self.source.shapes else embedding[rows],
+        )
+
+    def _layer(self, index: int) -> LayerParameters:
+        shard, prefix = self.shard, f"model.layers.{index}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        has_qk_norm = shard.config.has_qk_norm
+        q, k, v = ((f"{attention}.{letter}_proj", rows) for letter, rows in
+                   (("q", shard.q_rows), ("k", shard.kv_rows), ("v", shard.kv_rows)))  # fmt: skip
+        return LayerParameters(
+            attention_norm=self._whole(f"{prefix}.input_layernorm.weight"),
+            qkv=self._by_rows([q, k, v]),
+            q_norm=self._whole(f"{attention}.q_norm.weight") if has_qk_norm else None,
+            k_norm=self._whole(f"{attention}.k_norm.weight") if has_qk_norm else None,
+            o=self._by_columns(f"{attention}.o_proj", shard.q_rows),
+            mlp_norm=self._whole(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=self._by_rows([(f"{mlp}.gate_proj", shard.mlp_rows), (f"{mlp}.up_proj", shard.mlp_rows)]),
+            down=self._by_columns(f"{mlp}.down_proj", shard.mlp_rows),
+        )
+
+    def _by_rows(self, parts: list[tuple[str, slice]]) -> Linear:
+        """Return projections of one input as one, with this rank's rows of each."""
+        has_bias = f"{parts[0][0]}.bias" in self.source.shapes
+        return Linear(
+            weight=self._stack([(f"{name}.weight", rows) for name, rows in parts]),
+            bias=self._stack([(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None,
+        )
+
+    def _by_columns(self, name: str, columns: slice) -> Linear:
+        """Return a projection of this rank's columns, whose results are summed over the ranks."""
+        weight = self._place(self.source.read(f"{name}.weight", slice(None), columns))
+        has_bias = f"{name}.bias" in self.source.shapes and self.shard.rank == 0
+        return Linear(weight, self._whole(f"{name}.bias") if has_bias else None)
+
+    def _stack(self, parts: list[tuple[str, slice]]) -> Tensor:
+        num_rows = sum(rows.stop - rows.start for _, rows in parts)
+        _, *row_shape = self.source.shapes[parts[0][0]]
+        stacked = torch.empty(num_rows, *row_shape, dtype=self.shard.config.torch_dtype, device=self.device)
+        start = 0
+        for name, rows in parts:
+            stop = start + rows.stop - rows.start
+            stacked[start:stop].copy_(self.source.read(name, rows))
+            start = stop
+        return stacked
+
+    def _whole(self, name: str) -> Tensor:
+        return self._place(self.source.read(name))
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        return tensor.to(device=self.device, dtype=self.shard.config.torch_dtype).contiguous()

@@ -1,0 +1,81 @@
+"""Shapes of well-known models, for serving dummy weights without any file."""
+
+from dataclasses import replace
+
+from loong.model.config import ModelConfig
+from loong.model.rope_config import DefaultRope, Llama3Rope
+
+_LLAMA_2_7B = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    max_position_embeddings=4096,
+    rope=DefaultRope(),
+    dtype="bfloat16",
+    bos_token_id=1,
+    eos_token_ids=(2,),
+)
+
+_LLAMA_3_1_ROPE = Llama3Rope(
+    rope_theta=500000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
+
+_LLAMA_3_1_8B = replace(
+    _LLAMA_2_7B,
+    vocab_size=128256,
+    intermediate_size=14336,
+    num_kv_heads=8,
+    max_position_embeddings=131072,
+    rope=_LLAMA_3_1_ROPE,
+    bos_token_id=128000,
+    eos_token_ids=(128001, 128008, 128009),
+)
+
+SHAPES = {
+    "llama-2-7b": _LLAMA_2_7B,
+    "lwm-1m": replace(_LLAMA_2_7B, max_position_embeddings=1048576, rope=DefaultRope(rope_theta=50000000.0)),
+    "llama-3.1-8b": _LLAMA_3_1_8B,
+    "llama-3.1-70b": replace(
+        _LLAMA_3_1_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64
+    ),
+    "llama-3.2-1b": replace(
+        _LLAMA_3_1_8B,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_layers=16,
+        head_dim=64,
+        rope=Llama3Rope(
+            rope_theta=500000.0,
+            factor=32.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+        tie_word_embeddings=True,
+    ),
+    "qwen3-8b": ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=151936,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_layers=36,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        rope=DefaultRope(rope_theta=1000000.0),
+        dtype="bfloat16",
+        rms_norm_eps=1e-6,
+        has_qk_norm=True,
+        eos_token_ids=(151645, 151643),
+    ),
+}

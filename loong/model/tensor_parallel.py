@@ -1,0 +1,100 @@
+"""How the ranks of one instance share its weights."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from loong.core.errors import ConfigError
+from loong.model.config import ModelConfig
+
+
+class TensorParallel(Protocol):
+    """The collectives of one instance's ranks. Every rank calls the same ones in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum over ranks of x; x itself may be overwritten."""
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Return every rank's x, of one shape, concatenated along the last dim in rank order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SingleDevice:
+    """One rank, which has nobody to talk to."""
+
+    rank: int = 0
+    size: int = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which rows and columns of the weights one rank holds. Raises ConfigError if `size` cannot work."""
+
+    config: ModelConfig
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"tensor-parallel rank must be in [0, {self.size}), got {self.rank}")
+        if self.config.num_kv_heads % self.size != 0:
+            raise ConfigError(
+                f"tensor parallel size must divide num_kv_heads={self.config.num_kv_heads}, got {self.size}"
+            )
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of this rank."""
+        return self.config.num_heads // self.size
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of this rank."""
+        return self.config.num_kv_heads // self.size
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the output embedding on every rank but the last ones, which may hold fewer."""
+        return -(-self.config.vocab_size // self.size)
+
+    @property
+    def q_rows(self) -> slice:
+        """Rows of the query projection, and columns of the output projection."""
+        return self._even(self.num_heads * self.config.head_dim)
+
+    @property
+    def kv_rows(self) -> slice:
+        """Rows of the key and of the value projection."""
+        return self._even(self.num_kv_heads * self.config.head_dim)
+
+    @property
+    def mlp_rows(self) -> slice:
+        """Rows of the gate and of the up projection, and columns of the down projection."""
+        width = self.config.intermediate_size
+        return slice(width * self.rank // self.size, width * (self.rank + 1) // self.size)
+
+    @property
+    def vocab_rows(self) -> slice:
+        """Rows of the output embedding."""
+        rows = self._even(self.padded_vocab_size)
+        return slice(min(rows.start, self.config.vocab_size), min(rows.stop, self.config.vocab_size))
+
+    def _even(self, width: int) -> slice:
+        return slice(self.rank * width, (self.rank + 1) * width)

@@ -1,0 +1,116 @@
+"""Where weights come from: a folder of safetensors files, or a seed."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from loong.core.errors import ConfigError
+from loong.model.parameters import Parameters, assemble, expected_shapes
+from loong.model.tensor_parallel import Shard
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def load_weights(folder: Path, shard: Shard, device: torch.device) -> Parameters:
+    """Load one rank's weights from `model.safetensors`, or the files of `model.safetensors.index.json`.
+
+    Reads only what the rank holds. Raises ConfigError naming the file or the tensor at fault.
+    """
+    with ExitStack() as open_files:
+        return assemble(shard, _open_checkpoint(folder, open_files), device)
+
+
+def dummy_weights(shard: Shard, device: torch.device, *, seed: int = 0) -> Parameters:
+    """Make one rank's weights up from a seed; for every number of ranks they are parts of the same model."""
+    shapes = expected_shapes(shard.config)
+    return assemble(shard, RandomTensors(shapes, seed, shard.config.torch_dtype, device), device)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTensors:
+    """Tensors drawn on demand, each whole and from its own seed, so that no part depends on the others.
+
+    Norms are ones; everything else is uniform with variance 1 / columns. Uniform draws are the same bits on
+    every CPU, which normal ones are not; a GPU draws others.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    seed: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def read(self, name: str, *index: slice) -> Tensor:
+        """Return a part of a tensor."""
+        shape = self.shapes[name]
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+        if name.endswith("norm.weight"):
+            return tensor.fill_(1.0)[index]
+        digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
+        generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest) >> 1)
+        bound = math.sqrt(3 / shape[-1])
+        return tensor.uniform_(-bound, bound, generator=generator)[index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """The tensors of some open safetensors files."""
+
+    shapes: dict[str, tuple[int, ...]]
+    paths: dict[str, Path]
+    files: dict[Path, safe_open]
+
+    def read(self, name: str, *index: slice) -> Tensor:
+        path = self.paths[name]
+        try:
+            whole = self.files[path].get_slice(name)  # type: ignore[no-untyped-call]  # reads nothing yet
+            part: Tensor = whole[index or ...]
+        except SafetensorError as error:
+            raise ConfigError(f"cannot read {name} of {path}: {error}") from error
+        return part
+
+
+def _open_checkpoint(folder: Path, open_files: ExitStack) -> _Checkpoint:
+    checkpoint = _Checkpoint({}, {}, {})
+    for path in _checkpoint_paths(folder):
+        try:
+            file = open_files.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        checkpoint.files[path] = file
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            part = file.get_slice(name)
+            if part.get_dtype() not in _FLOATS:
+                raise ConfigError(
+                    f"{name} of {path} must be one of {', '.join(_FLOATS)}, got {part.get_dtype()}"
+                )
+            checkpoint.shapes[name] = tuple(part.get_shape())
+            checkpoint.paths[name] = path
+    return checkpoint
+
+
+def _checkpoint_paths(folder: Path) -> list[Path]:
+    index_path = folder / "model.safetensors.index.json"
+    if index_path.exists():
+        try:
+            index = msgspec.json.decode(index_path.read_bytes(), type=_Index)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"cannot read {index_path}: {error}") from error
+        return [folder / name for name in sorted(set(index.weight_map.values()))]
+    path = folder / "model.safetensors"
+    if not path.exists():
+        raise ConfigError(
+            f"{folder} must hold model.safetensors or {index_path.name}: no other format is read"
+        )
+    return [path]
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
