@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loong.core.events import ProducedToken
-from loong.core.instance import ESPGroup
-from loong.core.request import Request, RequestId
+from loong.core.request import Request
 from loong.core.snapshot import Snapshot
+from loong.core.timeline import BatchSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,6 @@ class Health:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSlice:
-    """A batch that ran, for timelines: seconds since the engine's start."""
-
-    batch_id: int
-    group: ESPGroup
-    phase: str  # prefill, decode or mixed
-    started_at: float
-    ended_at: float
-    request_ids: tuple[RequestId, ...]
-    kv_used: tuple[tuple[int, int], ...]  # (instance, tokens) of all instances, at the end
-
-
 class EngineClient(Protocol):
     """An engine, as the server sees it."""
 
@@ -51,6 +38,7 @@ class EngineClient(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
         """Tokens of one request as they are produced; the last has a finish reason.
 
+        The engine stamps `request.arrival_time` itself: the clock is its own.
         Closing the generator early aborts the request. Raises `ClusterError` if the engine fails.
         """
         ...

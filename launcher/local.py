@@ -1,0 +1,153 @@
+"""Worker processes on this machine: started together, watched, and gone when we are."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.executor.workers import Endpoints, WorkersExecutor
+from loong.worker.config import WorkerConfig, host_tier_id
+
+logger = logging.getLogger(__name__)
+
+_WORKER = "from loong.worker.process import main; main()"
+_STOP_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """The instances to start and the model they hold. Capacities are tokens an instance."""
+
+    model: str
+    load_format: str = "safetensors"
+    dtype: str | None = None
+    seed: int = 0
+    num_instances: int = 4
+    tp_size: int = 1
+    kv_capacity: int = 16384
+    host_kv_capacity: int = 0
+    deadline: float = 60.0
+    start_timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("--num-instances", self.num_instances),
+            ("--tensor-parallel-size", self.tp_size),
+            ("--kv-cache-tokens", self.kv_capacity),
+        ):
+            if value < 1:
+                raise ConfigError(f"{flag} must be at least 1, but is {value}")
+        if self.host_kv_capacity < 0:
+            raise ConfigError(f"--host-kv-cache-tokens must be at least 0, but is {self.host_kv_capacity}")
+
+    @property
+    def instances(self) -> tuple[ElasticInstance, ...]:
+        """The instances, and their host tiers if there are any, all empty."""
+        full = [
+            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity)
+            for i in range(self.num_instances)
+        ]
+        hosts = [
+            ElasticInstance(
+                host_tier_id(i, self.num_instances), self.tp_size, InstanceKind.HOST, self.host_kv_capacity
+            )
+            for i in range(self.num_instances)
+        ]
+        return (*full, *(hosts if self.host_kv_capacity else ()))
+
+
+@asynccontextmanager
+async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]:
+    """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
+
+    Raises `ClusterError` with the worker's own words if one cannot start.
+    """
+    with TemporaryDirectory(prefix="loong-") as directory:
+        endpoints = _endpoints(config, Path(directory))
+        executor = WorkersExecutor(endpoints)
+        processes: list[asyncio.subprocess.Process] = []
+        reader = asyncio.create_task(executor.read_reports())
+        watchers: list[asyncio.Task[None]] = []
+        try:
+            for instance_id, tp_rank in endpoints.commands:
+                worker_config = _worker_config(config, endpoints, Path(directory), instance_id, tp_rank)
+                process = await _start(worker_config)
+                processes.append(process)
+                watchers.append(asyncio.create_task(_watch(process, instance_id, executor)))
+            async with asyncio.timeout(config.start_timeout):
+                await executor.wait_until_ready()
+            yield executor
+        finally:
+            for task in (reader, *watchers):
+                task.cancel()
+            executor.shut_down()
+            executor.close()
+            await asyncio.gather(*(_stop(process) for process in processes))
+
+
+async def _start(config: WorkerConfig) -> asyncio.subprocess.Process:
+    """One worker, out of reach of this terminal's signals; closing its standard input ends it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-c", _WORKER, stdin=asyncio.subprocess.PIPE, process_group=0
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(config) + b"\n")
+    return process
+
+
+async def _watch(process: asyncio.subprocess.Process, instance_id: int, executor: WorkersExecutor) -> None:
+    code = await process.wait()
+    await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    executor.lose(instance_id, f"its process {process.pid} {how}")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Let a worker end by itself, or else kill it."""
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        logger.warning("worker process %d did not end within %.0f s; killing it", process.pid, _STOP_SECONDS)
+        process.kill()
+        await process.wait()
+
+
+def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:
+    workers = [(i, rank) for i in range(config.num_instances) for rank in range(config.tp_size)]
+    return Endpoints(
+        reports=f"ipc://{directory}/reports",
+        commands={(i, rank): f"ipc://{directory}/worker-{i}-{rank}" for i, rank in workers},
+        num_instances=config.num_instances,
+    )
+
+
+def _worker_config(
+    config: ClusterConfig, endpoints: Endpoints, directory: Path, instance_id: int, tp_rank: int
+) -> WorkerConfig:
+    return WorkerConfig(
+        instance_id=instance_id,
+        tp_rank=tp_rank,
+        num_instances=config.num_instances,
+        tp_size=config.tp_size,
+        model=config.model,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        seed=config.seed,
+        kv_capacity=config.kv_capacity,
+        host_kv_capacity=config.host_kv_capacity,
+        run_directory=str(directory),
+        commands_endpoint=endpoints.commands[instance_id, tp_rank],
+        reports_endpoint=endpoints.reports,
+        deadline=config.deadline,
+        num_threads=1,
+    )

@@ -1,0 +1,133 @@
+"""The loop: events in, plans out; and every request's tokens to whoever asked for them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.errors import ClusterError
+from loong.core.events import (
+    Drained,
+    Event,
+    InstanceLost,
+    ProducedToken,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.request import Request, RequestId
+from loong.core.snapshot import Snapshot
+from loong.core.timeline import BatchSlice, Timeline
+from loong.executor.protocol import Executor
+from loong.executor.workers import WorkersExecutor
+from loong.scheduler.policy import Policy
+from loong.server.engine_client import EngineLimits, Health
+
+logger = logging.getLogger(__name__)
+
+MAX_SLICES = 50_000
+MAX_SILENCE_SECONDS = 5.0
+
+
+class Scheduling:
+    """State, policy and executor put together: what a real engine and a simulation share."""
+
+    def __init__(
+        self, state: ClusterState, policy: Policy, cost_model: CostModel, executor: Executor
+    ) -> None:
+        self.state, self._policy, self._cost_model, self._executor = state, policy, cost_model, executor
+        self.timeline = Timeline(MAX_SLICES)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Take in every event, act on it, and hand it on, until the executor has drained."""
+        while not isinstance(event := await self._executor.next_event(), Drained):
+            self._executor.submit(self.state.apply(event))
+            if not isinstance(event, TokensProduced):  # a lease goes on by itself
+                snapshot = self.state.snapshot(event.time)
+                plan = self._policy(snapshot, self._cost_model)
+                instructions = self.state.commit(plan, event.time)
+                self._executor.submit(instructions)
+                self.timeline.record(event, snapshot, instructions)
+            yield event
+
+
+class Engine:
+    """An `EngineClient` on real workers. Arrivals and aborts go through the executor's stream of events."""
+
+    def __init__(self, scheduling: Scheduling, executor: WorkersExecutor, limits: EngineLimits) -> None:
+        self.limits = limits
+        self._scheduling, self._executor = scheduling, executor
+        self._streams: dict[RequestId, asyncio.Queue[ProducedToken | None]] = {}
+        self._failure: str | None = None
+
+    async def run(self) -> None:
+        """Serve until drained. Raises `ClusterError` when an instance is lost; all streams end with it."""
+        try:
+            async for event in self._scheduling.events():
+                self._deliver(event)
+        except ClusterError as error:
+            self._failure = str(error)
+            raise
+        finally:
+            self._failure = self._failure or "the engine has stopped"
+            for stream in self._streams.values():
+                stream.put_nowait(None)
+
+    async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
+        """Tokens of one request as they are produced; the last has a finish reason.
+
+        Closing the generator early aborts the request. Raises `ClusterError` if the engine fails.
+        """
+        if self._failure is not None:
+            raise ClusterError(self._failure)
+        request_id = request.request_id
+        stream = self._streams[request_id] = asyncio.Queue()
+        self._executor.post(RequestArrived(self._executor.now, self._stamped(request)))
+        has_ended = False
+        try:
+            while not has_ended:
+                token = await stream.get()
+                if token is None:
+                    raise ClusterError(self._failure)
+                has_ended = token.finish_reason is not None
+                yield token
+        finally:
+            del self._streams[request_id]
+            if not has_ended and self._failure is None:
+                self._executor.post(RequestAborted(self._executor.now, request_id))
+
+    def health(self) -> Health:
+        """Whether the loop runs and every worker was heard from lately."""
+        silence = self._executor.seconds_since_heard
+        if self._failure is not None:
+            return Health(is_alive=False, message=self._failure)
+        if silence > MAX_SILENCE_SECONDS:
+            return Health(is_alive=False, message=f"a worker has been silent for {silence:.1f} s")
+        return Health(is_alive=True, message="ok")
+
+    def snapshot(self) -> Snapshot:
+        """The cluster now, with the counts since the start."""
+        return self._scheduling.state.snapshot(self._executor.now)
+
+    def timeline(self) -> Sequence[BatchSlice]:
+        """The last batches, oldest first."""
+        return self._scheduling.timeline.slices
+
+    def _stamped(self, request: Request) -> Request:
+        return replace(request, arrival_time=self._executor.now)
+
+    def _deliver(self, event: Event) -> None:
+        match event:
+            case TokensProduced():
+                for token in event.tokens:
+                    if (stream := self._streams.get(token.request_id)) is not None:
+                        stream.put_nowait(token)
+            case RequestAborted():
+                if (stream := self._streams.get(event.request_id)) is not None:
+                    stream.put_nowait(ProducedToken(event.request_id, 0, event.reason))
+            case InstanceLost():
+                raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
+            case _:
+                pass

@@ -1,0 +1,197 @@
+"""Carries instructions out on real workers."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import TypeAlias, assert_never
+
+import zmq
+import zmq.asyncio
+
+from loong.core.errors import ClusterError
+from loong.core.events import (
+    BatchFinished,
+    Drained,
+    Event,
+    InstanceLost,
+    MigrationFinished,
+    TokensProduced,
+)
+from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.placement import InstanceId
+from loong.wire import (
+    BatchDone,
+    Heartbeat,
+    MigrationDone,
+    Report,
+    Shutdown,
+    StepDone,
+    WorkerFailed,
+    WorkerReady,
+    decode_report,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where workers take commands, and where they report; `home` is the instance that keeps a pool."""
+
+    reports: str
+    commands: Mapping[WorkerId, str]
+    num_instances: int
+
+    def workers_of(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
+        """The ranks of an instance, or of the instance that keeps a host tier."""
+        home_id = instance_id % self.num_instances
+        return tuple(worker_id for worker_id in self.commands if worker_id[0] == home_id)
+
+
+class WorkersExecutor:
+    """An `Executor` whose events are what the workers report, and what `post` adds."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._context = zmq.asyncio.Context()
+        self._reports = self._context.socket(zmq.PULL)
+        self._reports.setsockopt(zmq.RCVHWM, 0)
+        self._reports.bind(endpoints.reports)
+        self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
+        self._events: asyncio.Queue[Event | Drained] = asyncio.Queue()
+        self._waiting_for: defaultdict[tuple[str, int], set[WorkerId]] = defaultdict(set)
+        self._rolled_back: set[int] = set()
+        self._not_ready = set(endpoints.commands)
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last_heard = dict.fromkeys(endpoints.commands, monotonic())
+        self._started_at = monotonic()
+
+    def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
+        socket = zmq.Context(self._context).socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.connect(endpoint)
+        return socket
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start, the clock of all events."""
+        return monotonic() - self._started_at
+
+    @property
+    def seconds_since_heard(self) -> float:
+        """How long the quietest worker has been silent."""
+        return monotonic() - min(self._last_heard.values())
+
+    async def wait_until_ready(self) -> None:
+        """Wait for every worker's weights and pools. Raises `ClusterError` if one is lost before."""
+        await self._ready
+
+    def post(self, event: Event | Drained) -> None:
+        """Put an event of this process into the stream."""
+        self._events.put_nowait(event)
+
+    def lose(self, instance_id: InstanceId, reason: str) -> None:
+        """Tell that a worker of an instance is gone; of several reasons the first counts."""
+        if not self._ready.done():
+            self._ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
+        self.post(InstanceLost(self.now, instance_id, reason))
+
+    async def next_event(self) -> Event | Drained:
+        """The next event in the order in which they became known."""
+        return await self._events.get()
+
+    def submit(self, instructions: Iterable[Instruction]) -> None:
+        """Send each instruction to the workers that have a part in it."""
+        for instruction in instructions:
+            workers = self._addressees(instruction)
+            match instruction:
+                case RunBatch():
+                    self._waiting_for["batch", instruction.batch_id] = set(workers)
+                case MoveKV():
+                    self._waiting_for["migration", instruction.migration_id] = set(workers)
+                case StopLease() | ReleaseKV():
+                    pass
+                case _:
+                    assert_never(instruction)
+            self._send(workers, encode(instruction))
+
+    async def read_reports(self) -> None:
+        """Turn reports into events until cancelled."""
+        while True:
+            self._translate(decode_report(await self._reports.recv()))
+
+    def shut_down(self) -> None:
+        """Tell all workers to end."""
+        self._send(self._endpoints.commands, encode(Shutdown()))
+
+    def close(self) -> None:
+        """Close all sockets; what is queued has a second to leave."""
+        for socket in self._commands.values():
+            socket.close()
+        self._reports.close(linger=0)
+        self._context.destroy(linger=1000)
+
+    def _addressees(self, instruction: Instruction) -> tuple[WorkerId, ...]:
+        match instruction:
+            case RunBatch():
+                instance_ids = instruction.plan.group.instance_ids
+            case StopLease():
+                return ((instruction.group.leader_id, 0),)
+            case MoveKV():
+                migration = instruction.migration
+                instance_ids = (migration.segment.instance_id, migration.destination_id)
+            case ReleaseKV():
+                instance_ids = instruction.instance_ids
+            case _:
+                assert_never(instruction)
+        workers = (worker for i in instance_ids for worker in self._endpoints.workers_of(i))
+        return tuple(dict.fromkeys(workers))
+
+    def _send(self, workers: Iterable[WorkerId], frame: bytes) -> None:
+        for worker_id in workers:
+            self._commands[worker_id].send(frame)
+
+    def _translate(self, report: Report) -> None:
+        match report:
+            case WorkerReady():
+                self._not_ready.discard((report.instance_id, report.tp_rank))
+                if not self._not_ready and not self._ready.done():
+                    self._ready.set_result(None)
+            case Heartbeat():
+                self._last_heard[report.instance_id, report.tp_rank] = monotonic()
+            case StepDone():
+                self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
+            case BatchDone():
+                if self._is_last("batch", report.batch_id, (report.instance_id, report.tp_rank)):
+                    self.post(BatchFinished(self.now, report.batch_id, report.num_steps))
+            case MigrationDone():
+                self._end_migration(report)
+            case WorkerFailed():
+                self.lose(report.instance_id, report.message)
+            case _:
+                assert_never(report)
+
+    def _end_migration(self, report: MigrationDone) -> None:
+        migration_id = report.migration_id
+        if not report.is_committed:
+            self._rolled_back.add(migration_id)
+        if self._is_last("migration", migration_id, (report.instance_id, report.tp_rank)):
+            is_committed = migration_id not in self._rolled_back
+            self._rolled_back.discard(migration_id)
+            self.post(MigrationFinished(self.now, migration_id, is_committed))
+
+    def _is_last(self, kind: str, number: int, worker_id: WorkerId) -> bool:
+        """Whether this was the last worker that a batch or migration waits for."""
+        waiting_for = self._waiting_for[kind, number]
+        waiting_for.discard(worker_id)
+        if waiting_for:
+            return False
+        del self._waiting_for[kind, number]
+        return True

@@ -1,0 +1,32 @@
+"""From the name of a model to a decoder that runs."""
+
+from pathlib import Path
+
+import torch
+
+from loong.model.shapes import find_config
+from loong.model.tensor_parallel import Shard, TensorParallel
+from loong.model.transformer import Decoder
+from loong.model.weights import dummy_weights, load_weights
+
+_CPU = torch.device("cpu")
+
+
+def load_model(
+    model: str,
+    load_format: str,
+    dtype: str | None,
+    seed: int,
+    tensor_parallel: TensorParallel,
+    device: torch.device = _CPU,
+) -> Decoder:
+    """Load one rank of the decoder that `find_config` finds; `seed` is that of dummy weights.
+
+    Raises ConfigError naming the flag, file, key or tensor at fault.
+    """
+    shard = Shard(find_config(model, load_format, dtype), tensor_parallel.rank, tensor_parallel.size)
+    if load_format == "dummy":
+        parameters = dummy_weights(shard, device, seed=seed)
+    else:
+        parameters = load_weights(Path(model), shard, device)
+    return Decoder(shard, parameters, tensor_parallel)

@@ -1,0 +1,45 @@
+"""What one worker process is told at its start."""
+
+from dataclasses import dataclass
+
+from loong.core.placement import InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One rank of one instance, and where it finds the others.
+
+    Capacities are in tokens, deadlines in seconds. The host tier of instance i is instance
+    `num_instances + i`, kept by the same processes. `model` is a folder, or with `load_format` "dummy" also
+    the name of a built-in shape.
+    """
+
+    instance_id: InstanceId
+    tp_rank: int
+    num_instances: int
+    tp_size: int
+    model: str
+    load_format: str
+    dtype: str | None
+    seed: int
+    kv_capacity: int
+    host_kv_capacity: int
+    run_directory: str
+    commands_endpoint: str
+    reports_endpoint: str
+    deadline: float
+    num_threads: int
+
+    @property
+    def host_id(self) -> InstanceId:
+        """The id of this instance's host tier."""
+        return host_tier_id(self.instance_id, self.num_instances)
+
+    def home_of(self, instance_id: InstanceId) -> InstanceId:
+        """The instance whose processes keep the pool of `instance_id`, itself or its host tier."""
+        return instance_id % self.num_instances
+
+
+def host_tier_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
+    """The id of the host tier of an instance."""
+    return num_instances + instance_id

@@ -1,0 +1,211 @@
+"""The worker process: takes commands, runs batches in one thread and migrations in another.
+
+Batches run in the order in which they are told, and so do migrations: every worker is told in the engine's
+order, so no two of them wait for each other in a circle. An error in either thread is reported, and ends
+the process: the engine decides what becomes of its work.
+"""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+from typing import assert_never
+
+import msgspec
+import torch
+import zmq
+
+from loong.core.errors import LoongError
+from loong.core.events import ProducedToken
+from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.placement import InstanceId
+from loong.fabric.protocol import Fabric
+from loong.fabric.sockets import SocketFabric
+from loong.fabric.world import World
+from loong.model.load import LoadFormat, load_model, resolve_config
+from loong.model.tensor_parallel import Shard
+from loong.wire import (
+    BatchDone,
+    Heartbeat,
+    MigrationDone,
+    Report,
+    Shutdown,
+    StepDone,
+    WorkerFailed,
+    WorkerReady,
+    decode_command,
+    encode,
+)
+from loong.worker.config import WorkerConfig
+from loong.worker.kv_pool import KVPool
+from loong.worker.runner import BatchRunner
+from loong.worker.transfer import SegmentMover
+
+HEARTBEAT_SECONDS = 1.0
+_NEVER = sys.maxsize
+
+
+class Reports:
+    """The way to the engine. Sockets belong to one thread each, so every thread makes its own."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.connect(endpoint)
+
+    def send(self, report: Report) -> None:
+        """Queue one report; it leaves in order."""
+        self._socket.send(encode(report))
+
+    def close(self) -> None:
+        """Send what is queued, for at most a second."""
+        self._socket.close()
+
+
+class Worker:
+    """One rank of one instance."""
+
+    def __init__(
+        self, config: WorkerConfig, fabric: Fabric, context: "zmq.Context[zmq.Socket[bytes]]"
+    ) -> None:
+        self._config, self._context = config, context
+        load_format = LoadFormat(config.load_format)
+        model_config = resolve_config(config.model, config.dtype, load_format)
+        model = load_model(model_config, config.model, load_format, config.seed, fabric.tensor_parallel)
+        pool = _make_pool(model.shard, config.kv_capacity)
+        self._pools: dict[InstanceId, KVPool] = {config.instance_id: pool}
+        if config.host_kv_capacity:
+            self._pools[config.host_id] = _make_pool(model.shard, config.host_kv_capacity)
+        self._runner = BatchRunner(config.instance_id, model, pool, fabric)
+        self._mover = SegmentMover(config, self._pools, fabric)
+        self._batches: SimpleQueue[RunBatch] = SimpleQueue()
+        self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
+        self._stop_steps: dict[int, int] = {}  # by batch; written by the control thread, read at step edges
+
+    def serve(self) -> None:
+        """Take commands until told to shut down."""
+        commands = self._context.socket(zmq.PULL)
+        commands.bind(self._config.commands_endpoint)
+        reports = self._reports()
+        for loop in (self._run_batches, self._run_migrations):
+            threading.Thread(target=loop, daemon=True).start()
+        reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank))
+        beat_at = monotonic()
+        while True:
+            if monotonic() >= beat_at:
+                reports.send(Heartbeat(self._config.instance_id, self._config.tp_rank))
+                beat_at = monotonic() + HEARTBEAT_SECONDS
+            if not commands.poll(HEARTBEAT_SECONDS * 1000):
+                continue
+            command = decode_command(commands.recv())
+            if isinstance(command, Shutdown):
+                return
+            self._take(command)
+
+    def _take(self, command: Instruction) -> None:
+        match command:
+            case RunBatch():
+                self._batches.put(command)
+            case StopLease():
+                earlier = self._stop_steps.get(command.batch_id, _NEVER)
+                self._stop_steps[command.batch_id] = min(earlier, command.step)
+            case MoveKV():
+                self._migrations.put(command)
+            case ReleaseKV():
+                self._release(command)
+            case _:
+                assert_never(command)
+
+    def _release(self, command: ReleaseKV) -> None:
+        for instance_id in command.instance_ids:
+            pool = self._pools.get(instance_id)
+            if pool is not None and command.positions is None:
+                pool.release(command.owner_id)
+            elif pool is not None and command.positions is not None:
+                pool.release_positions(command.owner_id, command.positions)
+
+    def _run_batches(self) -> None:
+        reports = self._reports()
+        instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
+        while True:
+            command = self._batches.get()
+            batch_id = command.batch_id
+
+            def report_tokens(step: int, tokens: tuple[ProducedToken, ...], batch_id: int = batch_id) -> None:
+                if tp_rank == 0:  # all ranks sample the same
+                    reports.send(StepDone(batch_id, step, tokens))
+
+            num_steps = self._runner.run(
+                command, partial(self._stop_steps.get, batch_id, _NEVER), report_tokens
+            )
+            for past_id in [i for i in list(self._stop_steps) if i <= batch_id]:
+                del self._stop_steps[past_id]
+            reports.send(BatchDone(batch_id, instance_id, tp_rank, num_steps))
+
+    def _run_migrations(self) -> None:
+        reports = self._reports()
+        instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
+        while True:
+            command = self._migrations.get()
+            is_committed = self._mover.move(command)
+            reports.send(MigrationDone(command.migration_id, instance_id, tp_rank, is_committed))
+
+    def _reports(self) -> Reports:
+        return Reports(self._context, self._config.reports_endpoint)
+
+
+def _make_pool(shard: Shard, num_slots: int) -> KVPool:
+    config = shard.config
+    return KVPool(
+        config.num_layers,
+        shard.num_kv_heads,
+        config.head_dim,
+        num_slots,
+        dtype=config.torch_dtype,
+        device=torch.device("cpu"),
+    )
+
+
+def main() -> None:
+    """Be the worker whose config is the first line of standard input; end when that is closed."""
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerConfig)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the engine's to handle
+    torch.set_num_threads(config.num_threads)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    threading.excepthook = lambda args: _fail(config, context, args.exc_value)
+    sys.excepthook = lambda _kind, error, _trace: _fail(config, context, error)
+    world = World(config.num_instances, config.tp_size)
+    rank = world.rank(config.instance_id, config.tp_rank)
+    with closing(SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)) as fabric:
+        worker = Worker(config, fabric, context)
+        fabric.wait_for_peers()
+        worker.serve()
+    context.destroy(linger=1000)
+
+
+def _die_with_parent() -> None:
+    """The engine holds the other end of standard input, so its death, however sudden, ends this process."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(1)
+
+
+def _fail(
+    config: WorkerConfig, context: "zmq.Context[zmq.Socket[bytes]]", error: BaseException | None
+) -> None:
+    """Report an error that nobody here can act on, and end at once: other threads may hang in it."""
+    if error is not None and not isinstance(error, LoongError):
+        traceback.print_exception(error)
+    message = str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
+    reports = Reports(context, config.reports_endpoint)
+    reports.send(WorkerFailed(config.instance_id, config.tp_rank, message))
+    reports.close()
+    context.destroy(linger=1000)
+    os._exit(1)

@@ -1,0 +1,171 @@
+"""Carries out one batch on one instance: a step, or the steps of a lease."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loong.attention.elastic import ElasticAttention
+from loong.attention.step import Step
+from loong.core.events import ProducedToken
+from loong.core.instructions import RequestInput, RunBatch
+from loong.core.placement import InstanceId, Placement
+from loong.core.plan import BatchPlan, QueryBlock
+from loong.core.request import FinishReason, RequestId, TokenId
+from loong.fabric.protocol import Fabric
+from loong.model.transformer import Decoder
+from loong.worker.kv_pool import KVPool
+from loong.worker.sampling import InvalidLogits, SamplingInput, sample
+
+ReportTokens = Callable[[int, tuple[ProducedToken, ...]], None]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """One request of the batch, as this instance knows it: `new_token_ids` only if it is the master."""
+
+    given: RequestInput
+    placement: Placement
+    new_token_ids: list[TokenId]
+
+    def token_ids(self, block: QueryBlock) -> tuple[TokenId, ...] | list[TokenId]:
+        """The ids of a block's positions: given with the batch, or (in a lease) sampled last."""
+        if self.new_token_ids:
+            return self.new_token_ids[-1:]
+        first = self.given.placement.num_tokens
+        positions = block.positions
+        return self.given.token_ids[positions.start - first : positions.stop - first : positions.step]
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Where the next token goes, once all that is known is computed."""
+        return self.given.num_prompt_tokens + self.given.num_output_tokens + len(self.new_token_ids)
+
+    def sampling_input(self) -> SamplingInput | None:
+        """How to draw the next token; None if the batch stops short of it."""
+        params = self.given.sampling_params
+        if params is None:
+            return None
+        return SamplingInput(
+            params=params,
+            position=self.num_known_tokens,
+            num_output_tokens=self.given.num_output_tokens + len(self.new_token_ids),
+            prompt_token_ids=self.given.prompt_token_ids,
+            output_token_ids=(*self.given.output_token_ids, *self.new_token_ids)
+            if params.has_penalties
+            else (),
+        )
+
+
+class BatchRunner:
+    """Runs batches on one instance; the other instances of the group do the same at the same time."""
+
+    def __init__(self, instance_id: InstanceId, model: Decoder, pool: KVPool, fabric: Fabric) -> None:
+        self._instance_id = instance_id
+        self._model, self._pool, self._fabric = model, pool, fabric
+
+    def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
+        """Take the steps of a batch and return how many; tokens are reported after each.
+
+        A lease ends after its last step, when all its requests have ended, or before the step that
+        `stop_step` of the group's leader names, whichever comes first. All instances end at the same step.
+        """
+        plan = command.plan
+        requests = {given.request_id: _Progress(given, given.placement, []) for given in command.inputs}
+        live = set(requests)
+        with self._fabric.batch(command.batch_id, plan.group.instance_ids):
+            for step in range(plan.num_steps):
+                step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
+                tokens = self._take_step(step_plan, requests)
+                if tokens:
+                    report(step, tokens)
+                if plan.num_steps > 1:
+                    ended = {token.request_id for token in tokens if token.finish_reason is not None}
+                    is_last = self._settle(plan, step, ended, live, stop_step)
+                    if is_last or not live:
+                        return step + 1
+        return plan.num_steps
+
+    def _take_step(self, plan: BatchPlan, requests: dict[RequestId, _Progress]) -> tuple[ProducedToken, ...]:
+        for segment in plan.writes:
+            if segment.instance_id == self._instance_id:
+                self._pool.allocate(segment.owner_id, segment.positions)
+        placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
+        step = Step(self._instance_id, plan, placements, self._pool)
+        hidden = self._model.forward(*_inputs(step.blocks, requests), ElasticAttention(step, self._fabric))
+        for request_id in plan.request_ids:
+            requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
+        return self._sample(step, hidden, requests)
+
+    def _sample(
+        self, step: Step, hidden: Tensor, requests: dict[RequestId, _Progress]
+    ) -> tuple[ProducedToken, ...]:
+        """Draw the next token of every request whose last known token is among this instance's rows."""
+        rows, inputs, sampled_requests = [], [], []
+        for block, block_rows in step.rows.items():
+            request = requests[block.request_id]
+            sampling_input = request.sampling_input()
+            if sampling_input is not None and block.positions[-1] == request.num_known_tokens - 1:
+                rows.append(block_rows.stop - 1)
+                inputs.append(sampling_input)
+                sampled_requests.append(request)
+        if not rows:
+            return ()
+        drawn = sample(self._model.logits(hidden[rows]), inputs)
+        tokens = []
+        for request, given, result in zip(sampled_requests, inputs, drawn, strict=True):
+            request_id = request.given.request_id
+            if isinstance(result, InvalidLogits):
+                tokens.append(ProducedToken(request_id, 0, FinishReason.ERROR))
+                continue
+            request.new_token_ids.append(result.token_id)
+            reason = given.params.finish_reason(given.num_output_tokens + 1, result.token_id)
+            tokens.append(ProducedToken(request_id, result.token_id, reason, result.logprobs))
+        return tuple(tokens)
+
+    def _settle(
+        self,
+        plan: BatchPlan,
+        step: int,
+        ended: Iterable[RequestId],
+        live: set[RequestId],
+        stop_step: Callable[[], int],
+    ) -> bool:
+        """At a step's edge, drop from `live` what ended anywhere in the group.
+
+        Returns whether the leader stops the lease.
+        """
+        request_ids = plan.request_ids
+        payload = torch.zeros(1 + len(request_ids), dtype=torch.int64)
+        payload[0] = step + 1 >= stop_step()
+        for request_id in ended:
+            payload[1 + request_ids.index(request_id)] = 1
+        told = self._fabric.exchange_control(plan.group.instance_ids, payload)
+        for instance_payload in told.values():
+            live.difference_update(
+                request_id
+                for request_id, has_ended in zip(request_ids, instance_payload[1:].tolist(), strict=True)
+                if has_ended
+            )
+        return bool(told[plan.group.leader_id][0])
+
+
+def _inputs(
+    blocks: tuple[QueryBlock, ...], requests: dict[RequestId, _Progress]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Input ids, positions and sequence lengths of the rows of a step, each [T] int64.
+
+    The sequence length of a token is what its request had when it was first computed, however often and
+    in whatever chunks it is: the whole prompt for a token of the prompt, itself and all before for others.
+    """
+    token_ids: list[TokenId] = []
+    positions: list[int] = []
+    lengths: list[int] = []
+    for block in blocks:
+        request = requests[block.request_id]
+        token_ids += request.token_ids(block)
+        positions += block.positions
+        lengths += [max(request.given.num_prompt_tokens, position + 1) for position in block.positions]
+    ids, at, total = (torch.tensor(values, dtype=torch.int64) for values in (token_ids, positions, lengths))
+    return ids, at, total

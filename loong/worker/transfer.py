@@ -1,0 +1,76 @@
+"""Migrations: KV at rest goes to another pool, while batches of other requests run."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from loong.core.errors import ClusterError
+from loong.core.instructions import MoveKV
+from loong.core.placement import InstanceId
+from loong.core.plan import KVMigration
+from loong.fabric.protocol import Fabric
+from loong.worker.config import WorkerConfig
+from loong.worker.kv_pool import KVPool
+
+_TOKENS_PER_MESSAGE = 4096
+
+
+class SegmentMover:
+    """This worker's part in migrations between its own pools (by instance id) and those of others.
+
+    The destination takes slots first and copies into them; neither end frees anything. The engine releases
+    the source's slots when both ends are done, or the destination's if either failed.
+    """
+
+    def __init__(self, config: WorkerConfig, pools: Mapping[InstanceId, KVPool], fabric: Fabric) -> None:
+        self._config, self._pools, self._fabric = config, pools, fabric
+
+    def move(self, command: MoveKV) -> bool:
+        """Carry out this worker's part; whether it succeeded."""
+        migration = command.migration
+        source = self._pools.get(migration.segment.instance_id)
+        destination = self._pools.get(migration.destination_id)
+        try:
+            if source is not None and destination is not None:
+                self._copy(migration, source, destination)
+            elif source is not None:
+                self._send(command.migration_id, migration, source)
+            elif destination is not None:
+                self._receive(command.migration_id, migration, destination)
+        except ClusterError:
+            self._fabric.cancel_migration(command.migration_id)
+            return False
+        return True
+
+    def _copy(self, migration: KVMigration, source: KVPool, destination: KVPool) -> None:
+        owner_id, positions = migration.segment.owner_id, migration.segment.positions
+        to_slots = destination.allocate(owner_id, positions)
+        from_slots = source.slots(owner_id, positions)
+        for layer in range(source.num_layers):
+            kv = source.rows(layer, from_slots)
+            destination.store(layer, to_slots, kv[:, 0], kv[:, 1])
+
+    def _send(self, migration_id: int, migration: KVMigration, pool: KVPool) -> None:
+        peer_id = self._config.home_of(migration.destination_id)
+        for positions in _pieces(migration.segment.positions):
+            slots = pool.slots(migration.segment.owner_id, positions)
+            kv = torch.stack([pool.rows(layer, slots) for layer in range(pool.num_layers)])
+            self._fabric.send_segment(migration_id, peer_id, kv).wait()
+
+    def _receive(self, migration_id: int, migration: KVMigration, pool: KVPool) -> None:
+        peer_id = self._config.home_of(migration.segment.instance_id)
+        owner_id = migration.segment.owner_id
+        slots = pool.allocate(owner_id, migration.segment.positions)
+        done = 0
+        for positions in _pieces(migration.segment.positions):
+            kv = pool.empty_rows(len(positions))
+            self._fabric.receive_segment(migration_id, peer_id, kv).wait()
+            for layer in range(pool.num_layers):
+                pool.store(layer, slots[done : done + len(positions)], kv[layer, :, 0], kv[layer, :, 1])
+            done += len(positions)
+
+
+def _pieces(positions: range) -> Iterator[range]:
+    """The positions in messages of bounded size."""
+    for start in range(0, len(positions), _TOKENS_PER_MESSAGE):
+        yield positions[start : start + _TOKENS_PER_MESSAGE]
