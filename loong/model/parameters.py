@@ -142,8 +142,8 @@ class _Assembler:
         shard, prefix = self.shard, f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         has_qk_norm = shard.config.has_qk_norm
-        q, k, v = ((f"{attention}.{letter}_proj", rows) for letter, rows in
-                   (("q", shard.q_rows), ("k", shard.kv_rows), ("v", shard.kv_rows)))  # fmt: skip
+        q = (f"{attention}.q_proj", shard.q_rows)
+        k, v = ((f"{attention}.{letter}_proj", shard.kv_rows) for letter in "kv")
         return LayerParameters(
             attention_norm=self._whole(f"{prefix}.input_layernorm.weight"),
             qkv=self._by_rows([q, k, v]),

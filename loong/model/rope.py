@@ -59,12 +59,15 @@ def _wavelengths(theta: float | Tensor, head_dim: int, device: torch.device | No
 
 
 def _dynamic_frequencies(rope: DynamicRope, head_dim: int, sequence_lengths: Tensor) -> Tensor:
-    """Return frequencies [T, D / 2]: those of the default up to the original length, slower beyond."""
+    """Return frequencies [T, D / 2]: those of the default up to the original length, slower beyond.
+
+    In float64, for a position multiplies whatever a vectorised power rounds away.
+    """
     original = rope.original_max_position_embeddings
-    lengths = sequence_lengths.clamp(min=original)[:, None]
+    lengths = sequence_lengths.clamp(min=original).double()[:, None]
     stretch = rope.factor * lengths / original - (rope.factor - 1)
     theta = rope.rope_theta * stretch ** (head_dim / (head_dim - 2))
-    return 1.0 / _wavelengths(theta, head_dim, sequence_lengths.device)
+    return (1.0 / _wavelengths(theta, head_dim, sequence_lengths.device)).float()
 
 
 def _llama3_frequencies(rope: Llama3Rope, default: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """Shapes of well-known models, for serving dummy weights without any file."""
 
 from dataclasses import replace
+from pathlib import Path
 
-from loong.model.config import ModelConfig
+from loong.core.errors import ConfigError
+from loong.model.config import ModelConfig, load_config
 from loong.model.rope_config import DefaultRope, Llama3Rope
 
 _LLAMA_2_7B = ModelConfig(
@@ -79,3 +81,24 @@ SHAPES = {
         eos_token_ids=(151645, 151643),
     ),
 }
+
+LOAD_FORMATS = ("auto", "safetensors", "dummy")  # the first two are one: there is no other file format
+
+
+def find_config(model: str, load_format: str = "auto", dtype: str | None = None) -> ModelConfig:
+    """Return the config of a local folder or, with `load_format="dummy"`, also of a name in SHAPES.
+
+    `dtype` replaces the model's own. Raises ConfigError naming what would work.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
+    if load_format == "dummy" and model in SHAPES:
+        config = SHAPES[model]
+    elif Path(model).is_dir():
+        config = load_config(Path(model))
+    else:
+        raise ConfigError(
+            "model must be a local folder or, with load format dummy, one of "
+            f"{', '.join(SHAPES)}; got {model!r}"
+        )
+    return config if dtype is None else replace(config, dtype=dtype)

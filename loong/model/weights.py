@@ -38,8 +38,8 @@ def dummy_weights(shard: Shard, device: torch.device, *, seed: int = 0) -> Param
 class RandomTensors:
     """Tensors drawn on demand, each whole and from its own seed, so that no part depends on the others.
 
-    Norms are ones; everything else is uniform with variance 1 / columns. Uniform draws are the same bits on
-    every CPU, which normal ones are not; a GPU draws others.
+    Norms are ones; everything else is uniform with variance 1 / columns. Drawn from [0, 1) and then moved,
+    they are the same bits on every CPU, which normal draws are not; a GPU draws others.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -55,8 +55,8 @@ class RandomTensors:
             return tensor.fill_(1.0)[index]
         digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest) >> 1)
-        bound = math.sqrt(3 / shape[-1])
-        return tensor.uniform_(-bound, bound, generator=generator)[index]
+        width = math.sqrt(12 / shape[-1])
+        return tensor.uniform_(generator=generator).sub_(0.5).mul_(width)[index]
 
 
 @dataclass(frozen=True, slots=True)

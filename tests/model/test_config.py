@@ -1,0 +1,188 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES, write_tiny_model
+
+from loong.core.errors import ConfigError
+from loong.model.config import ModelConfig, load_config
+from loong.model.rope_config import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
+from loong.model.shapes import SHAPES, find_config
+
+LLAMA: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+
+
+def read(folder: Path, **changes: object) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+    return load_config(folder)
+
+
+def test_what_older_configs_leave_out_has_the_defaults_of_transformers(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 8, "bfloat16")
+    assert config.torch_dtype == torch.bfloat16
+    assert config.rope == DefaultRope(rope_theta=10000.0)
+    switches = (config.has_qkv_bias, config.has_o_bias, config.has_mlp_bias, config.has_qk_norm)
+    assert switches == (False, False, False, False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_transformers_writes_can_be_read(family: str, tmp_path: Path) -> None:
+    config = load_config(write_tiny_model(family, tmp_path))
+    assert (config.vocab_size, config.num_layers, config.dtype) == (97, 2, "float32")
+    assert config.eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rope"),
+    [
+        (None, DefaultRope(rope_theta=5e6)),
+        ({"type": "linear", "factor": 2}, LinearRope(rope_theta=5e6, factor=2.0)),
+        (
+            {"type": "dynamic", "factor": 2.0},
+            DynamicRope(rope_theta=5e6, factor=2.0, original_max_position_embeddings=4096),
+        ),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 512},
+            Llama3Rope(
+                rope_theta=5e6, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=512,
+            ),
+        ),
+        (
+            {"type": "yarn", "original_max_position_embeddings": 1024},
+            YarnRope(rope_theta=5e6, factor=4.0, original_max_position_embeddings=1024),
+        ),
+    ],
+)  # fmt: skip
+def test_the_older_and_the_newer_layout_of_rope_mean_the_same(
+    tmp_path: Path, scaling: dict[str, object] | None, rope: object
+) -> None:
+    assert read(tmp_path, rope_theta=5e6, rope_scaling=scaling).rope == rope
+    assert read(tmp_path, rope_parameters={**(scaling or {}), "rope_theta": 5e6}).rope == rope
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            r"architectures must start with one of Llama.*got \['GPT2LMHead",
+        ),
+        ({"architectures": None}, "architectures must start with one of .* got None"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config must be absent, .* 'awq'"),
+        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+        ({"hidden_size": "32"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
+        ({"vocab_size": 0}, r"Expected `int` >= 1 - at `\$.vocab_size`"),
+        ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
+        ({"head_dim": 7}, "head_dim must be even for rotary embedding, got 7"),
+        ({"torch_dtype": "int8"}, "dtype must be one of float32, float16, bfloat16, got 'int8'"),
+        (
+            {"rope_scaling": {"type": "longrope"}},
+            "rope_type must be one of default, linear, .* got 'longrope'",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "missing required field `factor`"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, r">= 1.0 - at `\$.factor`"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [1]}}, "unknown field `mrope_section`"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1.0, got 0.5"),
+        (
+            {
+                "rope_scaling": {
+                    "type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 4.0,
+                }
+            },
+            "high_freq_factor must be above low_freq_factor=4.0, got 4.0",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, **changes)
+
+
+def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*config.json: No such file"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": [')
+    with pytest.raises(ConfigError, match=r"config.json: Input data was truncated"):
+        load_config(tmp_path)
+
+
+def test_the_generation_config_knows_the_end_of_sequence_ids_better(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert read(tmp_path).eos_token_ids == (2, 7)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert read(tmp_path).eos_token_ids == (2,)
+
+
+def test_a_sliding_window_in_use_bounds_the_length(tmp_path: Path) -> None:
+    config = read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=1024)
+    assert config.max_length == 1024
+    config.check_max_length(1024)
+    with pytest.raises(ConfigError, match=r"sliding_window=1024, .* must be at most that, got 1025"):
+        config.check_max_length(1025)
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"use_sliding_window": False}, None),
+        ({"use_sliding_window": True, "max_window_layers": 2}, None),
+        ({"use_sliding_window": True, "max_window_layers": 1}, 1024),
+        ({"use_sliding_window": True, "layer_types": ["full_attention", "full_attention"]}, None),
+        ({"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, 1024),
+    ],
+)
+def test_qwen_switches_its_window_on_by_layer(
+    tmp_path: Path, changes: dict[str, object], window: int | None
+) -> None:
+    config = read(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=1024, **changes)
+    assert config.sliding_window == window
+
+
+def test_scaled_rope_lengthens_what_a_model_was_made_for(tmp_path: Path) -> None:
+    assert read(tmp_path, rope_scaling={"type": "linear", "factor": 2.0}).max_length == 8192
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    assert read(tmp_path, rope_scaling=yarn).max_length == 16384
+    assert SHAPES["llama-3.1-8b"].max_length == 131072
+
+
+def test_kv_bytes_per_token_are_those_of_all_layers_and_heads() -> None:
+    assert SHAPES["llama-3.1-8b"].kv_bytes_per_token == 128 * 1024
+    assert SHAPES["llama-2-7b"].kv_bytes_per_token == SHAPES["lwm-1m"].kv_bytes_per_token == 512 * 1024
+
+
+def test_a_model_is_found_by_folder_or_as_dummy_by_name(tmp_path: Path) -> None:
+    assert find_config("lwm-1m", "dummy", "float16").dtype == "float16"
+    assert find_config(str(write_tiny_model("llama", tmp_path))).hidden_size == 32
+    with pytest.raises(ConfigError, match="model must be a local folder or, with load format dummy, one of "):
+        find_config("lwm-1m")
+    with pytest.raises(ConfigError, match="load format must be one of auto, safetensors, dummy, got 'gguf'"):
+        find_config("lwm-1m", "gguf")
+    with pytest.raises(ConfigError, match=r"dtype must be one of .* got 'int8'"):
+        find_config("lwm-1m", "dummy", "int8")
+
+
+def test_reading_a_config_does_not_import_torch() -> None:
+    program = "import sys, loong.model.shapes; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
