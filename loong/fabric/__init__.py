@@ -1,0 +1,1 @@
+"""Data plane: the verbs by which KV, queries, partials and control move between instances."""

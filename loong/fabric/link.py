@@ -1,0 +1,118 @@
+"""One connection to one peer: frames out on the caller's thread, frames in on a thread of its own."""
+
+import socket
+import struct
+from contextlib import suppress
+from threading import Lock, Thread
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from loong.fabric.mailbox import Address, Mailbox
+from loong.fabric.traffic import Channel
+
+_FRAME = struct.Struct("<QQQ")  # channel, batch or migration id, bytes that follow
+_TIMEVAL = struct.Struct("ll")  # seconds, microseconds
+
+
+class LinkTimeoutError(Exception):
+    """The peer took nothing for the whole deadline."""
+
+
+class LinkLostError(Exception):
+    """The connection is gone."""
+
+
+class Link:
+    """A connection whose other end is the process `rank`.
+
+    The reader never stops reading, so a sender waits for no receiver's call, only for a process that runs.
+    """
+
+    def __init__(self, rank: int, connection: socket.socket, mailbox: Mailbox, deadline: float) -> None:
+        self.rank = rank
+        self.is_lost = False
+        self._connection = connection
+        self._mailbox = mailbox
+        self._deadline = deadline
+        self._sending = Lock()
+        seconds, fraction = divmod(deadline, 1)
+        timeval = _TIMEVAL.pack(int(seconds), int(fraction * 1e6))
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        self._reader = Thread(target=self._read_until_lost, name=f"fabric-from-{rank}", daemon=True)
+        self._reader.start()
+
+    def send(self, channel: Channel, batch_or_migration_id: int, payload: memoryview) -> None:
+        """Send one frame; returns once the payload may be reused.
+
+        Raises LinkLostError, or LinkTimeoutError when the peer stopped reading; the link is then cut,
+        for half a frame may be on its way.
+        """
+        header = _FRAME.pack(channel, batch_or_migration_id, len(payload))
+        try:
+            with self._sending:
+                self._send_all(header, payload)
+        except BlockingIOError as error:
+            self.cut()
+            raise LinkTimeoutError from error
+        except OSError as error:
+            raise LinkLostError from error
+
+    def cut(self) -> None:
+        """Stop both directions at once; the reader of either end sees it."""
+        with suppress(OSError):  # the peer may have closed first
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Cut the link and wait for its reader to end."""
+        self.cut()
+        self._reader.join()
+        self._connection.close()
+
+    def _send_all(self, header: bytes, payload: memoryview) -> None:
+        end = monotonic() + self._deadline
+        num_sent = 0
+        while True:  # a signal, or the deadline, may end the call in the middle
+            rest = payload[max(0, num_sent - len(header)) :]
+            num_sent += self._connection.sendmsg([header[num_sent:], rest])
+            if num_sent == len(header) + len(payload):
+                return
+            if monotonic() >= end:
+                raise BlockingIOError
+
+    def _read_until_lost(self) -> None:
+        with suppress(
+            OSError, EOFError, ValueError
+        ):  # gone, closed, or not a frame of ours: lost in each case
+            while True:
+                self._read_frame()
+        self.is_lost = True
+        self.cut()
+        self._mailbox.wake()
+
+    def _read_frame(self) -> None:
+        header = bytearray(_FRAME.size)
+        self._fill(memoryview(header))
+        channel, batch_or_migration_id, num_bytes = _FRAME.unpack(header)
+        payload = torch.empty(num_bytes, dtype=torch.uint8)
+        self._fill(memory_of(payload))
+        self._mailbox.deliver(Address(Channel(channel), batch_or_migration_id, self.rank), payload)
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            num_bytes = self._connection.recv_into(view)
+            if num_bytes == 0:
+                raise EOFError
+            view = view[num_bytes:]
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as uint8 [num_bytes], shared."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, shared."""
+    return bytes_of(tensor).numpy().data

@@ -1,0 +1,216 @@
+"""The data plane between CPU processes of one host, over Unix sockets."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
+from loong.fabric.link import Link, LinkLostError, LinkTimeoutError, bytes_of, memory_of
+from loong.fabric.mailbox import Address, Mailbox
+from loong.fabric.protocol import Pending
+from loong.fabric.roster import Plane, Roster
+from loong.fabric.tensor_parallel import TensorParallelGroup
+from loong.fabric.traffic import Channel, Traffic
+from loong.fabric.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The batch that is open, and the processes whose loss ends it."""
+
+    batch_id: int
+    group: tuple[int, ...]
+    links: Mapping[int, Link]  # by rank, without this process
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """Messages to come, each with the tensor it is copied into. Implements Pending."""
+
+    mailbox: Mailbox
+    incoming: tuple[tuple[Address, Tensor], ...]
+    peers: Collection[Link]
+    seconds: float
+
+    def wait(self) -> None:
+        """See Pending."""
+        deadline = monotonic() + self.seconds
+        for address, tensor in self.incoming:
+            message = self.mailbox.take(address, self.peers, deadline, self.seconds)
+            destination = bytes_of(tensor)
+            if len(message) != len(destination):
+                raise InvalidMessageError(
+                    f"{address.verb}: {len(message)} bytes came from rank {address.source}"
+                    f" where {len(destination)} were expected"
+                )
+            destination.copy_(message)
+
+
+class SocketFabric:
+    """Implements Fabric for `rank` of `world`.
+
+    The processes meet in `directory`, which must exist, be private to this user and have a short path;
+    its maker removes it. The constructor connects to whoever is there already; later ones connect to us.
+    """
+
+    def __init__(self, directory: Path, world: World, rank: int, *, deadline: float) -> None:
+        self.traffic = Traffic()
+        self._world = world
+        self._rank = rank
+        self._instance_id = world.instance_id(rank)
+        self._deadline = deadline
+        self._mailbox = Mailbox(world)
+        self._roster = Roster(directory, world, rank, self._mailbox, deadline)
+        self._open_batch: _Batch | None = None
+        self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
+
+    def wait_for_peers(self) -> None:
+        """Return once the whole world has joined; DeadlineError names who has not."""
+        self._roster.wait_for_all()
+
+    @contextmanager
+    def batch(self, batch_id: int, group: tuple[int, ...]) -> Iterator[None]:
+        """See Fabric."""
+        if self._open_batch is not None:
+            raise InvalidMessageError(f"batch {batch_id} opened inside batch {self._open_batch.batch_id}")
+        if batch_id <= self._mailbox.last_closed_batch:
+            raise InvalidMessageError(f"batch {batch_id} after batch {self._mailbox.last_closed_batch}")
+        if self._instance_id not in group:
+            raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
+        ranks = [rank for i in group for rank in self._world.ranks(i) if rank != self._rank]
+        links = {rank: self._roster.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
+        self._open_batch = _Batch(batch_id, group, links)
+        try:
+            yield
+        finally:
+            self._open_batch = None
+            self._mailbox.close_batch(batch_id)
+
+    def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+        """See Fabric."""
+        if self._instance_id not in ring:
+            raise InvalidMessageError(f"instance {self._instance_id} is not in the ring {ring}")
+        place = ring.index(self._instance_id)
+        following, previous = ring[(place + 1) % len(ring)], ring[place - 1]
+        return self.exchange({following: outgoing}, {previous: incoming}, Channel.RING)
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
+        """See Fabric."""
+        return self._exchange_ranks(
+            {self._counterpart(i): tensor for i, tensor in outgoing.items()},
+            {self._counterpart(i): tensor for i, tensor in incoming.items()},
+            channel,
+        )
+
+    def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
+        """See Fabric."""
+        received = {instance_id: torch.empty_like(payload) for instance_id in group}
+        is_speaker = self._world.tp_rank(self._rank) == 0
+        listeners = [rank for i in group for rank in self._world.ranks(i)] if is_speaker else []
+        speakers = {self._world.rank(i, 0): tensor for i, tensor in received.items()}
+        self._exchange_ranks(dict.fromkeys(listeners, payload), speakers, Channel.CONTROL).wait()
+        return received
+
+    def send_segment(self, migration_id: int, destination: int, tensor: Tensor) -> Pending:
+        """See Fabric."""
+        link = self._migration_link(destination, migration_id)
+        if _is_message(tensor):
+            self._send(link, Channel.SEGMENT, migration_id, tensor)
+        return _Arrivals(self._mailbox, (), (), self._deadline)
+
+    def receive_segment(self, migration_id: int, source: int, tensor: Tensor) -> Pending:
+        """See Fabric."""
+        link = self._migration_link(source, migration_id)
+        address = Address(Channel.SEGMENT, migration_id, link.rank)
+        incoming = ((address, tensor),) if _is_message(tensor) else ()
+        return _Arrivals(self._mailbox, incoming, (link,), self._deadline)
+
+    def cancel_migration(self, migration_id: int) -> None:
+        """See Fabric."""
+        self._mailbox.cancel_migration(migration_id)
+
+    def fence(self, instance_id: int) -> None:
+        """See Fabric."""
+        self._roster.cut(self._world.ranks(instance_id))
+
+    def close(self) -> None:
+        """See Fabric."""
+        self._roster.close()
+
+    def _exchange_ranks(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
+        batch = self._current_batch()
+        for rank, tensor in outgoing.items():
+            if not _is_message(tensor):
+                continue
+            if rank == self._rank:
+                own = Address(channel, batch.batch_id, rank)
+                self._mailbox.deliver(own, bytes_of(tensor).clone())
+            else:
+                self._send(self._link_in(batch, rank), channel, batch.batch_id, tensor)
+        expected = tuple(
+            (Address(channel, batch.batch_id, rank), tensor)
+            for rank, tensor in incoming.items()
+            if _is_message(tensor)
+        )
+        return _Arrivals(self._mailbox, expected, batch.links.values(), self._deadline)
+
+    def _gather_shards(self, x: Tensor) -> list[Tensor]:
+        ranks = self._world.ranks(self._instance_id)
+        shards = {rank: x if rank == self._rank else torch.empty_like(x) for rank in ranks}
+        others = {rank: shard for rank, shard in shards.items() if rank != self._rank}
+        self._exchange_ranks(dict.fromkeys(others, x), others, Channel.TENSOR_PARALLEL).wait()
+        return list(shards.values())
+
+    def _send(self, link: Link, channel: Channel, batch_or_migration_id: int, tensor: Tensor) -> None:
+        payload = memory_of(tensor)
+        verb = Address(channel, batch_or_migration_id, self._rank).verb
+        peer = self._world.instance_id(link.rank), self._world.tp_rank(link.rank)
+        try:
+            link.send(channel, batch_or_migration_id, payload)
+        except LinkLostError as error:
+            raise PeerLostError(verb, *peer) from error
+        except LinkTimeoutError as error:
+            raise DeadlineError(verb, *peer, self._deadline) from error
+        self.traffic.count(channel, len(payload))
+
+    def _current_batch(self) -> _Batch:
+        if self._open_batch is None:
+            raise InvalidMessageError(
+                "no batch is open: verbs other than segments need `with fabric.batch(...)`"
+            )
+        return self._open_batch
+
+    def _link_in(self, batch: _Batch, rank: int) -> Link:
+        if rank not in batch.links:
+            instance_id = self._world.instance_id(rank)
+            raise InvalidMessageError(
+                f"instance {instance_id} is not in the group {batch.group} of the batch"
+            )
+        return batch.links[rank]
+
+    def _migration_link(self, instance_id: int, migration_id: int) -> Link:
+        verb = f"segment of migration {migration_id}"
+        return self._roster.link(self._counterpart(instance_id), Plane.MIGRATION, verb)
+
+    def _counterpart(self, instance_id: int) -> int:
+        return self._world.rank(instance_id, self._world.tp_rank(self._rank))
+
+
+def _is_message(tensor: Tensor) -> bool:
+    """Whether a tensor has anything to send; refuses one that cannot travel as it lies in memory."""
+    if not tensor.is_contiguous():
+        raise InvalidMessageError(
+            f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous"
+        )
+    if tensor.device.type != "cpu":
+        raise InvalidMessageError(f"a tensor on {tensor.device} cannot travel over sockets")
+    return tensor.numel() > 0

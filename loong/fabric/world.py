@@ -1,0 +1,32 @@
+"""Who is who: every process is one tensor-parallel rank of one instance."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All processes of a data plane: rank = instance_id * tp_size + tp_rank."""
+
+    num_instances: int
+    tp_size: int
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self.num_instances * self.tp_size
+
+    def rank(self, instance_id: int, tp_rank: int) -> int:
+        """The rank of one process."""
+        return instance_id * self.tp_size + tp_rank
+
+    def instance_id(self, rank: int) -> int:
+        """The instance that `rank` belongs to."""
+        return rank // self.tp_size
+
+    def tp_rank(self, rank: int) -> int:
+        """The place of `rank` inside its instance."""
+        return rank % self.tp_size
+
+    def ranks(self, instance_id: int) -> range:
+        """All processes of one instance."""
+        return range(self.rank(instance_id, 0), self.rank(instance_id + 1, 0))
