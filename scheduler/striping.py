@@ -1,0 +1,70 @@
+"""What one request does in a batch: which master computes which positions, and where the KV stays."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import stripe
+from loong.core.request import RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of one request in a batch."""
+
+    queries: tuple[QueryBlock, ...]
+    writes: tuple[KVSegment, ...]
+
+
+def batch_of(group: ESPGroup, shares: Iterable[Share], num_steps: int = 1) -> BatchPlan:
+    """The batch in which `group` carries out `shares`."""
+    parts = tuple(shares)
+    queries = tuple(block for part in parts for block in part.queries)
+    writes = tuple(segment for part in parts for segment in part.writes)
+    return BatchPlan(group, queries, writes, num_steps)
+
+
+def next_positions(view: RequestView, num_tokens: int) -> range:
+    """The next `num_tokens` positions to compute."""
+    first = view.num_computed_tokens
+    return range(first, first + num_tokens)
+
+
+def decode_share(view: RequestView, master_id: InstanceId, num_steps: int = 1) -> Share:
+    """One token a step, for a lease of `num_steps` or until the request must end."""
+    num_tokens = min(num_steps, view.num_remaining_tokens)
+    block = QueryBlock(view.request_id, next_positions(view, 1), master_id, Transfer.QUERY)
+    return Share((block,), (KVSegment(view.request_id, next_positions(view, num_tokens), master_id),))
+
+
+def whole_share(view: RequestView, num_tokens: int, master_id: InstanceId) -> Share:
+    """A chunk that one master computes and stores; its queries travel to KV held elsewhere."""
+    positions = next_positions(view, num_tokens)
+    block = QueryBlock(view.request_id, positions, master_id, Transfer.QUERY)
+    return Share((block,), (KVSegment(view.request_id, positions, master_id),))
+
+
+def striped_share(view: RequestView, num_tokens: int, group: ESPGroup, transfer: Transfer) -> Share:
+    """A chunk in stripes of size 1 over the ring, every stripe stored where it is made."""
+    positions = next_positions(view, num_tokens)
+    stripes = ((stripe(positions, i, group.dop), master) for i, master in enumerate(group.instance_ids))
+    blocks = tuple(QueryBlock(view.request_id, p, master, transfer) for p, master in stripes if p)
+    return Share(blocks, tuple(KVSegment(view.request_id, b.positions, b.master_id) for b in blocks))
+
+
+def retained_share(
+    view: RequestView, num_tokens: int, group: ESPGroup, free: Mapping[InstanceId, int]
+) -> Share:
+    """A striped chunk whose circulating KV is kept by the instances of `free` alone, in proportion to it.
+
+    `free` maps instances of the group to free slots, at least `num_tokens` in all. Each keeps one run of
+    neighboring positions.
+    """
+    striped = striped_share(view, num_tokens, group, Transfer.KV)
+    positions, total = next_positions(view, num_tokens), sum(free.values())
+    edges = (num_tokens * slots // total for slots in accumulate(free.values(), initial=0))
+    runs = ((positions[a:b], keeper) for (a, b), keeper in zip(pairwise(edges), free, strict=True))
+    return Share(striped.queries, tuple(KVSegment(view.request_id, p, i) for p, i in runs if p))
