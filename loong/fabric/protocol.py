@@ -47,7 +47,10 @@ class Fabric(Protocol):
     """
 
     traffic: Traffic
-    tensor_parallel: TensorParallelVerbs
+
+    @property
+    def tensor_parallel(self) -> TensorParallelVerbs:
+        """The collectives of this instance's processes."""
 
     def batch(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[None]:
         """Open the batch that the verbs belong to; `group` holds the ids of the instances that run it.

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic, sleep
 
+from loong.core.errors import ClusterError
 from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link
 from loong.fabric.mailbox import Mailbox
@@ -160,6 +161,6 @@ def _lock(path: Path, deadline: float) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if monotonic() > end:
-                raise TimeoutError(f"another process holds {path} for more than {deadline:g} s")
+                raise ClusterError(f"another process holds {path} for more than {deadline:g} s")
             sleep(0.005)
         yield
