@@ -5,13 +5,13 @@ order, so no two of them wait for each other in a circle. An error in either thr
 the process: the engine decides what becomes of its work.
 """
 
+import io
 import os
 import signal
 import sys
 import threading
 import traceback
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
@@ -28,7 +28,7 @@ from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
-from loong.model.load import LoadFormat, load_model, resolve_config
+from loong.model.load import load_model
 from loong.model.tensor_parallel import Shard
 from loong.wire import (
     BatchDone,
@@ -75,9 +75,9 @@ class Worker:
         self, config: WorkerConfig, fabric: Fabric, context: "zmq.Context[zmq.Socket[bytes]]"
     ) -> None:
         self._config, self._context = config, context
-        load_format = LoadFormat(config.load_format)
-        model_config = resolve_config(config.model, config.dtype, load_format)
-        model = load_model(model_config, config.model, load_format, config.seed, fabric.tensor_parallel)
+        model = load_model(
+            config.model, config.load_format, config.dtype, config.seed, fabric.tensor_parallel
+        )
         pool = _make_pool(model.shard, config.kv_capacity)
         self._pools: dict[InstanceId, KVPool] = {config.instance_id: pool}
         if config.host_kv_capacity:
@@ -101,7 +101,7 @@ class Worker:
             if monotonic() >= beat_at:
                 reports.send(Heartbeat(self._config.instance_id, self._config.tp_rank))
                 beat_at = monotonic() + HEARTBEAT_SECONDS
-            if not commands.poll(HEARTBEAT_SECONDS * 1000):
+            if not commands.poll(round(HEARTBEAT_SECONDS * 1000)):
                 continue
             command = decode_command(commands.recv())
             if isinstance(command, Shutdown):
@@ -132,21 +132,23 @@ class Worker:
 
     def _run_batches(self) -> None:
         reports = self._reports()
-        instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
         while True:
             command = self._batches.get()
-            batch_id = command.batch_id
-
-            def report_tokens(step: int, tokens: tuple[ProducedToken, ...], batch_id: int = batch_id) -> None:
-                if tp_rank == 0:  # all ranks sample the same
-                    reports.send(StepDone(batch_id, step, tokens))
-
-            num_steps = self._runner.run(
-                command, partial(self._stop_steps.get, batch_id, _NEVER), report_tokens
-            )
-            for past_id in [i for i in list(self._stop_steps) if i <= batch_id]:
+            num_steps = self._run_batch(command, reports)
+            for past_id in [i for i in list(self._stop_steps) if i <= command.batch_id]:
                 del self._stop_steps[past_id]
-            reports.send(BatchDone(batch_id, instance_id, tp_rank, num_steps))
+            done = BatchDone(command.batch_id, self._config.instance_id, self._config.tp_rank, num_steps)
+            reports.send(done)
+
+    def _run_batch(self, command: RunBatch, reports: Reports) -> int:
+        def stop_step() -> int:
+            return self._stop_steps.get(command.batch_id, _NEVER)
+
+        def report_tokens(step: int, tokens: tuple[ProducedToken, ...]) -> None:
+            if self._config.tp_rank == 0:  # all ranks sample the same
+                reports.send(StepDone(command.batch_id, step, tokens))
+
+        return self._runner.run(command, stop_step, report_tokens)
 
     def _run_migrations(self) -> None:
         reports = self._reports()
@@ -174,8 +176,9 @@ def _make_pool(shard: Shard, num_slots: int) -> KVPool:
 
 def main() -> None:
     """Be the worker whose config is the first line of standard input; end when that is closed."""
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerConfig)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    stdin = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+    config = msgspec.json.decode(stdin.readline(), type=WorkerConfig)
+    threading.Thread(target=_die_with_parent, args=(stdin,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the engine's to handle
     torch.set_num_threads(config.num_threads)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -190,9 +193,9 @@ def main() -> None:
     context.destroy(linger=1000)
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(stdin: io.RawIOBase) -> None:
     """The engine holds the other end of standard input, so its death, however sudden, ends this process."""
-    while sys.stdin.buffer.read(1):
+    while stdin.read(1):
         pass
     os._exit(1)
 

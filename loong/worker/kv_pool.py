@@ -1,0 +1,187 @@
+"""Where one instance keeps keys and values: memory taken once, handed out token by token."""
+
+from threading import Lock
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from loong.core.errors import InvalidPlanError
+from loong.core.placement import OwnerId
+
+_NO_SLOT = -1
+
+
+class KVPool:
+    """Keys and values of `num_slots` tokens, in one tensor [num_slots, 2, K, D] a layer.
+
+    A slot is one token's room in every layer, K beside V. Each owner maps positions to slots; owners that
+    share a prefix map its positions to the same slots, and a slot is free when no owner maps to it. Any
+    thread may take and release slots. A released slot is handed out next, so release nothing that a running
+    step may still use. Slots are int64, on `device`, and in the order of the positions asked for.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_slots, 2, num_kv_heads, head_dim)
+        self._layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self._device = device
+        self._free = list(range(num_slots - 1, -1, -1))  # a stack: its end is handed out next
+        self._num_owners = torch.zeros(num_slots, dtype=torch.int32)
+        self._maps: dict[OwnerId, _PositionMap] = {}
+        self._lock = Lock()  # guards the three above
+
+    @property
+    def num_layers(self) -> int:
+        """Layers whose KV a slot holds."""
+        return len(self._layers)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no owner maps to."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Slots that some owner maps to; shared ones count once."""
+        return len(self._num_owners) - self.num_free
+
+    @property
+    def owners(self) -> frozenset[OwnerId]:
+        """All that have a slot."""
+        with self._lock:
+            return frozenset(self._maps)
+
+    def allocate(self, owner_id: OwnerId, positions: range) -> Tensor:
+        """Take a free slot for each of `positions` and return them, [n].
+
+        Raises InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
+        """
+        with self._lock:
+            first = len(self._free) - len(positions)
+            if first < 0:
+                raise InvalidPlanError(
+                    f"{owner_id} is to store {len(positions)} tokens, but {self.num_free} slots are free"
+                )
+            slots = torch.tensor(self._free[first:][::-1], dtype=torch.int64)
+            self._map(owner_id, positions, slots)
+            del self._free[first:]
+        return slots.to(self._device)
+
+    def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
+        """The slots [n] of `positions`. Raises InvalidPlanError if one has none."""
+        with self._lock:
+            slots = self._mapped(owner_id, positions)
+        return slots.to(self._device)
+
+    def share(self, owner_id: OwnerId, other_owner_id: OwnerId, positions: range) -> None:
+        """Map `positions` of `other_owner_id` to the slots that they have with `owner_id`.
+
+        Raises InvalidPlanError, and shares none, if one has no slot there, or has one here.
+        """
+        with self._lock:
+            self._map(other_owner_id, positions, self._mapped(owner_id, positions))
+
+    def release(self, owner_id: OwnerId) -> None:
+        """Take everything from an owner, who need not have anything."""
+        with self._lock:
+            position_map = self._maps.pop(owner_id, None)
+            if position_map is not None:
+                self._unmap(position_map.clear(range(position_map.capacity)))
+
+    def release_positions(self, owner_id: OwnerId, positions: range) -> None:
+        """Take from an owner what it has of `positions`."""
+        with self._lock:
+            position_map = self._maps.get(owner_id)
+            if position_map is not None:
+                self._unmap(position_map.clear(positions))
+                if position_map.is_empty:
+                    del self._maps[owner_id]
+
+    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k, v [n, K, D] into distinct slots [n]."""
+        kv = self._layers[layer]
+        kv[:, 0].index_copy_(0, slots, k)
+        kv[:, 1].index_copy_(0, slots, v)
+
+    def rows(self, layer: int, slots: Tensor) -> Tensor:
+        """Copy out the KV [n, 2, K, D] of slots [n]."""
+        return self._layers[layer].index_select(0, slots)
+
+    def kv(self, layer: int) -> Tensor:
+        """The memory itself, [num_slots, 2, K, D], for kernels that read through slots."""
+        return self._layers[layer]
+
+    def empty_rows(self, num_tokens: int) -> Tensor:
+        """Room outside the pool for the KV of tokens in all layers, [num_layers, n, 2, K, D]."""
+        layer = self._layers[0]
+        return layer.new_empty(self.num_layers, num_tokens, *layer.shape[1:])
+
+    def _mapped(self, owner_id: OwnerId, positions: range) -> Tensor:
+        slots = self._maps.get(owner_id, _PositionMap()).read(positions)
+        num_missing = int((slots == _NO_SLOT).sum())
+        if num_missing:
+            raise InvalidPlanError(
+                f"{num_missing} of the {len(positions)} positions {positions} of {owner_id} have no slot"
+            )
+        return slots
+
+    def _map(self, owner_id: OwnerId, positions: range, slots: Tensor) -> None:
+        position_map = self._maps.get(owner_id, _PositionMap())
+        num_mapped = int((position_map.read(positions) != _NO_SLOT).sum())
+        if num_mapped:
+            raise InvalidPlanError(
+                f"{num_mapped} of the {len(positions)} positions {positions} of {owner_id} have a slot"
+            )
+        if positions:
+            position_map.write(positions, slots)
+            self._maps[owner_id] = position_map
+            self._num_owners[slots] += 1
+
+    def _unmap(self, slots: Tensor) -> None:
+        self._num_owners[slots] -= 1
+        freed = slots[self._num_owners[slots] == 0]
+        self._free += reversed(freed.tolist())
+
+
+class _PositionMap:
+    """The slots of one owner by position: a tensor [capacity] with room to spare, so a range is a slice."""
+
+    def __init__(self) -> None:
+        self._slots = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def capacity(self) -> int:
+        """One more than the last position it has room for."""
+        return len(self._slots)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no position has a slot."""
+        return bool((self._slots == _NO_SLOT).all())
+
+    def read(self, positions: range) -> Tensor:
+        """A copy of the slots [n] of `positions`, `_NO_SLOT` where there is none."""
+        known = self._slots[positions.start : positions.stop : positions.step]
+        return F.pad(known, (0, len(positions) - len(known)), value=_NO_SLOT)
+
+    def write(self, positions: range, slots: Tensor) -> None:
+        """Give `positions`, of which there are some, these slots [n]."""
+        if positions[-1] >= self.capacity:
+            capacity = max(positions[-1] + 1, 2 * self.capacity)
+            self._slots = F.pad(self._slots, (0, capacity - self.capacity), value=_NO_SLOT)
+        self._slots[positions.start : positions.stop : positions.step] = slots
+
+    def clear(self, positions: range) -> Tensor:
+        """Forget the slots of `positions`, and return those there were."""
+        slots = self.read(positions)
+        slots = slots[slots != _NO_SLOT]
+        self._slots[positions.start : positions.stop : positions.step] = _NO_SLOT
+        return slots
