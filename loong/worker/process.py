@@ -176,7 +176,7 @@ def _make_pool(shard: Shard, num_slots: int) -> KVPool:
 
 def main() -> None:
     """Be the worker whose config is the first line of standard input; end when that is closed."""
-    stdin = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+    stdin = sys.stdin.buffer.raw  # unbuffered: a buffer's lock would outlive the thread that reads
     config = msgspec.json.decode(stdin.readline(), type=WorkerConfig)
     threading.Thread(target=_die_with_parent, args=(stdin,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the engine's to handle
