@@ -1,13 +1,17 @@
 """From records to numbers: latencies, throughput, goodput and attainment, as a whole and by length."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from loong.workloads.record import RequestRecord
 from loong.workloads.slo import SLOLimits
+
+Distribution: TypeAlias = Mapping[str, float]
+"""Each of `STATISTICS` of some samples, in their unit."""
 
 LimitsOf = Callable[[int], SLOLimits]
 """The bounds of a request whose prompt has that many tokens."""
@@ -16,25 +20,17 @@ BUCKET_EDGES = (0, 4_096, 32_768, 131_072, math.inf)
 BUCKET_NAMES = ("< 4k", "4-32k", "32-128k", "> 128k")
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Summary of some samples, in their unit."""
+STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 
-    mean: float
-    std: float
-    median: float
-    p90: float
-    p95: float
-    p99: float
 
-    @staticmethod
-    def of(samples: Iterable[float]) -> "Distribution | None":
-        """Summarize the samples (percentiles interpolate linearly); None if there are none."""
-        values = np.fromiter(samples, dtype=np.float64)
-        if values.size == 0:
-            return None
-        median, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
-        return Distribution(float(values.mean()), float(values.std()), median, p90, p95, p99)
+def distribution_of(samples: Iterable[float]) -> Distribution | None:
+    """Summarize the samples (percentiles interpolate linearly); None if there are none."""
+    values = np.fromiter(samples, dtype=np.float64)
+    if values.size == 0:
+        return None
+    p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
+    statistics = (float(values.mean()), p50, float(values.std()), p90, p95, p99)
+    return dict(zip(STATISTICS, statistics, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +53,30 @@ class Latencies:
     def of(completed: Sequence[RequestRecord]) -> "Latencies":
         """Summarize requests that all completed; ITL pools the gaps of all of them."""
         return Latencies(
-            ttft=Distribution.of(r.ttft for r in completed),
-            tpot=Distribution.of(r.tpot for r in completed if r.tpot is not None),
-            itl=Distribution.of(gap for r in completed for gap in r.itls),
-            e2el=Distribution.of(r.e2el for r in completed),
-            normalized=Distribution.of(
+            ttft=distribution_of(r.ttft for r in completed),
+            tpot=distribution_of(r.tpot for r in completed if r.tpot is not None),
+            itl=distribution_of(gap for r in completed for gap in r.itls),
+            e2el=distribution_of(r.e2el for r in completed),
+            normalized=distribution_of(
                 r.e2el / max(r.num_prompt_tokens + r.num_output_tokens, 1) for r in completed
             ),
-            normalized_input=Distribution.of(r.ttft / max(r.num_prompt_tokens, 1) for r in completed),
-            normalized_output=Distribution.of(
+            normalized_input=distribution_of(r.ttft / max(r.num_prompt_tokens, 1) for r in completed),
+            normalized_output=distribution_of(
                 (r.e2el - r.ttft) / max(r.num_output_tokens, 1) for r in completed
             ),
         )
+
+    def by_name(self) -> dict[str, Distribution | None]:
+        """Return the distributions by their names, as they stand in vLLM's keys where it has them."""
+        return {
+            "ttft": self.ttft,
+            "tpot": self.tpot,
+            "itl": self.itl,
+            "e2el": self.e2el,
+            "normalized": self.normalized,
+            "normalized_input": self.normalized_input,
+            "normalized_output": self.normalized_output,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +164,7 @@ def compute_metrics(
         num_output_tokens=sum(r.num_output_tokens for r in completed),
         num_without_usage=sum(r.usage is None for r in completed),
         latencies=Latencies.of(completed),
-        lateness=Distribution.of(r.lateness for r in records),
+        lateness=distribution_of(r.lateness for r in records),
         buckets=_buckets(records, limits_of, length_scale),
     )
 

@@ -15,6 +15,13 @@ class PrefillFit:
     linear: float
     quadratic: float
 
+    def describe(self) -> str:
+        """Return the formula with its units, for a report."""
+        return (
+            f"{self.constant * 1e3:.3g} ms + {self.linear * 1e6:.3g} us x n + "
+            f"{self.quadratic * 1e12:.3g} ps x n^2"
+        )
+
     def __call__(self, num_prompt_tokens: int) -> float:
         """Return the predicted seconds."""
         return self.constant + (self.linear + self.quadratic * num_prompt_tokens) * num_prompt_tokens

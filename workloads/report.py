@@ -8,6 +8,16 @@ from loong.workloads.metrics import Distribution, Metrics
 BLOCK_WIDTH = 50
 HISTOGRAM_WIDTH = 40
 UNKNOWN = "n/a"
+HEADINGS = {
+    "ttft": ("Time to First Token", "TTFT"),
+    "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),
+    "itl": ("Inter-token Latency", "ITL"),
+    "e2el": ("End-to-end Latency", "E2EL"),
+    "normalized": ("End-to-end Latency per Token", "normalized"),
+    "normalized_input": ("Input Latency per Prompt Token", "input"),
+    "normalized_output": ("Output Latency per Output Token", "output"),
+}
+SHOWN_STATISTICS = {"mean": "Mean", "median": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
 
 
 def format_run(title: str, metrics: Metrics, slo: str | None) -> str:
@@ -29,20 +39,13 @@ def format_run(title: str, metrics: Metrics, slo: str | None) -> str:
     if slo is not None:
         lines.append(_row("Request goodput (req/s):", _number(metrics.request_goodput)))
         lines.append(_row("SLO attainment (% of all sent):", _percent(metrics.attainment)))
-    latencies = metrics.latencies
-    for heading, short, distribution in (
-        ("Time to First Token", "TTFT", latencies.ttft),
-        ("Time per Output Token (excl. 1st token)", "TPOT", latencies.tpot),
-        ("Inter-token Latency", "ITL", latencies.itl),
-        ("End-to-end Latency", "E2EL", latencies.e2el),
-    ):
-        lines += _distribution(heading, short, distribution)
-    for heading, short, distribution in (
-        ("Latency per Token", "", latencies.normalized),
-        ("Input Latency per Prompt Token", "input", latencies.normalized_input),
-        ("Output Latency per Token", "output", latencies.normalized_output),
-    ):
-        lines += _distribution(heading, f"norm. {short}".strip(), distribution)
+    for name, distribution in metrics.latencies.by_name().items():
+        heading, short = HEADINGS[name]
+        lines.append(f"{heading:-^{BLOCK_WIDTH}}")
+        lines += [
+            _row(f"{label} {short} (ms):", _ms(distribution, statistic))
+            for statistic, label in SHOWN_STATISTICS.items()
+        ]
     lines.append("=" * BLOCK_WIDTH)
     return "\n".join(lines + _notes(metrics, slo))
 
@@ -90,7 +93,7 @@ def format_comparison(runs: Mapping[str, Metrics]) -> str:
         rows += [
             (
                 f"{name.upper()} {statistic} (ms)",
-                *(_ms(getattr(m.latencies, name), statistic) for m in runs.values()),
+                *(_ms(m.latencies.by_name()[name], statistic) for m in runs.values()),
             )
             for statistic in ("mean", "median", "p90", "p99")
         ]
@@ -128,29 +131,13 @@ def _notes(metrics: Metrics, slo: str | None) -> list[str]:
     if slo is not None:
         notes.append(f"SLO: {slo}")
     if metrics.lateness is not None:
-        notes.append(f"Load generator behind by p99: {metrics.lateness.p99 * 1e3:.2f} ms")
+        notes.append(f"Load generator behind by p99: {metrics.lateness['p99'] * 1e3:.2f} ms")
     if metrics.num_without_usage:
         notes.append(
             f"{metrics.num_without_usage} requests came without usage: their output tokens are the pieces of "
             "their streams"
         )
     return notes
-
-
-def _distribution(heading: str, short: str, distribution: Distribution | None) -> list[str]:
-    return [
-        f"{heading:-^{BLOCK_WIDTH}}",
-        *(
-            _row(f"{label} {short} (ms):", _ms(distribution, statistic))
-            for label, statistic in (
-                ("Mean", "mean"),
-                ("Median", "median"),
-                ("P90", "p90"),
-                ("P95", "p95"),
-                ("P99", "p99"),
-            )
-        ),
-    ]
 
 
 def _row(name: str, value: str) -> str:
@@ -174,7 +161,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _ms(distribution: Distribution | None, statistic: str) -> str:
     if distribution is None:
         return UNKNOWN
-    return _number(getattr(distribution, statistic) * 1e3)
+    return _number(distribution[statistic] * 1e3)
 
 
 def _number(value: float | None) -> str:

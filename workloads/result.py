@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from loong.workloads.metrics import Latencies, Metrics
+from loong.workloads.metrics import STATISTICS, Latencies, Metrics
 from loong.workloads.record import RequestRecord
 
-JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | dict[str, JSON]"
-
-_STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
-_LATENCIES = ("ttft", "tpot", "itl", "e2el", "normalized", "normalized_input", "normalized_output")
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | dict[str, JSON] | None"
 
 
 def result_json(metrics: Metrics, records: Sequence[RequestRecord]) -> dict[str, JSON]:
@@ -32,7 +29,7 @@ def result_json(metrics: Metrics, records: Sequence[RequestRecord]) -> dict[str,
         "request_goodput": metrics.request_goodput,
         "slo_attainment": metrics.attainment,
         **_latencies(metrics.latencies),
-        "p99_generator_lateness_ms": None if metrics.lateness is None else metrics.lateness.p99 * 1e3,
+        "p99_generator_lateness_ms": None if metrics.lateness is None else metrics.lateness["p99"] * 1e3,
         "by_prompt_length": [
             {
                 "bucket": bucket.name,
@@ -52,10 +49,8 @@ def result_json(metrics: Metrics, records: Sequence[RequestRecord]) -> dict[str,
 
 
 def _latencies(latencies: Latencies) -> dict[str, JSON]:
-    keys: dict[str, JSON] = {}
-    for name in _LATENCIES:
-        distribution = getattr(latencies, name)
-        for statistic in _STATISTICS:
-            value = None if distribution is None else getattr(distribution, statistic) * 1e3
-            keys[f"{statistic}_{name}_ms"] = value
-    return keys
+    return {
+        f"{statistic}_{name}_ms": None if distribution is None else distribution[statistic] * 1e3
+        for name, distribution in latencies.by_name().items()
+        for statistic in STATISTICS
+    }

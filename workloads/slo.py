@@ -48,10 +48,16 @@ class SLORule:
         """Whether the bounds depend on how long an unloaded prefill takes."""
         return self.prefill_factor > 0
 
-    def limits(self, num_prompt_tokens: int, prefill_time: PrefillTime) -> SLOLimits:
-        """Return the bounds of a request with a prompt of that length."""
+    def limits(self, num_prompt_tokens: int, prefill_time: PrefillTime | None = None) -> SLOLimits:
+        """Return the bounds of a request with a prompt of that length.
+
+        Raises:
+            ValueError: the rule needs a prefill time and none is given.
+        """
         ttft = self.ttft
         if self.needs_prefill_time:
+            if prefill_time is None:
+                raise ValueError(f"SLO {self.name} depends on the time of an unloaded prefill")
             ttft = max(ttft, self.prefill_factor * prefill_time(num_prompt_tokens))
         return SLOLimits(ttft * self.scale, self.tpot * self.scale, self.e2el * self.scale)
 

@@ -1,0 +1,7 @@
+"""Errors of measuring."""
+
+from loong.core.errors import LoongError
+
+
+class ServerUnusableError(LoongError):
+    """The server under test does not start, does not answer, or fails its first requests."""
