@@ -5,13 +5,13 @@ order, so no two of them wait for each other in a circle. An error in either thr
 the process: the engine decides what becomes of its work.
 """
 
-import io
 import os
 import signal
 import sys
 import threading
 import traceback
 from contextlib import closing
+from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
@@ -176,7 +176,7 @@ def _make_pool(shard: Shard, num_slots: int) -> KVPool:
 
 def main() -> None:
     """Be the worker whose config is the first line of standard input; end when that is closed."""
-    stdin = sys.stdin.buffer.raw  # unbuffered: a buffer's lock would outlive the thread that reads
+    stdin = FileIO(sys.stdin.fileno(), closefd=False)  # a buffer has a lock, which a reading thread holds
     config = msgspec.json.decode(stdin.readline(), type=WorkerConfig)
     threading.Thread(target=_die_with_parent, args=(stdin,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the engine's to handle
@@ -193,7 +193,7 @@ def main() -> None:
     context.destroy(linger=1000)
 
 
-def _die_with_parent(stdin: io.RawIOBase) -> None:
+def _die_with_parent(stdin: FileIO) -> None:
     """The engine holds the other end of standard input, so its death, however sudden, ends this process."""
     while stdin.read(1):
         pass

@@ -60,8 +60,8 @@ class Cluster:
 
     async def drained(self) -> None:
         """Wait until no request is live; every slot must then be free."""
-        while (snapshot := self.engine.snapshot()).request:
-            await asyncio.sleep(0.002)  # noqa: ASYNC110 - an engine tells nobody that it is empty
+        while (snapshot := self.engine.snapshot()).request:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.002)
         self.state.check()
         assert all(instance.kv_used == 0 for instance in snapshot.instances), snapshot.instances
 
