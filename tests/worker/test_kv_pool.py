@@ -1,0 +1,222 @@
+from itertools import count
+from threading import Thread
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from torch import Tensor
+
+from loong.core.errors import InvalidPlanError
+from loong.worker.kv_pool import KVPool
+
+NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 2, 3, 4
+NUM_SLOTS = 24
+
+owner_ids = st.sampled_from(["a", "b", "c"])
+some_positions = st.builds(
+    lambda start, num, step: range(start, start + num * step, step),
+    st.integers(0, 30),
+    st.integers(0, 9),
+    st.integers(1, 4),
+)
+
+
+def make_pool(num_slots: int = NUM_SLOTS, dtype: torch.dtype = torch.float32) -> KVPool:
+    """A pool whose memory is all NaN, so that reading what was never written shows."""
+    pool = KVPool(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, num_slots, dtype, torch.device("cpu"))
+    for layer in range(NUM_LAYERS):
+        pool.kv(layer).fill_(torch.nan)
+    return pool
+
+
+def make_kv(tokens: list[int], layer: int) -> Tensor:
+    """KV [n, 2, K, D] that tells tokens, layers and elements apart."""
+    elements = torch.arange(2 * NUM_KV_HEADS * HEAD_DIM).view(2, NUM_KV_HEADS, HEAD_DIM)
+    firsts = torch.tensor(tokens, dtype=torch.int64).view(-1, 1, 1, 1) * NUM_LAYERS + layer
+    return (firsts * elements.numel() + elements).float()
+
+
+def store(pool: KVPool, slots: Tensor, tokens: list[int]) -> None:
+    for layer in range(NUM_LAYERS):
+        k, v = make_kv(tokens, layer).unbind(1)
+        pool.store(layer, slots, k, v)
+
+
+def assert_holds(pool: KVPool, slots: Tensor, tokens: list[int]) -> None:
+    for layer in range(NUM_LAYERS):
+        assert torch.equal(pool.rows(layer, slots), make_kv(tokens, layer))
+
+
+class KVPoolMachine(RuleBasedStateMachine):
+    """The pool against a dict: each owner's positions, and the token whose KV is stored there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = make_pool()
+        self.tokens: dict[str, dict[int, int]] = {"a": {}, "b": {}, "c": {}}
+        self.new_tokens = count()
+
+    def num_used(self) -> int:
+        return len({token for held in self.tokens.values() for token in held.values()})
+
+    @rule(owner_id=owner_ids, positions=some_positions)
+    def allocate_and_store(self, owner_id: str, positions: range) -> None:
+        held = self.tokens[owner_id]
+        if len(positions) > NUM_SLOTS - self.num_used() or held.keys() & set(positions):
+            with pytest.raises(InvalidPlanError):
+                self.pool.allocate(owner_id, positions)
+            return
+        slots = self.pool.allocate(owner_id, positions)
+        assert slots.dtype == torch.int64
+        held |= {position: next(self.new_tokens) for position in positions}
+        store(self.pool, slots, [held[position] for position in positions])
+
+    @rule(owner_id=owner_ids, other_owner_id=owner_ids, positions=some_positions)
+    def share(self, owner_id: str, other_owner_id: str, positions: range) -> None:
+        held, others = self.tokens[owner_id], self.tokens[other_owner_id]
+        if not set(positions) <= held.keys() or others.keys() & set(positions):
+            with pytest.raises(InvalidPlanError):
+                self.pool.share(owner_id, other_owner_id, positions)
+            return
+        self.pool.share(owner_id, other_owner_id, positions)
+        others |= {position: held[position] for position in positions}
+
+    @rule(owner_id=owner_ids)
+    def release(self, owner_id: str) -> None:
+        self.pool.release(owner_id)
+        self.tokens[owner_id] = {}
+
+    @rule(owner_id=owner_ids, positions=some_positions)
+    def release_positions(self, owner_id: str, positions: range) -> None:
+        self.pool.release_positions(owner_id, positions)
+        for position in positions:
+            self.tokens[owner_id].pop(position, None)
+
+    @rule(owner_id=owner_ids, positions=some_positions)
+    def read(self, owner_id: str, positions: range) -> None:
+        held = self.tokens[owner_id]
+        if not set(positions) <= held.keys():
+            with pytest.raises(InvalidPlanError, match="have no slot"):
+                self.pool.slots(owner_id, positions)
+            return
+        assert_holds(self.pool, self.pool.slots(owner_id, positions), [held[p] for p in positions])
+
+    @invariant()
+    def slots_are_conserved(self) -> None:
+        assert self.pool.num_used == self.num_used()
+        assert self.pool.num_free + self.pool.num_used == NUM_SLOTS
+        assert self.pool.owners == {owner_id for owner_id, held in self.tokens.items() if held}
+
+    @invariant()
+    def every_token_has_a_slot_of_its_own_with_its_contents(self) -> None:
+        slot_of: dict[int, int] = {}
+        for owner_id, held in self.tokens.items():
+            for position, token in held.items():
+                slots = self.pool.slots(owner_id, range(position, position + 1))
+                assert_holds(self.pool, slots, [token])
+                assert slot_of.setdefault(token, int(slots)) == int(slots)
+        assert len(set(slot_of.values())) == len(slot_of)
+
+
+KVPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestThePoolBehavesAsADict = KVPoolMachine.TestCase
+
+
+def test_the_whole_pool_can_be_taken_however_fragmented() -> None:
+    pool = make_pool()
+    pool.allocate("whole", range(NUM_SLOTS))
+    pool.release_positions("whole", range(1, NUM_SLOTS, 2))
+    pool.allocate("rest", range(NUM_SLOTS // 2))
+    assert (pool.num_free, pool.num_used) == (0, NUM_SLOTS)
+
+
+def test_what_was_released_last_is_handed_out_next_in_the_same_order() -> None:
+    pool = make_pool()
+    pool.allocate("kept", range(5))
+    first = pool.allocate("a", range(7))
+    pool.release("a")
+    assert torch.equal(pool.allocate("b", range(100, 107)), first)
+
+
+def test_the_slots_of_a_stripe_come_in_the_order_of_its_positions() -> None:
+    pool = make_pool()
+    slots = pool.allocate("a", range(1, 41, 4))
+    assert torch.equal(pool.slots("a", range(1, 41, 4)), slots)
+    assert torch.equal(pool.slots("a", range(5, 41, 8)), slots[1::2])
+    assert pool.slots("a", range(0)).shape == (0,)
+
+
+def test_slots_that_were_given_out_do_not_change_with_the_map() -> None:
+    pool = make_pool()
+    taken = pool.allocate("a", range(3))
+    found = pool.slots("a", range(3))
+    pool.release("a")
+    assert found.tolist() == taken.tolist() == [0, 1, 2]
+
+
+def test_keys_and_values_of_a_token_are_adjacent() -> None:
+    pool = make_pool()
+    slots = pool.allocate("a", range(2))
+    k = torch.ones(2, NUM_KV_HEADS, HEAD_DIM)
+    pool.store(1, slots, k, 2 * k)
+    kv = pool.kv(1)
+    assert kv.shape == (NUM_SLOTS, 2, NUM_KV_HEADS, HEAD_DIM)
+    assert kv.is_contiguous()
+    assert kv[slots].flatten(1).tolist() == [[1.0] * 12 + [2.0] * 12] * 2
+    assert pool.kv(0).isnan().all()
+    assert kv[2:].isnan().all()
+
+
+def test_rows_in_transit_have_the_shape_and_dtype_of_all_layers() -> None:
+    rows = make_pool(dtype=torch.bfloat16).empty_rows(5)
+    assert rows.shape == (NUM_LAYERS, 5, 2, NUM_KV_HEADS, HEAD_DIM)
+    assert rows.dtype == torch.bfloat16
+
+
+def test_storing_moves_no_memory() -> None:
+    pool = make_pool()
+    before = [pool.kv(layer).data_ptr() for layer in range(pool.num_layers)]
+    store(pool, pool.allocate("a", range(NUM_SLOTS)), list(range(NUM_SLOTS)))
+    assert [pool.kv(layer).data_ptr() for layer in range(pool.num_layers)] == before
+
+
+def test_kv_of_another_shape_or_dtype_is_refused() -> None:
+    pool = make_pool()
+    slots = pool.allocate("a", range(2))
+    k = torch.zeros(2, NUM_KV_HEADS, HEAD_DIM)
+    for wrong in (k[:1], k[:, :1], k.double()):
+        with pytest.raises((RuntimeError, IndexError)):
+            pool.store(0, slots, wrong, wrong)
+
+
+def test_errors_name_the_owner_and_both_numbers() -> None:
+    pool = make_pool(num_slots=4)
+    pool.allocate("a", range(3))
+    with pytest.raises(InvalidPlanError, match="b is to store 2 tokens, but 1 slots are free"):
+        pool.allocate("b", range(2))
+    with pytest.raises(InvalidPlanError, match=r"1 of the 1 positions range\(2, 3\) of a have a slot"):
+        pool.allocate("a", range(2, 3))
+    with pytest.raises(InvalidPlanError, match=r"2 of the 5 positions range\(0, 5\) of a have no slot"):
+        pool.slots("a", range(5))
+    with pytest.raises(InvalidPlanError, match=r"1 of the 1 positions range\(0, 1\) of b have no slot"):
+        pool.slots("b", range(1))
+
+
+def test_threads_may_allocate_and_release_at_the_same_time() -> None:
+    pool = make_pool(num_slots=4 * 16)
+
+    def come_and_go(owner_id: str) -> None:
+        for _ in range(200):
+            pool.allocate(owner_id, range(16))
+            pool.release(owner_id)
+        pool.allocate(owner_id, range(16))
+
+    threads = [Thread(target=come_and_go, args=(f"owner {i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    taken = torch.cat([pool.slots(f"owner {i}", range(16)) for i in range(4)])
+    assert sorted(taken.tolist()) == list(range(4 * 16))
