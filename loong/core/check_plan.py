@@ -7,7 +7,7 @@ from loong.core.errors import InvalidPlanError
 from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
-from loong.core.positions import first_overlap, is_partition, is_subset
+from loong.core.positions import EMPTY, first_overlap, is_partition, is_subset
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 
@@ -16,6 +16,22 @@ def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
     """Raise `InvalidPlanError`, naming the thing and both numbers, at the first rule that `plan` breaks."""
     for rule in _RULES:
         rule(snapshot, plan)
+
+
+def check_ranges(_snapshot: Snapshot, plan: IterationPlan) -> None:
+    """Whatever is computed, stored or moved is at least one position, none below 0, in ascending order."""
+    named = [
+        *(
+            (f"request {b.request_id} at master {b.master_id}", b.positions)
+            for p in plan.batches
+            for b in p.queries
+        ),
+        *((f"{segment}", segment.positions) for p in plan.batches for segment in p.writes),
+        *((f"{migration.segment}", migration.segment.positions) for migration in plan.migrations),
+    ]
+    for name, positions in named:
+        if not positions or positions.step < 1 or positions[0] < 0:
+            raise InvalidPlanError(f"{name} has positions {positions}: none, descending or below 0")
 
 
 def check_groups_are_idle(snapshot: Snapshot, plan: IterationPlan) -> None:
@@ -33,6 +49,22 @@ def check_groups_are_idle(snapshot: Snapshot, plan: IterationPlan) -> None:
             if instance_id in taken:
                 raise InvalidPlanError(f"instance {instance_id} is given two batches")
             taken.add(instance_id)
+
+
+def check_tp_sizes(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """KV is cut over `tp_size` devices, so it only meets or moves between instances of equal size.
+
+    A host tier takes the cut of whatever comes.
+    """
+    together = [batch.group.instance_ids for batch in plan.batches]
+    together += [(m.segment.instance_id, m.destination_id) for m in plan.migrations]
+    for instance_ids in together:
+        instances = [snapshot.instance[i] for i in instance_ids if i in snapshot.instance]
+        sizes = {i.tp_size for i in instances if i.kind is not InstanceKind.HOST}
+        if len(sizes) > 1:
+            raise InvalidPlanError(
+                f"instances {instance_ids} have tp sizes {sorted(sizes)}; they must be equal"
+            )
 
 
 def check_requests_are_at_rest(snapshot: Snapshot, plan: IterationPlan) -> None:
@@ -85,16 +117,19 @@ def _check_masters(snapshot: Snapshot, batch: BatchPlan) -> None:
 
 
 def check_leases(snapshot: Snapshot, plan: IterationPlan) -> None:
-    """Only decode tokens are leased, and no request for more steps than it may still take."""
+    """Only decode tokens whose queries travel are leased; whoever may take fewer steps leaves early."""
     for batch in plan.batches:
         if batch.num_steps < 1:
             raise InvalidPlanError(f"a batch takes at least 1 step, not {batch.num_steps}")
         if batch.num_steps == 1:
             continue
         for view in _requests(snapshot, batch):
-            if not view.is_decoding or batch.blocks_of(view.request_id)[0].transfer is not Transfer.QUERY:
+            transfer = batch.blocks_of(view.request_id)[0].transfer
+            if not view.is_decoding or transfer is not Transfer.QUERY:
                 raise InvalidPlanError(
-                    f"request {view.request_id} is not decoding by queries; only such take a lease"
+                    f"request {view.request_id} is to take a lease of {batch.num_steps} steps with "
+                    f"{view.num_uncomputed_tokens} uncomputed tokens, moving {transfer.value}; "
+                    "only the newest token, moving query, may"
                 )
 
 
@@ -127,15 +162,12 @@ def check_writes(snapshot: Snapshot, plan: IterationPlan) -> None:
 
 
 def _check_masters_store(batch: BatchPlan, view: RequestView) -> None:
+    made = {block.master_id: block.positions for block in batch.blocks_of(view.request_id)}
     for segment in batch.writes_of(view.request_id):
-        made = (
-            range(b.positions.start, max(b.positions.stop, segment.positions.stop), b.positions.step)
-            if batch.num_steps > 1
-            else b.positions
-            for b in batch.blocks_of(view.request_id)
-            if b.master_id == segment.instance_id
-        )
-        if not any(is_subset(segment.positions, positions) for positions in made):
+        positions = made.get(segment.instance_id, EMPTY)
+        if batch.num_steps > 1 and positions:  # the block's one token, and those of the steps after it
+            positions = range(positions[0], segment.positions[-1] + 1)
+        if not is_subset(segment.positions, positions):
             raise InvalidPlanError(f"{segment} is stored where it is not made, though its KV does not travel")
 
 
@@ -158,7 +190,7 @@ def check_migrations(snapshot: Snapshot, plan: IterationPlan) -> None:
         segment = migration.segment
         if migration.destination_id not in snapshot.instance:
             raise InvalidPlanError(f"{segment} is to go to instance {migration.destination_id}: no such")
-        if not segment.positions or not _live(snapshot, segment.owner_id).placement.holds(segment):
+        if not _live(snapshot, segment.owner_id).placement.holds(segment):
             raise InvalidPlanError(f"{segment} is to be moved, but is not there")
     for owner_id in {segment.owner_id for segment in segments}:
         shared = first_overlap(s.positions for s in segments if s.owner_id == owner_id)
@@ -200,7 +232,9 @@ def check_lease_ends(snapshot: Snapshot, plan: IterationPlan) -> None:
 
 
 _RULES = (
+    check_ranges,
     check_groups_are_idle,
+    check_tp_sizes,
     check_requests_are_at_rest,
     check_queries,
     check_leases,

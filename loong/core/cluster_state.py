@@ -1,11 +1,11 @@
 """The one mutable object of the domain: events in, instructions out."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
 from loong.core.attention_tasks import num_retained_tokens
+from loong.core.check_books import check_books
 from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
@@ -22,7 +22,6 @@ from loong.core.instance import ElasticInstance
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd
-from loong.core.positions import first_overlap
 from loong.core.records import InFlightBatch, LiveRequest
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import ClusterStats, RunningBatch, Snapshot
@@ -36,12 +35,14 @@ class ClusterState:
     """
 
     def __init__(self, instances: tuple[ElasticInstance, ...] = ()) -> None:
-        self._instances = {instance.instance_id: instance for instance in instances}
+        self._instances: dict[InstanceId, ElasticInstance] = {}
         self._requests: dict[RequestId, LiveRequest] = {}
         self._batches: dict[int, InFlightBatch] = {}
         self._migrations: dict[int, KVMigration] = {}
         self._next_id = 0
         self._stats = ClusterStats()
+        for instance in instances:
+            self._join(instance)
 
     def snapshot(self, now: float) -> Snapshot:
         """The state as values."""
@@ -93,35 +94,8 @@ class ClusterState:
         return tuple(instructions)
 
     def check(self) -> None:
-        """Raise `InvalidEventError` unless the books balance.
-
-        Every position of a live request has one slot, the KV used and reserved of each instance adds up and
-        fits, batches and instances name each other, and every request that arrived is live or has ended once.
-        """
-        used: Counter[InstanceId] = Counter()
-        for request_id, live in self._requests.items():
-            used.update(live.placement.tokens_by_instance())
-            if shared := first_overlap(s.positions for s in live.placement.segments):
-                raise InvalidEventError(f"positions {shared} of request {request_id} are in two slots")
-            if live.has_ended and live.is_at_rest:
-                raise InvalidEventError(f"request {request_id} has ended but keeps its KV")
-        for batch_id, batch in self._batches.items():
-            for segment in batch.plan.writes:
-                used[segment.instance_id] += len(segment.positions)
-            for instance_id in batch.plan.group.instance_ids:
-                if self._instances[instance_id].batch_id != batch_id:
-                    raise InvalidEventError(f"instance {instance_id} does not know of its batch {batch_id}")
-        for migration in self._migrations.values():
-            used[migration.destination_id] += len(migration.segment.positions)
-        for instance in self._instances.values():
-            if instance.kv_used != used[instance.instance_id] or instance.kv_free < 0:
-                raise InvalidEventError(
-                    f"{instance} says it uses {instance.kv_used}, not {used[instance.instance_id]} tokens"
-                )
-            if instance.batch_id is not None and instance.batch_id not in self._batches:
-                raise InvalidEventError(f"{instance} runs a batch that does not exist")
-        if self._stats.num_arrived != self._stats.num_ended + len(self._requests):
-            raise InvalidEventError(f"{self._stats} does not fit {len(self._requests)} live requests")
+        """Raise `InvalidEventError` unless the books balance."""
+        check_books(self._instances, self._requests, self._batches, self._migrations, self._stats)
 
     def _arrive(self, request: Request) -> tuple[Instruction, ...]:
         if request.request_id in self._requests:
@@ -135,39 +109,41 @@ class ClusterState:
         if batch is None:
             raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
         for token in event.tokens:
+            batch.check_samples(token.request_id)
             live = self._requests[token.request_id]
-            live.output_token_ids.append(token.token_id)
-            live.has_ended |= token.finish_reason is not None
-            batch.num_tokens[token.request_id] += 1
+            if not live.has_ended:  # an aborted one is computed until its batch ends
+                batch.count_token(token.request_id, event.step)
+                live.produce(token)
         batch.num_steps_taken = max(batch.num_steps_taken, event.step + 1)
         return ()
 
     def _finish_batch(self, event: BatchFinished) -> tuple[Instruction, ...]:
-        batch = self._batches.pop(event.batch_id, None)
+        batch = self._batches.get(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} finished, but is not running")
-        self._release(batch.plan.writes)
-        for request_id in batch.plan.request_ids:
-            live = self._requests[request_id]
-            computed = tuple(batch.computed(request_id))
-            self._reserve(computed)
-            live.placement = live.placement.adding(computed)
-        return self._rest(batch)
+        going_on = [r for r in batch.plan.request_ids if not self._requests[r].has_ended]
+        batch.check_finished(going_on, event.num_steps)
+        lives = self._rest(event.batch_id)
+        for request_id in going_on:
+            for segment in batch.unused(request_id):
+                self._release((segment,))
+                live = self._requests[request_id]
+                live.placement = live.placement.removing(segment)
+        return self._settle(lives)
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
-        migration = self._migrations.pop(event.migration_id, None)
+        migration = self._migrations.get(event.migration_id)
         if migration is None:
             raise InvalidEventError(f"migration {event.migration_id} finished, but is not running")
-        segment, live = migration.segment, self._requests[migration.segment.owner_id]
-        stale = replace(segment, instance_id=migration.destination_id)
+        segment, stale = migration.segment, migration.arriving
+        live = self._end_migration(event.migration_id)
         if event.is_committed:
             live.placement = live.placement.moving(segment, migration.destination_id)
             self._count(num_migrated_tokens=len(segment.positions))
             stale = segment
         self._release((stale,))
-        live.migration_ids.discard(event.migration_id)
         release = ReleaseKV(segment.owner_id, (stale.instance_id,), segment.positions)
-        return (release, *self._end_if_over(live))
+        return (release, *self._settle((live,)))
 
     def _abort(self, request_id: RequestId) -> tuple[Instruction, ...]:
         live = self._requests.get(request_id)
@@ -175,7 +151,7 @@ class ClusterState:
             return ()
         live.has_ended = True
         if live.batch_id is None:
-            return self._end_if_over(live)
+            return self._settle((live,))
         batch = self._batches[live.batch_id]
         next_step = batch.num_steps_taken + 1
         if next_step >= batch.last_step:
@@ -183,31 +159,43 @@ class ClusterState:
         return (self._end_lease(LeaseEnd(live.batch_id, next_step)),)
 
     def _lose(self, instance_id: InstanceId) -> tuple[Instruction, ...]:
-        """Requests that lose any KV, or are in a batch with the instance, lose all of it and wait again."""
-        if self._instances.pop(instance_id, None) is None:
+        """Requests that lose any KV, or are in a batch with the instance, lose all of it and wait again.
+
+        A migration between two others goes on: its request loses its KV when that has ended.
+        """
+        instance = self._instances.pop(instance_id, None)
+        if instance is None:
             raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
-        void_batches = {i for i, b in self._batches.items() if instance_id in b.plan.group.instance_ids}
-        hit = {r for r, live in self._requests.items() if instance_id in live.placement.instance_ids}
-        hit |= {request_id for i in void_batches for request_id in self._batches[i].plan.request_ids}
-        hit |= {m.segment.owner_id for m in self._migrations.values() if m.destination_id == instance_id}
-        instructions: list[Instruction] = []
-        for migration_id in [i for i, m in self._migrations.items() if m.segment.owner_id in hit]:
-            migration = self._migrations.pop(migration_id)
-            self._release((replace(migration.segment, instance_id=migration.destination_id),))
-            self._requests[migration.segment.owner_id].migration_ids.discard(migration_id)
-        for request_id in sorted(hit):
-            instructions += self._drop_kv(self._requests[request_id])
-        for batch_id in void_batches:
-            batch = self._batches.pop(batch_id)
-            self._release(batch.plan.writes)
-            instructions += self._rest(batch)
-        for request_id in sorted(hit & self._requests.keys()):
-            instructions += self._end_if_over(self._requests[request_id])
-        return tuple(instructions)
+        void = () if instance.batch_id is None else self._rest(instance.batch_id)
+        orphans = self._void_migrations(instance_id)
+        hit_ids = {live.request.request_id for live in void}
+        hit_ids |= {r for r, live in self._requests.items() if instance_id in live.placement.instance_ids}
+        for request_id in hit_ids:
+            self._requests[request_id].lose(instance_id)
+        return self._settle(live for r, live in tuple(self._requests.items()) if r in hit_ids | orphans)
+
+    def _void_migrations(self, instance_id: InstanceId) -> frozenset[RequestId]:
+        """Take the migrations of a lost instance out of flight; returns the requests they are of."""
+        void = [
+            i for i, m in self._migrations.items() if instance_id in (m.segment.instance_id, m.destination_id)
+        ]
+        owners = set()
+        for migration_id in void:
+            arriving = self._migrations[migration_id].arriving
+            live = self._end_migration(migration_id)
+            owners.add(live.request.request_id)
+            if arriving.instance_id != instance_id:  # what it reserved goes when the rest goes
+                live.placement = live.placement.adding((arriving,))
+        return frozenset(owners)
 
     def _join(self, instance: ElasticInstance) -> tuple[Instruction, ...]:
         if instance.instance_id in self._instances:
             raise InvalidEventError(f"instance {instance.instance_id} joined twice")
+        if instance.kv_used or instance.batch_id is not None:
+            raise InvalidEventError(
+                f"instance {instance.instance_id} joined with {instance.kv_used} tokens and batch "
+                f"{instance.batch_id}; it must come empty"
+            )
         self._instances[instance.instance_id] = instance
         return ()
 
@@ -215,16 +203,18 @@ class ClusterState:
         migration_id = self._new_id()
         self._migrations[migration_id] = migration
         self._requests[migration.segment.owner_id].migration_ids.add(migration_id)
-        self._reserve((replace(migration.segment, instance_id=migration.destination_id),))
+        self._reserve((migration.arriving,))
         return MoveKV(migration_id, migration)
 
     def _start_batch(self, plan: BatchPlan, now: float) -> RunBatch:
         batch_id = self._new_id()
-        self._batches[batch_id] = InFlightBatch(plan, now, last_step=plan.num_steps)
+        requests = [self._requests[request_id] for request_id in plan.request_ids]
+        inputs = tuple(live.input_for(plan) for live in requests)
+        samples = frozenset(i.request_id for i in inputs if i.sampling_params is not None)
+        self._batches[batch_id] = InFlightBatch(batch_id, plan, now, samples, last_step=plan.num_steps)
         self._reserve(plan.writes)
         for instance_id in plan.group.instance_ids:
             self._instances[instance_id] = replace(self._instances[instance_id], batch_id=batch_id)
-        requests = [self._requests[request_id] for request_id in plan.request_ids]
         last_dop = max(
             (live.last_dop for live in requests if live.last_dop is not None), default=plan.group.dop
         )
@@ -236,39 +226,48 @@ class ClusterState:
         self._count_dop(plan.group.dop)
         for live in requests:
             live.batch_id, live.last_dop = batch_id, plan.group.dop
-        return RunBatch(batch_id, plan, tuple(live.input_for(plan) for live in requests))
+        return RunBatch(batch_id, plan, inputs)
 
     def _end_lease(self, end: LeaseEnd) -> StopLease:
         batch = self._batches[end.batch_id]
         batch.last_step = min(batch.last_step, end.step)
         return StopLease(end.batch_id, batch.plan.group, end.step)
 
-    def _rest(self, batch: InFlightBatch) -> tuple[Instruction, ...]:
-        """The instances and requests of a batch are at rest again; those that are over end."""
-        for instance_id in batch.plan.group.instance_ids:
+    def _rest(self, batch_id: int) -> tuple[LiveRequest, ...]:
+        """Take a batch out of flight; what it reserved counts as KV of its requests, which it returns."""
+        plan = self._batches.pop(batch_id).plan
+        for instance_id in plan.group.instance_ids:
             if instance_id in self._instances:
                 self._instances[instance_id] = replace(self._instances[instance_id], batch_id=None)
-        instructions: list[Instruction] = []
-        for request_id in batch.plan.request_ids:
-            live = self._requests[request_id]
+        lives = tuple(self._requests[request_id] for request_id in plan.request_ids)
+        for live in lives:
             live.batch_id = None
-            instructions += self._end_if_over(live)
-        return tuple(instructions)
+            live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
+        return lives
 
-    def _end_if_over(self, live: LiveRequest) -> tuple[Instruction, ...]:
-        """Release a request that has ended, once nothing in flight touches its KV."""
-        if not (live.has_ended and live.is_at_rest):
-            return ()
-        del self._requests[live.request.request_id]
-        self._count(num_ended=1)
-        return self._drop_kv(live)
+    def _end_migration(self, migration_id: int) -> LiveRequest:
+        migration = self._migrations.pop(migration_id)
+        live = self._requests[migration.segment.owner_id]
+        live.migration_ids.discard(migration_id)
+        return live
+
+    def _settle(self, lives: Iterable[LiveRequest]) -> tuple[Instruction, ...]:
+        """Release the requests that have ended or lost KV, once nothing in flight touches them."""
+        instructions: list[Instruction] = []
+        for live in lives:
+            if live.is_at_rest and (live.has_ended or live.has_lost_kv):
+                live.has_lost_kv = False
+                instructions += self._drop_kv(live)
+                if live.has_ended:
+                    del self._requests[live.request.request_id]
+                    self._count(num_ended=1)
+        return tuple(instructions)
 
     def _drop_kv(self, live: LiveRequest) -> tuple[Instruction, ...]:
         segments, holders = live.placement.segments, live.placement.instance_ids
         self._release(segments)
         live.placement = Placement()
-        alive = tuple(i for i in holders if i in self._instances)
-        return (ReleaseKV(live.request.request_id, alive),) if alive else ()
+        return (ReleaseKV(live.request.request_id, holders),) if holders else ()
 
     def _reserve(self, segments: Iterable[KVSegment]) -> None:
         self._account(segments, sign=1)
@@ -278,10 +277,9 @@ class ClusterState:
 
     def _account(self, segments: Iterable[KVSegment], sign: int) -> None:
         for segment in segments:
-            instance = self._instances.get(segment.instance_id)
-            if instance is not None:  # a lost instance has no books
-                used = instance.kv_used + sign * len(segment.positions)
-                self._instances[segment.instance_id] = replace(instance, kv_used=used)
+            instance = self._instances[segment.instance_id]
+            used = instance.kv_used + sign * len(segment.positions)
+            self._instances[segment.instance_id] = replace(instance, kv_used=used)
 
     def _count(self, **increments: int) -> None:
         values = {name: getattr(self._stats, name) + n for name, n in increments.items()}

@@ -68,6 +68,10 @@ class Placement:
         positions = coalesce(subtract(self.on(segment.instance_id), segment.positions))
         return self._with(segment.owner_id, segment.instance_id, positions)
 
+    def without(self, instance_id: InstanceId) -> "Placement":
+        """This placement but for all that one instance holds."""
+        return Placement(tuple(s for s in self.segments if s.instance_id != instance_id))
+
     def moving(self, segment: KVSegment, destination_id: InstanceId) -> "Placement":
         """This placement after `segment` has gone to another instance."""
         moved = KVSegment(segment.owner_id, segment.positions, destination_id)

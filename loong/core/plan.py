@@ -78,6 +78,11 @@ class KVMigration:
         if self.segment.instance_id == self.destination_id:
             raise InvalidPlanError(f"{self.segment} is already on instance {self.destination_id}")
 
+    @property
+    def arriving(self) -> KVSegment:
+        """The segment as it is to be at its destination."""
+        return replace(self.segment, instance_id=self.destination_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Preemption:

@@ -40,7 +40,11 @@ def difference(a: range, b: range) -> tuple[range, ...]:
     if not common:
         return (a,) if a else ()
     ratio = common.step // a.step if len(common) > 1 else 1
-    between = (range(common[0] + k * a.step, common[-1], common.step) for k in range(1, ratio))
+    between: Iterable[range]
+    if ratio <= len(common):  # few ranges that step over the common members
+        between = (range(common[0] + k * a.step, common[-1], common.step) for k in range(1, ratio))
+    else:  # few gaps from each common member to the next
+        between = (range(c + a.step, c + common.step, a.step) for c in common[:-1])
     pieces = (range(a.start, common[0], a.step), *between, range(common[-1] + a.step, a.stop, a.step))
     return tuple(piece for piece in pieces if piece)
 
@@ -81,10 +85,15 @@ def is_partition(ranges: Iterable[range], whole: range) -> bool:
 
 
 def coalesce(ranges: Iterable[range]) -> tuple[range, ...]:
-    """The same positions in as few ranges as joining neighbors of equal step allows, by first member."""
+    """The same positions, with ranges joined that go on in equal steps; by first member.
+
+    Of several that a range could go on from, it takes the nearest: a run of decode tokens is not torn by a
+    stripe that ends before it.
+    """
     joined: list[range] = []
     for current in sorted((r for r in ranges if r), key=lambda r: r[0]):
-        index = next((i for i, earlier in enumerate(joined) if _continues(earlier, current)), None)
+        candidates = (i for i, earlier in enumerate(joined) if _continues(earlier, current))
+        index = max(candidates, key=lambda i: joined[i][-1], default=None)
         if index is None:
             joined.append(current)
         else:

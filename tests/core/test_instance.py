@@ -1,0 +1,49 @@
+import pytest
+
+from loong.core.errors import InvalidPlanError
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.placement import KVSegment
+from loong.core.plan import KVMigration
+
+
+def test_a_group_without_instances_is_refused() -> None:
+    with pytest.raises(InvalidPlanError, match="at least one"):
+        ESPGroup(())
+
+
+def test_a_group_that_names_an_instance_twice_is_refused() -> None:
+    with pytest.raises(InvalidPlanError, match=r"\(2, 0, 2\) names an instance twice"):
+        ESPGroup((2, 0, 2))
+
+
+def test_after_p_ring_steps_every_instance_has_met_every_block_once() -> None:
+    group = ESPGroup((3, 1, 4, 0))
+    assert group.dop == 4
+    assert group.leader_id == 3
+    for instance_id in group.instance_ids:
+        met = [group.source_at(instance_id, step) for step in range(group.dop)]
+        assert met[0] == instance_id
+        assert sorted(met) == sorted(group.instance_ids)
+
+
+def test_each_ring_step_hands_every_block_to_the_next_instance() -> None:
+    group = ESPGroup((3, 1, 4))
+    assert [group.source_at(instance_id, 1) for instance_id in (3, 1, 4)] == [4, 3, 1]
+
+
+def test_an_instance_is_idle_unless_it_runs_a_batch_or_is_a_host_tier() -> None:
+    assert ElasticInstance(0, 1, InstanceKind.FULL, 10).is_idle
+    assert ElasticInstance(0, 1, InstanceKind.ATTENTION, 10).is_idle
+    assert not ElasticInstance(0, 1, InstanceKind.FULL, 10, batch_id=1).is_idle
+    assert not ElasticInstance(0, 1, InstanceKind.HOST, 10).is_idle
+
+
+def test_what_is_free_and_what_is_used_make_up_the_capacity() -> None:
+    assert ElasticInstance(0, 1, InstanceKind.FULL, 10, kv_used=4).kv_free == 6
+
+
+def test_a_migration_goes_somewhere_else() -> None:
+    segment = KVSegment("r", range(0, 8, 2), 1)
+    with pytest.raises(InvalidPlanError, match="already on instance 1"):
+        KVMigration(segment, 1)
+    assert KVMigration(segment, 2).arriving == KVSegment("r", range(0, 8, 2), 2)

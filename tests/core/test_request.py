@@ -1,0 +1,96 @@
+import math
+
+import pytest
+
+from loong.core.errors import InvalidRequestError
+from loong.core.placement import striped
+from loong.core.request import FinishReason, Request, RequestView, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("max_tokens", 0, "1 to inf"),
+        ("min_tokens", 17, "0 to 16"),
+        ("temperature", -0.5, "0 to 100"),
+        ("temperature", math.nan, "nan"),
+        ("temperature", math.inf, "inf"),
+        ("top_p", 0.0, "1e-09 to 1"),
+        ("top_p", 1.5, "1.5"),
+        ("top_k", 0, "1 to inf"),
+        ("min_p", -0.1, "0 to 1"),
+        ("presence_penalty", 2.5, "-2 to 2"),
+        ("frequency_penalty", -3.0, "-2 to 2"),
+        ("repetition_penalty", 0.0, "1e-09 to 100"),
+        ("seed", -1, "0 to"),
+        ("num_logprobs", 21, "0 to 20"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_its_name_and_the_bounds(
+    name: str, value: float, shown: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=shown) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]  # the names differ in type
+    assert caught.value.param == name.removeprefix("num_")
+
+
+def test_the_bounds_themselves_are_taken() -> None:
+    params = SamplingParams(
+        max_tokens=1, min_tokens=1, temperature=0, top_p=1, top_k=1, seed=2**63 - 1, num_logprobs=20
+    )
+    assert not params.has_penalties
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(presence_penalty=0.1),
+        SamplingParams(frequency_penalty=-0.1),
+        SamplingParams(repetition_penalty=1.1),
+    ],
+)
+def test_each_penalty_needs_the_tokens_so_far(params: SamplingParams) -> None:
+    assert params.has_penalties
+
+
+@pytest.mark.parametrize(
+    ("num_output_tokens", "token_id", "expected"),
+    [
+        (1, 5, None),
+        (1, 7, None),  # a stop token that min_tokens forbids
+        (2, 7, None),
+        (3, 7, FinishReason.STOP),
+        (3, 5, None),
+        (4, 5, FinishReason.LENGTH),
+        (4, 7, FinishReason.STOP),  # a stop at the very last token is a stop
+    ],
+)
+def test_a_request_ends_at_a_stop_token_or_at_its_length(
+    num_output_tokens: int, token_id: int, expected: FinishReason | None
+) -> None:
+    params = SamplingParams(max_tokens=4, min_tokens=2, stop_token_ids=(7,))
+    assert params.finish_reason(num_output_tokens, token_id) is expected
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="at least one token") as caught:
+        Request("r", (), SamplingParams(), 0.0)
+    assert caught.value.param == "prompt"
+
+
+def test_a_view_counts_what_is_known_computed_and_left() -> None:
+    view = RequestView("r", 10, 3, 8, 0.0, None, striped("r", range(12), (0, 1)))
+    assert (view.num_known_tokens, view.num_computed_tokens) == (13, 12)
+    assert (view.num_uncomputed_tokens, view.num_remaining_tokens) == (1, 5)
+    assert view.is_decoding
+    assert view.is_plannable
+
+
+def test_a_request_whose_prompt_lacks_one_token_is_not_decoding() -> None:
+    assert not RequestView("r", 10, 0, 8, 0.0, None, striped("r", range(9), (0,))).is_decoding
+
+
+@pytest.mark.parametrize("state", [{"batch_id": 3}, {"is_migrating": True}, {"has_ended": True}])
+def test_a_request_in_flight_or_over_cannot_be_planned(state: dict[str, bool]) -> None:
+    view = RequestView("r", 10, 0, 8, 0.0, None, striped("r", range(9), (0,)), **state)
+    assert not view.is_plannable
