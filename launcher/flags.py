@@ -1,0 +1,27 @@
+"""How values are written on the command line."""
+
+import argparse
+from collections.abc import Callable
+
+_FACTORS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+
+
+def token_count(text: str) -> int:
+    """A number of tokens: 25600, 25.6k (thousands) or 25K (1,024s); m and M likewise."""
+    number, factor = text, 1
+    if text[-1:] in _FACTORS:
+        number, factor = text[:-1], _FACTORS[text[-1]]
+    try:
+        count = float(number) * factor
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of tokens; write 25600, 25.6k or 25K"
+        ) from None
+    if not 0 <= count < 2**53 or count != int(count):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of tokens; write 25600, 25.6k or 25K")
+    return int(count)
+
+
+def or_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
+    """A value, or `auto` for None."""
+    return lambda text: None if text == "auto" else parse(text)

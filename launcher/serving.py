@@ -1,0 +1,168 @@
+"""A server from its start to its last request."""
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import uvloop
+from aiohttp import web
+
+from loong.core.cluster_state import ClusterState
+from loong.core.errors import ConfigError
+from loong.core.events import Drained
+from loong.engine import Engine, Scheduling
+from loong.launcher.local import ClusterConfig, local_workers
+from loong.model.config import ModelConfig
+from loong.model.shapes import find_config
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.policy import admissible_tokens, make_policy
+from loong.server.app import create_app
+from loong.server.engine_client import EngineLimits
+from loong.server.settings import ServerSettings
+from loong.server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+FAILURE_GRACE_SECONDS = 10.0  # after a failure, so that whoever watches /health sees why
+FORCED_EXIT_CODE = 130
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """All that `loong serve` was told."""
+
+    cluster: ClusterConfig
+    policy_name: str
+    policy: PolicyConfig
+    server: ServerSettings
+    tokenizer_folder: Path
+    max_model_len: int | None  # None: what model and cluster can hold
+    host: str
+    port: int
+    drain_timeout: float  # seconds
+
+
+def serve_until_stopped(config: ServeConfig) -> int:
+    """Serve until SIGINT or SIGTERM, which drain; a second one forces.
+
+    Returns 0 after a drain, 1 if the engine failed, 130 if it was forced.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        return uvloop.run(_serve(config))
+    except asyncio.CancelledError:
+        logger.warning("stopped at once, as told; open requests were dropped")
+        return FORCED_EXIT_CODE
+
+
+async def _serve(config: ServeConfig) -> int:
+    limits = _limits(config, find_config(config.cluster.model, config.cluster.load_format))
+    policy = make_policy(config.policy_name, config.policy)
+    tokenizer = Tokenizer.from_folder(config.tokenizer_folder)
+    signals = _StopSignals()
+    start = perf_counter()
+    with _bound_socket(config.host, config.port) as listener:
+        async with local_workers(config.cluster) as executor:
+            logger.info("workers ready after %.1f s", perf_counter() - start)
+            state = ClusterState(config.cluster.instances)
+            engine = Engine(Scheduling(state, policy, LinearCostModel(), executor), executor, limits)
+            runner = web.AppRunner(
+                create_app(engine, tokenizer, config.server),
+                handler_cancellation=True,
+                shutdown_timeout=config.drain_timeout,
+                access_log=None,
+            )
+            running = asyncio.create_task(engine.run())
+            try:
+                await runner.setup()
+                await web.SockSite(runner, listener).start()
+                _log_banner(config, limits)
+                return await _until_over(running, signals)
+            finally:
+                await runner.cleanup()
+                executor.post(Drained())
+                await asyncio.wait([running])
+
+
+async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> int:
+    """Wait for a signal or the engine's failure, whichever is first; the exit code."""
+    told_to_stop = asyncio.create_task(signals.wait())
+    await asyncio.wait([running, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
+    if not running.done():
+        logger.info("draining: new connections are refused, open requests finish")
+        return 0
+    logger.error("the engine failed: %s", running.exception())
+    logger.error("/health tells so for %.0f s, then the server ends", FAILURE_GRACE_SECONDS)
+    await asyncio.wait([told_to_stop], timeout=FAILURE_GRACE_SECONDS)
+    return 1
+
+
+class _StopSignals:
+    """SIGINT and SIGTERM: the first asks to stop once the server waits for it; any other cancels the task."""
+
+    def __init__(self) -> None:
+        self._is_told, self._is_waiting = asyncio.Event(), False
+        self._task = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._take)
+
+    async def wait(self) -> None:
+        """Return at the first signal."""
+        self._is_waiting = True
+        await self._is_told.wait()
+
+    def _take(self) -> None:
+        if self._is_waiting and not self._is_told.is_set():
+            self._is_told.set()
+        elif self._task is not None:
+            self._task.cancel()
+
+
+@contextmanager
+def _bound_socket(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that owns its port before anything slow begins, and refuses connections until it listens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            raise ConfigError(
+                f"cannot listen on --host {host} --port {port}: {reason}; choose another --port"
+            ) from error
+        yield listener
+
+
+def _limits(config: ServeConfig, model: ModelConfig) -> EngineLimits:
+    capacity = admissible_tokens(config.policy_name, config.cluster.instances)
+    max_model_len = config.max_model_len or min(model.max_length, capacity)
+    model.check_max_length(max_model_len)
+    if max_model_len > model.max_length:
+        raise ConfigError(
+            f"--max-model-len is {max_model_len}, but the model was made for {model.max_length}"
+        )
+    return EngineLimits(max_model_len, capacity, model.vocab_size)
+
+
+def _log_banner(config: ServeConfig, limits: EngineLimits) -> None:
+    cluster = config.cluster
+    logger.info(
+        "policy %s; KV room for %s tokens on each of %d instances, %s in all; "
+        "requests of up to %s tokens, %.1f at once at that length",
+        config.policy_name,
+        f"{cluster.kv_capacity:,}",
+        cluster.num_instances,
+        f"{cluster.kv_capacity * cluster.num_instances:,}",
+        f"{limits.max_model_len:,}",
+        limits.kv_capacity / limits.max_model_len,
+    )
+    logger.info("serving %s on http://%s:%d", config.server.served_model_name, config.host, config.port)
