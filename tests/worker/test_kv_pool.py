@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
 from loong.core.errors import InvalidPlanError
@@ -52,6 +52,9 @@ def assert_holds(pool: KVPool, slots: Tensor, tokens: list[int]) -> None:
 class KVPoolMachine(RuleBasedStateMachine):
     """The pool against a dict: each owner's positions, and the token whose KV is stored there."""
 
+    allocated: Bundle[range] = Bundle("allocated")  # ranges of before, which some owner may hold
+    any_positions = st.one_of(allocated, allocated, some_positions)
+
     def __init__(self) -> None:
         super().__init__()
         self.pool = make_pool()
@@ -61,19 +64,20 @@ class KVPoolMachine(RuleBasedStateMachine):
     def num_used(self) -> int:
         return len({token for held in self.tokens.values() for token in held.values()})
 
-    @rule(owner_id=owner_ids, positions=some_positions)
-    def allocate_and_store(self, owner_id: str, positions: range) -> None:
+    @rule(target=allocated, owner_id=owner_ids, positions=some_positions)
+    def allocate_and_store(self, owner_id: str, positions: range) -> range:
         held = self.tokens[owner_id]
         if len(positions) > NUM_SLOTS - self.num_used() or held.keys() & set(positions):
             with pytest.raises(InvalidPlanError):
                 self.pool.allocate(owner_id, positions)
-            return
+            return positions
         slots = self.pool.allocate(owner_id, positions)
         assert slots.dtype == torch.int64
         held |= {position: next(self.new_tokens) for position in positions}
         store(self.pool, slots, [held[position] for position in positions])
+        return positions
 
-    @rule(owner_id=owner_ids, other_owner_id=owner_ids, positions=some_positions)
+    @rule(owner_id=owner_ids, other_owner_id=owner_ids, positions=any_positions)
     def share(self, owner_id: str, other_owner_id: str, positions: range) -> None:
         held, others = self.tokens[owner_id], self.tokens[other_owner_id]
         if not set(positions) <= held.keys() or others.keys() & set(positions):
@@ -88,13 +92,13 @@ class KVPoolMachine(RuleBasedStateMachine):
         self.pool.release(owner_id)
         self.tokens[owner_id] = {}
 
-    @rule(owner_id=owner_ids, positions=some_positions)
+    @rule(owner_id=owner_ids, positions=any_positions)
     def release_positions(self, owner_id: str, positions: range) -> None:
         self.pool.release_positions(owner_id, positions)
         for position in positions:
             self.tokens[owner_id].pop(position, None)
 
-    @rule(owner_id=owner_ids, positions=some_positions)
+    @rule(owner_id=owner_ids, positions=any_positions)
     def read(self, owner_id: str, positions: range) -> None:
         held = self.tokens[owner_id]
         if not set(positions) <= held.keys():
