@@ -126,6 +126,11 @@ def merge_touching(cells: Iterable[Cell]) -> list[Cell]:
     return apart
 
 
+def merged_into(cells: Iterable[Cell], cell: Cell) -> list[Cell]:
+    """`cells` with `cell` in the place of those that it covers."""
+    return [*(other for other in cells if other.free.keys().isdisjoint(cell.free)), cell]
+
+
 def cells_of(
     snapshot: Snapshot, partition: Iterable[tuple[ElasticInstance, ...]], lease_steps: int
 ) -> list[Cell]:

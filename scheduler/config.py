@@ -13,7 +13,7 @@ class PolicyConfig:
     what a prefill step computes, an instance. A decode batch takes up to `lease_steps` steps by itself.
     """
 
-    target_ttft: float = 0.2
+    target_ttft: float = 0.1
     max_num_batched_tokens: int = 512
     lease_steps: int = 16
 

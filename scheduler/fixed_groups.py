@@ -1,6 +1,7 @@
 """Baselines: groups that never change, each with chunked prefill mixed with decode."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel
@@ -9,8 +10,9 @@ from loong.core.plan import IterationPlan, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.batching import keep_on_all, lease_ends, plan_batch
-from loong.scheduler.cell import Cell, arrival_order, cells_of, full_instances, num_wished_tokens
+from loong.scheduler.cell import Cell, cells_of, full_instances, merged_into
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.room import preempt_latest
 
 Partition: TypeAlias = Callable[[tuple[ElasticInstance, ...]], list[tuple[ElasticInstance, ...]]]
 
@@ -35,13 +37,12 @@ def plan_fixed_groups(
     for index, cell in enumerate(cells):
         cells[index], preempted = preempt_latest(cell, config.lease_steps)
         victims += preempted
-    for view in snapshot.waiting:
-        if not view.is_plannable:
-            continue
-        index = max(range(len(cells)), key=lambda i: cells[i].num_spare)
-        if num_wished_tokens(view, config.lease_steps) > cells[index].num_spare:
+    for view in filter(attrgetter("is_plannable"), snapshot.waiting):
+        homes = _homes(view, cells, snapshot)
+        home = max(homes, key=lambda cell: cell.num_spare).joined(view, config.lease_steps)
+        if home.num_spare < 0:
             break
-        cells[index] = cells[index].joined(view, config.lease_steps)
+        cells = merged_into(cells, home)
     return IterationPlan(
         batches=tuple(plan_batch(cell, cost_model, config, keep_on_all) for cell in cells if cell.is_ready),
         preemptions=tuple(Preemption(view.request_id) for view in victims),
@@ -49,11 +50,7 @@ def plan_fixed_groups(
     )
 
 
-def preempt_latest(cell: Cell, lease_steps: int) -> tuple[Cell, list[RequestView]]:
-    """The cell without those of its latest arrivals, never the first, that its next step has no room for."""
-    preempted = []
-    while cell.num_missing > 0 and len(cell.views) > 1:
-        latest = max(cell.views, key=arrival_order)
-        preempted.append(latest)
-        cell = cell.without(latest, lease_steps)
-    return cell, preempted
+def _homes(view: RequestView, cells: Sequence[Cell], snapshot: Snapshot) -> list[Cell]:
+    """The cells that can hold a request to its end if it is alone there: some, as it was admitted."""
+    num_tokens = view.num_prompt_tokens + view.max_tokens - 1
+    return [c for c in cells if sum(snapshot.instance[i].kv_capacity for i in c.free) >= num_tokens]

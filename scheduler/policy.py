@@ -12,6 +12,7 @@ from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.cell import full_instances
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp import plan_esp
 from loong.scheduler.fixed_groups import each_alone, one_group, plan_fixed_groups
 
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
@@ -30,6 +31,7 @@ _plan_static_sp = partial(plan_fixed_groups, partition=one_group)
 _plan_replicas = partial(plan_fixed_groups, partition=each_alone)
 
 POLICIES: dict[str, PolicyKind] = {
+    "esp": PolicyKind(plan_esp),
     "static-sp": PolicyKind(_plan_static_sp),
     "replicas": PolicyKind(_plan_replicas, max_request_dop=1),
     "tp": PolicyKind(_plan_static_sp, max_instances=1),

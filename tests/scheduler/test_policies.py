@@ -1,0 +1,110 @@
+"""Laws that every policy keeps, on any cluster and workload, in virtual time."""
+
+from collections.abc import Sequence
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation import full_instances, simulate, timed_request
+
+from loong.core.events import RequestAborted
+from loong.core.request import FinishReason, Request
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+
+POLICY_NAMES = sorted(POLICIES)
+
+
+@st.composite
+def clusters(draw: st.DrawFn, name: str) -> list[int]:
+    max_instances = POLICIES[name].max_instances or 6
+    return draw(st.lists(st.integers(1, 50), min_size=1, max_size=max_instances))
+
+
+@st.composite
+def workloads(draw: st.DrawFn, max_tokens: int) -> list[Request]:
+    """Requests, in order of arrival, each of which fits the cluster by itself."""
+    shapes = draw(
+        st.lists(
+            st.tuples(
+                st.integers(1, max_tokens),
+                st.integers(1, max_tokens),
+                st.floats(0, 0.05, allow_nan=False),
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    now, requests = 0.0, []
+    for number, (num_prompt, num_output, gap) in enumerate(shapes):
+        now += gap
+        num_output = min(num_output, max_tokens - num_prompt + 1)
+        requests.append(timed_request(number, num_prompt, num_output, now))
+    return requests
+
+
+configs = st.builds(
+    PolicyConfig,
+    target_ttft=st.sampled_from([1e-3, 0.02, 0.1, inf]),
+    max_num_batched_tokens=st.sampled_from([1, 7, 64, 512]),
+    lease_steps=st.sampled_from([1, 2, 16]),
+)
+
+
+def assert_all_complete(requests: Sequence[Request], num_tokens: dict[str, int]) -> None:
+    expected = {r.request_id: r.sampling_params.max_tokens for r in requests}
+    assert num_tokens == expected
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str, data: st.DataObject) -> None:
+    capacities = data.draw(clusters(name))
+    requests = data.draw(workloads(admissible_tokens(name, full_instances(capacities))))
+    run = simulate(name, capacities, requests, config=data.draw(configs))
+    assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
+    for tokens in run.tokens.values():
+        assert [token.token_id for token in tokens] == list(range(len(tokens)))
+        assert [t.finish_reason for t in tokens] == [None] * (len(tokens) - 1) + [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, data: st.DataObject) -> None:
+    capacities = data.draw(clusters(name))
+    requests = data.draw(workloads(admissible_tokens(name, full_instances(capacities))))
+    leaving = data.draw(st.sets(st.sampled_from(requests)))
+    delays = st.floats(0, 0.3, allow_nan=False)
+    aborts = [RequestAborted(r.arrival_time + data.draw(delays), r.request_id) for r in leaving]
+    run = simulate(name, capacities, requests, aborts=sorted(aborts, key=lambda abort: abort.time))
+    staying = [r for r in requests if r not in leaving]
+    assert_all_complete(staying, {r.request_id: len(run.tokens[r.request_id]) for r in staying})
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_64_requests_whose_outputs_cannot_all_fit_share_the_room(name: str) -> None:
+    num_instances = POLICIES[name].max_instances or 4
+    requests = [timed_request(number, 20, 40, number * 1e-3) for number in range(64)]
+    run = simulate(name, [1200 // num_instances] * num_instances, requests)
+    assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
+    assert run.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("name", ["esp", "static-sp"])
+def test_a_prompt_longer_than_one_pool_is_spread(name: str) -> None:
+    requests = [timed_request(0, 350, 51), timed_request(1, 30, 20, 0.01), timed_request(2, 300, 100, 0.02)]
+    run = simulate(name, [100, 100, 100, 100], requests)
+    assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_the_same_snapshot_gives_the_same_plan(name: str) -> None:
+    requests = [timed_request(n, 5 + 37 * n % 200, 1 + n % 9, n * 2e-3) for n in range(20)]
+    run = simulate(name, [2000] * (POLICIES[name].max_instances or 3), requests)
+    again = make_policy(name, PolicyConfig())
+    from loong.scheduler.cost_model import LinearCostModel
+
+    assert all(again(snapshot, LinearCostModel()) == plan for snapshot, plan in run.plans)

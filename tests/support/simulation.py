@@ -1,0 +1,92 @@
+"""Whole runs in virtual time, by the loop that serves real clusters."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.events import ProducedToken, RequestAborted, TokensProduced
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.plan import IterationPlan
+from loong.core.request import Request, SamplingParams
+from loong.core.snapshot import ClusterStats, Snapshot
+from loong.engine import Scheduling
+from loong.executor.simulated import SimulatedExecutor
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.policy import Policy, make_policy
+
+MAX_EVENTS = 200_000
+
+
+@dataclass
+class Run:
+    """What a run told. Times are virtual."""
+
+    tokens: dict[str, list[ProducedToken]] = field(default_factory=dict)
+    token_times: dict[str, list[float]] = field(default_factory=dict)
+    plans: list[tuple[Snapshot, IterationPlan]] = field(default_factory=list)
+    stats: ClusterStats = field(default_factory=ClusterStats)
+    ended_at: float = 0.0
+
+    def ttft(self, request: Request) -> float:
+        """Seconds from arrival to the first token."""
+        return self.token_times[request.request_id][0] - request.arrival_time
+
+
+def full_instances(capacities: Iterable[int]) -> tuple[ElasticInstance, ...]:
+    """Instances 0, 1, ... with these pools."""
+    return tuple(ElasticInstance(i, 1, InstanceKind.FULL, c) for i, c in enumerate(capacities))
+
+
+def timed_request(number: int, num_prompt: int, num_output: int, arrival_time: float = 0.0) -> Request:
+    """A request whose tokens mean nothing."""
+    params = SamplingParams(max_tokens=num_output)
+    return Request(f"r{number:03}", (7,) * num_prompt, params, arrival_time)
+
+
+def simulate(
+    policy: str | Policy,
+    capacities: Iterable[int],
+    requests: Sequence[Request],
+    *,
+    config: PolicyConfig | None = None,
+    cost_model: CostModel | None = None,
+    aborts: Iterable[RequestAborted] = (),
+) -> Run:
+    """Run until drained, checking the books at every plan, and that nothing is left."""
+    run, state = Run(), ClusterState(full_instances(capacities))
+    chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
+    model = cost_model or LinearCostModel()
+    executor = SimulatedExecutor(model, requests, aborts)
+
+    def recorded(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        state.check()
+        plan = chosen(snapshot, cost_model)
+        run.plans.append((snapshot, plan))
+        return plan
+
+    async def drain() -> None:
+        num_events = 0
+        async for event in Scheduling(state, recorded, model, executor).events():
+            num_events += 1
+            assert num_events < MAX_EVENTS, "the run does not end"
+            if isinstance(event, TokensProduced):
+                for token in event.tokens:
+                    run.tokens.setdefault(token.request_id, []).append(token)
+                    run.token_times.setdefault(token.request_id, []).append(event.time)
+
+    asyncio.run(drain())
+    state.check()
+    last = state.snapshot(executor.now)
+    assert not last.request, f"requests never ended: {sorted(last.request)}"
+    assert not any(instance.kv_used for instance in last.instances), last.instances
+    run.stats, run.ended_at = last.stats, executor.now
+    return run
+
+
+def num_batches_with(run: Run, dop: int) -> int:
+    """How many batches ran at a DoP."""
+    return Counter(batch.group.dop for _, plan in run.plans for batch in plan.batches)[dop]
