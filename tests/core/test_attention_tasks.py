@@ -1,0 +1,98 @@
+from collections import defaultdict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loong.core.attention_tasks import attention_tasks, num_retained_tokens
+from loong.core.instance import ESPGroup
+from loong.core.placement import KVSegment, Placement, striped
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import stripe
+
+laws = settings(max_examples=200, deadline=None)
+NUM_INSTANCES = 4
+
+
+@st.composite
+def histories(draw: st.DrawFn, request_id: str) -> Placement:
+    """KV of the first positions of a request, anywhere."""
+    homes = draw(st.lists(st.integers(0, NUM_INSTANCES - 1), max_size=20))
+    singles = (KVSegment(request_id, range(p, p + 1), home) for p, home in enumerate(homes))
+    return Placement().adding(singles)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[BatchPlan, dict[str, Placement]]:
+    """One step for some requests, each with its own history, chunk and way of travelling."""
+    group = ESPGroup(tuple(draw(st.permutations(range(NUM_INSTANCES)))))
+    queries: list[QueryBlock] = []
+    writes: list[KVSegment] = []
+    placements = {}
+    for request_id in draw(st.sampled_from([("a",), ("a", "b"), ("a", "b", "c")])):
+        history = placements[request_id] = draw(histories(request_id))
+        first, num_tokens = history.num_tokens, draw(st.integers(1, 12))
+        masters = draw(st.permutations(group.instance_ids))[: draw(st.integers(1, NUM_INSTANCES))]
+        chunk, transfer = range(first, first + num_tokens), draw(st.sampled_from(Transfer))
+        for index, master in enumerate(masters[:num_tokens]):
+            positions = stripe(chunk, index, min(len(masters), num_tokens))
+            queries.append(QueryBlock(request_id, positions, master, transfer))
+            keeper = master if transfer is Transfer.QUERY else draw(st.sampled_from(group.instance_ids))
+            writes.append(KVSegment(request_id, positions, keeper))
+    return BatchPlan(group, tuple(draw(st.permutations(queries))), tuple(writes)), placements
+
+
+@laws
+@given(steps())
+def test_every_query_meets_every_earlier_position_and_itself_once(
+    step: tuple[BatchPlan, dict[str, Placement]],
+) -> None:
+    batch, placements = step
+    seen: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for task in attention_tasks(batch, placements):
+        for query in task.block.positions:
+            keys = [key for key in task.segment.positions if key <= query or not task.is_causal]
+            seen[task.block.request_id, query] += keys
+    assert {key: sorted(keys) for key, keys in seen.items()} == {
+        (block.request_id, query): list(range(query + 1))
+        for block in batch.queries
+        for query in block.positions
+    }
+
+
+@laws
+@given(steps())
+def test_without_a_mask_every_query_sees_every_key_and_with_one_some_do_not(
+    step: tuple[BatchPlan, dict[str, Placement]],
+) -> None:
+    for task in attention_tasks(*step):
+        hides = any(key > query for key in task.segment.positions for query in task.block.positions)
+        assert task.is_causal == hides
+
+
+@laws
+@given(steps())
+def test_attention_is_done_where_queries_and_kv_meet(step: tuple[BatchPlan, dict[str, Placement]]) -> None:
+    batch, placements = step
+    for task in attention_tasks(batch, placements):
+        travels = task.block.transfer is Transfer.KV
+        assert task.instance_id == (task.block.master_id if travels else task.segment.instance_id)
+        assert task.is_fresh == (task.segment not in placements[task.block.request_id].segments)
+        assert task.segment.owner_id == task.block.request_id
+
+
+@laws
+@given(steps())
+def test_retained_tokens_are_those_kept_away_from_their_master(
+    step: tuple[BatchPlan, dict[str, Placement]],
+) -> None:
+    batch, _ = step
+    made = {(b.request_id, p): b.master_id for b in batch.queries for p in b.positions}
+    kept = {(s.owner_id, p): s.instance_id for s in batch.writes for p in s.positions}
+    assert num_retained_tokens(batch) == sum(made[key] != kept[key] for key in made)
+
+
+def test_a_striped_prefill_on_one_instance_of_its_own_is_one_causal_task() -> None:
+    (segment,) = striped("a", range(10), (2,)).segments
+    block = QueryBlock("a", range(10), 2, Transfer.KV)
+    (task,) = attention_tasks(BatchPlan(ESPGroup((2,)), (block,), (segment,)), {"a": Placement()})
+    assert (task.block, task.segment, task.instance_id, task.is_causal) == (block, segment, 2, True)

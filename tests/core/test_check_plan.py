@@ -1,0 +1,279 @@
+from dataclasses import replace
+
+import pytest
+
+from loong.core.check_plan import check_plan
+from loong.core.errors import InvalidPlanError
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.placement import InstanceId, KVSegment, Placement, striped
+from loong.core.plan import (
+    BatchPlan,
+    IterationPlan,
+    KVMigration,
+    LeaseEnd,
+    Preemption,
+    QueryBlock,
+    Transfer,
+)
+from loong.core.positions import stripe
+from loong.core.request import RequestView
+from loong.core.snapshot import RunningBatch, Snapshot
+
+FULL, ATTENTION, HOST = InstanceKind.FULL, InstanceKind.ATTENTION, InstanceKind.HOST
+
+
+def view(
+    request_id: str,
+    num_prompt: int,
+    num_output: int = 0,
+    max_tokens: int = 20,
+    placement: Placement | None = None,
+    batch_id: int | None = None,
+) -> RequestView:
+    return RequestView(
+        request_id, num_prompt, num_output, max_tokens, 0.0, None, placement or Placement(), batch_id
+    )
+
+
+def segment(owner_id: str, positions: range, instance_id: InstanceId) -> KVSegment:
+    return KVSegment(owner_id, positions, instance_id)
+
+
+def striped_chunk(request_id: str, chunk: range, masters: tuple[InstanceId, ...]) -> BatchPlan:
+    blocks = (
+        QueryBlock(request_id, stripe(chunk, i, len(masters)), m, Transfer.KV) for i, m in enumerate(masters)
+    )
+    return BatchPlan(ESPGroup(masters), tuple(blocks), striped(request_id, chunk, masters).segments)
+
+
+RUNNING = striped_chunk("busy", range(6), (6,))
+SNAPSHOT = Snapshot(
+    now=0.0,
+    instances=(
+        ElasticInstance(0, 1, FULL, 100, kv_used=14),
+        ElasticInstance(1, 1, FULL, 100, kv_used=4),
+        ElasticInstance(2, 1, FULL, 100),
+        ElasticInstance(3, 1, ATTENTION, 100),
+        ElasticInstance(4, 2, HOST, 100),
+        ElasticInstance(5, 2, FULL, 100),
+        ElasticInstance(6, 1, FULL, 100, kv_used=6, batch_id=9),
+    ),
+    waiting=(view("new", 10), view("huge", 300)),
+    running=(
+        view("old", 8, 2, placement=striped("old", range(9), (0, 1))),  # decoding, 18 tokens to go
+        view("short", 9, 1, max_tokens=4, placement=striped("short", range(9), (0,))),  # 3 to go
+        view("busy", 6, batch_id=9),
+    ),
+    batches=(RunningBatch(9, RUNNING, 0.0, num_steps_taken=3, last_step=8),),
+)
+
+PREFILL = striped_chunk("new", range(10), (2, 1))
+LEASE = BatchPlan(
+    ESPGroup((0, 1)),
+    (
+        QueryBlock("old", range(9, 10), 1, Transfer.QUERY),
+        QueryBlock("short", range(9, 10), 0, Transfer.QUERY),
+    ),
+    (segment("old", range(9, 17), 1), segment("short", range(9, 12), 0)),  # short leaves after 3 steps
+    num_steps=8,
+)
+MOVE = KVMigration(segment("old", range(0, 9, 4), 0), 2)
+
+
+def refused(plan: IterationPlan | BatchPlan, message: str) -> None:
+    plan = IterationPlan((plan,)) if isinstance(plan, BatchPlan) else plan
+    with pytest.raises(InvalidPlanError, match=message):
+        check_plan(SNAPSHOT, plan)
+
+
+def with_query(batch: BatchPlan, index: int, **changes: object) -> BatchPlan:
+    queries = list(batch.queries)
+    queries[index] = replace(queries[index], **changes)  # type: ignore[arg-type]  # names differ in type
+    return replace(batch, queries=tuple(queries))
+
+
+OFF_MASTER = replace(LEASE, writes=(segment("old", range(9, 17), 0), LEASE.writes[1]))
+RETAINED = replace(PREFILL, writes=(segment("new", range(10), 1),))
+WITH_ATTENTION = BatchPlan(
+    ESPGroup((2, 3)), (QueryBlock("new", range(10), 2, Transfer.KV),), (segment("new", range(10), 3),)
+)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        IterationPlan(),
+        IterationPlan((PREFILL,)),
+        IterationPlan((RETAINED,)),
+        IterationPlan((WITH_ATTENTION,)),
+        IterationPlan((LEASE,)),
+        IterationPlan((striped_chunk("new", range(10), (2,)), LEASE)),
+        IterationPlan(migrations=(MOVE, KVMigration(segment("old", range(1, 9, 2), 1), 4))),
+        IterationPlan((striped_chunk("huge", range(100), (1, 2)),), preemptions=(Preemption("old"),)),
+        IterationPlan(lease_ends=(LeaseEnd(9, 4), LeaseEnd(9, 8))),
+    ],
+)
+def test_a_plan_that_keeps_the_rules_passes(plan: IterationPlan) -> None:
+    check_plan(SNAPSHOT, plan)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (with_query(PREFILL, 0, positions=range(0)), r"new at master 2 has positions range\(0, 0\): none"),
+        (with_query(PREFILL, 0, positions=range(8, -1, -2)), "descending"),
+        (replace(PREFILL, writes=(*PREFILL.writes, segment("new", range(3, 3), 1))), "none"),
+        (IterationPlan(migrations=(KVMigration(segment("old", range(0), 0), 2),)), "none"),
+    ],
+)
+def test_every_range_has_a_position_and_ascends(plan: IterationPlan | BatchPlan, message: str) -> None:
+    refused(plan, message)
+
+
+@pytest.mark.parametrize(
+    ("masters", "message"),
+    [
+        ((2, 7), "instance 7, which does not exist"),
+        ((2, 4), "instance 4 is a host tier"),
+        ((2, 6), "instance 6 is running batch 9"),
+    ],
+)
+def test_a_group_is_of_idle_instances_that_compute(masters: tuple[int, ...], message: str) -> None:
+    refused(striped_chunk("new", range(10), masters), message)
+
+
+def test_an_instance_gets_one_batch_a_plan() -> None:
+    batches = (striped_chunk("new", range(10), (2,)), striped_chunk("huge", range(10), (2,)))
+    refused(IterationPlan(batches), "instance 2 is given two batches")
+
+
+def test_kv_is_not_shared_between_instances_of_different_tp_size() -> None:
+    refused(striped_chunk("new", range(10), (2, 5)), r"\(2, 5\) have tp sizes \[1, 2\]")
+    refused(IterationPlan(migrations=(replace(MOVE, destination_id=5),)), r"\(0, 5\) have tp sizes \[1, 2\]")
+
+
+def test_a_request_is_named_once_a_plan() -> None:
+    refused(
+        IterationPlan((striped_chunk("new", range(5), (2,)), striped_chunk("new", range(5), (1,)))),
+        "request new is planned 2 times",
+    )
+    refused(IterationPlan((LEASE,), (MOVE,), (Preemption("old"),)), "request old is planned 3 times")
+    refused(IterationPlan(preemptions=(Preemption("new"), Preemption("new"))), "new is planned 2 times")
+
+
+def test_only_live_requests_at_rest_are_planned() -> None:
+    refused(striped_chunk("gone", range(10), (2,)), "request gone, which is not live")
+    refused(IterationPlan(preemptions=(Preemption("busy"),)), "request busy is in batch 9")
+    refused(
+        IterationPlan(migrations=(KVMigration(segment("gone", range(1), 0), 1),)),
+        "request gone, which is not",
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (BatchPlan(ESPGroup((2,)), (), ()), r"group \(2,\) has no queries"),
+        (striped_chunk("new", range(11), (2,)), "new is to compute 11 tokens, but 10 are uncomputed"),
+        (striped_chunk("new", range(2, 6), (2,)), "new are not positions 0 to 3, each once"),
+        (with_query(PREFILL, 1, positions=range(0, 10, 2)), "new are not positions 0 to 9, each once"),
+        (with_query(PREFILL, 1, transfer=Transfer.QUERY), "new moves both KV and queries"),
+        (with_query(PREFILL, 1, master_id=2), "new has two blocks at one master"),
+        (with_query(PREFILL, 1, master_id=0), r"master 0 is not in group \(2, 1\)"),
+        (striped_chunk("new", range(10), (2, 3)), "instance 3 has no weights"),
+    ],
+)
+def test_queries_are_the_next_positions_each_at_one_master(batch: BatchPlan, message: str) -> None:
+    refused(batch, message)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (replace(LEASE, num_steps=0), "at least 1 step, not 0"),
+        (replace(PREFILL, num_steps=4), "new is to take a lease of 4 steps with 10 uncomputed"),
+        (with_query(LEASE, 0, transfer=Transfer.KV), "old is to take a lease of 8 steps .* moving kv"),
+    ],
+)
+def test_only_decode_tokens_whose_queries_travel_take_a_lease(batch: BatchPlan, message: str) -> None:
+    refused(batch, message)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (replace(PREFILL, writes=PREFILL.writes[:1]), "writes of request new are not positions 0 to 9"),
+        (replace(PREFILL, writes=PREFILL.writes * 2), "writes of request new are not positions 0 to 9"),
+        (replace(PREFILL, writes=(segment("new", range(10), 0),)), r"instance 0 .* not in group \(2, 1\)"),
+        (replace(PREFILL, writes=(*PREFILL.writes, segment("old", range(9, 10), 1))), "KV of .*old"),
+        (OFF_MASTER, "stored where it is not made"),
+        (
+            replace(LEASE, writes=(LEASE.writes[0], segment("short", range(9, 17), 0))),
+            "writes of request short are not positions 9 to 11",
+        ),
+        (
+            replace(LEASE, writes=(segment("old", range(9, 10), 1), LEASE.writes[1])),
+            "writes of request old are not positions 9 to 16",
+        ),
+    ],
+)
+def test_every_new_token_is_stored_once_where_it_can_be(batch: BatchPlan, message: str) -> None:
+    refused(batch, message)
+
+
+def test_kv_that_stays_is_stored_by_the_master_that_makes_it() -> None:
+    stays = replace(
+        PREFILL, queries=tuple(replace(block, transfer=Transfer.QUERY) for block in PREFILL.queries)
+    )
+    check_plan(SNAPSHOT, IterationPlan((stays,)))
+    swapped = replace(stays, writes=striped("new", range(10), (1, 2)).segments)
+    refused(swapped, "stored where it is not made")
+
+
+def test_a_decode_block_cut_as_a_stripe_takes_a_lease_too() -> None:
+    check_plan(SNAPSHOT, IterationPlan((with_query(LEASE, 0, positions=stripe(range(9, 10), 0, 5)),)))
+
+
+def test_a_group_holds_all_kv_of_its_requests() -> None:
+    batch = striped_chunk("old", range(9, 10), (1,))
+    refused(batch, r"old has KV on instances \[0\], outside group \(1,\)")
+
+
+@pytest.mark.parametrize(
+    ("migrations", "message"),
+    [
+        ((replace(MOVE, destination_id=7),), "instance 7: no such"),
+        ((KVMigration(segment("old", range(2), 0), 2),), "is to be moved, but is not there"),
+        ((KVMigration(segment("old", range(0, 9, 2), 7), 2),), "is to be moved, but is not there"),
+        ((MOVE, KVMigration(segment("old", range(0, 9, 2), 0), 1)), "of old are to be moved twice"),
+    ],
+)
+def test_what_moves_is_where_it_says_and_goes_to_one_place(
+    migrations: tuple[KVMigration, ...], message: str
+) -> None:
+    refused(IterationPlan(migrations=migrations), message)
+
+
+def test_what_is_to_be_stored_fits_what_is_free() -> None:
+    refused(striped_chunk("huge", range(101), (2,)), "instance 2 is to store 101 tokens but has room for 100")
+    refused(
+        striped_chunk("huge", range(200), (1, 2)), "instance 1 is to store 100 tokens but has room for 96"
+    )
+    full = IterationPlan((striped_chunk("huge", range(198), (1, 2)),), (MOVE,))
+    refused(full, "instance 1 is to store 99 tokens but has room for 96")
+    refused(
+        IterationPlan((striped_chunk("huge", range(202), (1, 2)),), preemptions=(Preemption("old"),)),
+        "to store 101 tokens but has room for 100",
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (LeaseEnd(8, 4), "batch 8 is to end, but it is not running"),
+        (LeaseEnd(9, 3), "before step 3, but has taken 3 of 8 steps"),
+        (LeaseEnd(9, 9), "before step 9, but has taken 3 of 8 steps"),
+    ],
+)
+def test_a_lease_ends_at_a_step_that_may_still_come(end: LeaseEnd, message: str) -> None:
+    refused(IterationPlan(lease_ends=(end,)), message)
