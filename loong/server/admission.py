@@ -1,0 +1,50 @@
+"""The bound on work that waits: past it, a client is told at once to come back later."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from loong.server.errors import ApiError
+
+
+class Admission:
+    """Counts the requests in flight, and those of them that wait for their first token."""
+
+    def __init__(self, *, max_waiting_requests: int, max_waiting_tokens: int, retry_after: int) -> None:
+        self._max_requests = max_waiting_requests
+        self._max_tokens = max_waiting_tokens
+        self._retry_after = retry_after
+        self._waiting: dict[str, int] = {}  # prompt tokens by request id
+        self.num_in_flight = 0
+
+    @contextmanager
+    def admit(self, request_id: str, num_prompt_tokens: int) -> Iterator[None]:
+        """Count a request in while the context lasts; raise a 503 if a bound would be passed.
+
+        A queue that holds nothing takes any prompt, so none is refused for ever.
+        """
+        self._check_room(num_prompt_tokens)
+        self._waiting[request_id] = num_prompt_tokens
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+            self.stop_waiting(request_id)
+
+    def stop_waiting(self, request_id: str) -> None:
+        """Tell that a request has its first token."""
+        self._waiting.pop(request_id, None)
+
+    def _check_room(self, num_prompt_tokens: int) -> None:
+        num_requests, num_tokens = len(self._waiting), sum(self._waiting.values())
+        if num_requests >= self._max_requests:
+            raise self._refusal(f"{num_requests} requests are waiting, and {self._max_requests} may")
+        if num_requests and num_tokens + num_prompt_tokens > self._max_tokens:
+            raise self._refusal(
+                f"prompts of {num_tokens} tokens are waiting, and with the {num_prompt_tokens} of this one "
+                f"they would pass the bound of {self._max_tokens}"
+            )
+
+    def _refusal(self, why: str) -> ApiError:
+        headers = {"Retry-After": str(self._retry_after)}
+        return ApiError(503, f"the queue is full: {why}", "queue_full", headers=headers)

@@ -1,0 +1,67 @@
+"""The application: routes over one engine, and the socket they listen on."""
+
+from aiohttp import web
+
+from loong.core.errors import ConfigError
+from loong.server import status, tokenization
+from loong.server.admission import Admission
+from loong.server.chat import chat_completions
+from loong.server.completions import completions
+from loong.server.context import SERVER, Server
+from loong.server.engine_client import EngineClient
+from loong.server.metrics import ServerMetrics
+from loong.server.middleware import check_api_key, tell_errors
+from loong.server.settings import ServerSettings
+from loong.server.tokenizer import Tokenizer
+
+
+def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> web.Application:
+    """Put a server together; nothing is started."""
+    app = web.Application(middlewares=[tell_errors, check_api_key], client_max_size=settings.max_body_bytes)
+    app[SERVER] = Server(
+        engine=engine,
+        tokenizer=tokenizer,
+        settings=settings,
+        metrics=ServerMetrics(settings.served_model_name, engine.snapshot),
+        admission=Admission(
+            max_waiting_requests=settings.max_waiting_requests,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            retry_after=settings.retry_after,
+        ),
+    )
+    app.add_routes(
+        [
+            web.post("/v1/completions", completions),
+            web.post("/v1/chat/completions", chat_completions),
+            web.get("/v1/models", status.models),
+            web.get("/v1/models/{model:.+}", status.model),
+            web.post("/tokenize", tokenization.tokenize),
+            web.post("/detokenize", tokenization.detokenize),
+            web.get("/health", status.health),
+            web.get("/ping", status.health),
+            web.post("/ping", status.health),
+            web.get("/version", status.version),
+            web.get("/load", status.load),
+            web.get("/metrics", status.metrics),
+            web.get("/trace", status.trace),
+        ]
+    )
+    return app
+
+
+async def serve(
+    app: web.Application, host: str, port: int, *, shutdown_timeout: float = 10.0
+) -> web.AppRunner:
+    """Listen, and return the runner: its `addresses` tell the port if 0 was asked for, `cleanup` ends it.
+
+    A client that leaves cancels its handler, and so aborts its request. `cleanup` waits `shutdown_timeout`
+    seconds for the requests in flight. Raises `ConfigError` if the address cannot be had.
+    """
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror}") from error
+    return runner

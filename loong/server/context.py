@@ -1,0 +1,33 @@
+"""What every handler of one server shares."""
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from loong.server.admission import Admission
+from loong.server.engine_client import EngineClient
+from loong.server.errors import ApiError
+from loong.server.metrics import ServerMetrics
+from loong.server.settings import ServerSettings
+from loong.server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An engine with what stands between it and HTTP."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    settings: ServerSettings
+    metrics: ServerMetrics
+    admission: Admission
+
+    def check_model(self, name: str | None) -> None:
+        """Raise a 404 if a client names a model that is not served; not to name one is fine."""
+        served = self.settings.served_model_name
+        if name not in (None, served):
+            message = f"the model {name!r} does not exist; {served!r} is served"
+            raise ApiError(404, message, "model_not_found", "model")
+
+
+SERVER = web.AppKey("server", Server)

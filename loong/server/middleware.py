@@ -1,0 +1,51 @@
+"""What every request goes through: the key is checked, and errors are told in the API's words."""
+
+import hmac
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from loong.core.errors import LoongError
+from loong.server.context import SERVER
+from loong.server.errors import ApiError, as_api_error
+from loong.server.wire import json_response
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+
+
+@web.middleware
+async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with an error object whatever was raised on purpose, by us or by the web framework."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        code = error.reason.lower().replace(" ", "_")
+        message = error.text or error.reason
+        return _response(ApiError(error.status, message, code, headers=_kept_headers(error)))
+    except LoongError as error:
+        return _response(as_api_error(error))
+
+
+@web.middleware
+async def check_api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let a request through if no key is set, it carries one, or its path is open to all."""
+    keys = request.app[SERVER].settings.api_keys
+    if keys and request.path not in OPEN_PATHS:
+        scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
+        is_known = [hmac.compare_digest(sent.encode(), key.encode()) for key in keys]
+        if scheme.lower() != "bearer" or not any(is_known):
+            message = "this server needs an API key: send the header `Authorization: Bearer KEY`"
+            raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    return await handler(request)
+
+
+def _kept_headers(error: web.HTTPException) -> dict[str, str]:
+    return {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+
+
+def _response(error: ApiError) -> web.Response:
+    response = json_response(error.body, error.status)
+    response.headers.update(error.headers)
+    return response

@@ -1,0 +1,79 @@
+"""The answer to one request as it grows, token by token."""
+
+from dataclasses import dataclass
+
+from loong.core.errors import ClusterError
+from loong.core.events import Logprobs, ProducedToken
+from loong.core.request import FinishReason, SamplingParams, TokenId
+from loong.server.detokenizer import Decoder, IncrementalDetokenizer
+from loong.server.stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one token adds to an answer: often less text than its own, or more, since text is held back.
+
+    `index` counts the answer's tokens from 0, and `text_offset` is where in the answer the token's own text
+    begins, in characters. `stop_reason` is the stop string or token that ended the answer, None if none was
+    asked for or it was the model's own.
+    """
+
+    index: int
+    text: str
+    token_id: TokenId
+    text_offset: int
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | TokenId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How tokens become the text of an answer."""
+
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()  # those the client named
+    skip_special_tokens: bool = True
+
+
+class Output:
+    """Makes deltas of tokens; what it has told so far never changes."""
+
+    def __init__(self, params: SamplingParams, options: OutputOptions, decoder: Decoder) -> None:
+        self._min_tokens = params.min_tokens
+        self._options = options
+        self._detokenizer = IncrementalDetokenizer(decoder, skip_special_tokens=options.skip_special_tokens)
+        self._stop_strings = StopStrings(options.stop_strings)
+        self._num_characters = 0  # detokenised, told or held back
+        self.num_tokens = 0
+
+    def add(self, token: ProducedToken) -> Delta:
+        """Take the next token; raise `ClusterError` if it says that the request failed."""
+        if token.finish_reason is FinishReason.ERROR:
+            raise ClusterError(f"request {token.request_id} failed after {self.num_tokens} tokens")
+        self.num_tokens += 1
+        offset = self._num_characters
+        text = self._certain_text(self._new_text(token), is_last=token.finish_reason is not None)
+        finish_reason, stop_reason = self._finish(token)
+        index = self.num_tokens - 1
+        return Delta(index, text, token.token_id, offset, token.logprobs, finish_reason, stop_reason)
+
+    def _new_text(self, token: ProducedToken) -> str:
+        """What the token adds before stop strings are looked for; a token that stops adds nothing itself."""
+        text = "" if token.finish_reason is FinishReason.STOP else self._detokenizer.add(token.token_id)
+        if token.finish_reason is not None:
+            text += self._detokenizer.finish()
+        self._num_characters += len(text)
+        return text
+
+    def _certain_text(self, text: str, *, is_last: bool) -> str:
+        if self.num_tokens <= self._min_tokens:  # too early to stop
+            return text
+        text = self._stop_strings.add(text)
+        return text + self._stop_strings.finish() if is_last else text
+
+    def _finish(self, token: ProducedToken) -> tuple[FinishReason | None, str | TokenId | None]:
+        if self._stop_strings.matched is not None:
+            return FinishReason.STOP, self._stop_strings.matched
+        is_named = token.finish_reason is FinishReason.STOP and token.token_id in self._options.stop_token_ids
+        return token.finish_reason, token.token_id if is_named else None

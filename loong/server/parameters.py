@@ -1,0 +1,71 @@
+"""From what a client asks to what the engine is told, checked against what the model and the cluster hold."""
+
+import secrets
+
+from loong.core.request import SamplingParams, TokenId
+from loong.server.engine_client import EngineLimits
+from loong.server.errors import ApiError, bad_request
+from loong.server.prompts import check_token_ids
+from loong.server.schemas import GenerationFields
+
+_SEEDS = 2**63
+
+
+def sampling_params(
+    fields: GenerationFields, *, max_tokens: int, eos_token_ids: tuple[TokenId, ...], vocab_size: int
+) -> SamplingParams:
+    """The engine's parameters; a request without a seed draws one, and end-of-sequence tokens stop it.
+
+    Raises `InvalidRequestError` for a value out of range.
+    """
+    check_token_ids("stop_token_ids", fields.stop_token_ids, vocab_size)
+    eos = () if fields.ignore_eos else (token_id for token_id in eos_token_ids if token_id < vocab_size)
+    if fields.top_k < -1:
+        raise bad_request(
+            f"top_k must be at least 1, or -1 or 0 for no limit, but is {fields.top_k}", "top_k"
+        )
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k if fields.top_k > 0 else None,
+        min_p=fields.min_p,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        seed=secrets.randbelow(_SEEDS) if fields.seed is None else fields.seed % _SEEDS,
+        stop_token_ids=tuple(dict.fromkeys((*fields.stop_token_ids, *eos))),
+        num_logprobs=fields.num_logprobs,
+    )
+
+
+def max_output_tokens(fields: GenerationFields, num_prompt_tokens: int, limits: EngineLimits) -> int:
+    """How many tokens to produce at most: what was asked, else the endpoint's default, as far as they fit.
+
+    Raises a 400 with the number asked for and every limit it passes, before anything is queued.
+    """
+    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    room = min(limits.max_model_len, limits.kv_capacity) - num_prompt_tokens
+    if room < 1:
+        what = f"the prompt has {num_prompt_tokens} tokens and needs room for one more"
+        raise _too_long(what, fields.prompt_field, num_prompt_tokens + 1, limits)
+    if asked is None:
+        return min(fields.default_max_tokens or room, room)
+    if asked < 1:
+        raise bad_request(f"{name} must be at least 1, but is {asked}", name)
+    if asked > room:
+        total = num_prompt_tokens + asked
+        what = f"the prompt has {num_prompt_tokens} tokens and {name} is {asked}, together {total}"
+        raise _too_long(what, name, total, limits)
+    return asked
+
+
+def _too_long(what: str, param: str, num_tokens: int, limits: EngineLimits) -> ApiError:
+    bounds = (
+        (limits.max_model_len, "the model's length is {} tokens"),
+        (limits.kv_capacity, "the cluster has KV room for {} tokens"),
+    )
+    passed = " and ".join(text.format(bound) for bound, text in bounds if num_tokens > bound)
+    return bad_request(f"{what}, but {passed}", param, "context_length_exceeded")

@@ -1,0 +1,34 @@
+"""What an operator chooses about the HTTP face."""
+
+from dataclasses import dataclass, field
+
+from loong.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Bounds and names of the server. Intervals and timeouts are in seconds.
+
+    A request waits from its admission to its first token; `max_waiting_requests` and `max_waiting_tokens`
+    (prompt tokens) bound those that do, and one more is told to come back after `retry_after`.
+    """
+
+    served_model_name: str
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: every client is welcome
+    max_waiting_requests: int = 4096
+    max_waiting_tokens: int = 2**24
+    retry_after: int = 1
+    max_body_bytes: int = 2**26  # fits a million token ids, or as many tokens of escaped text
+    body_timeout: float = 120.0
+    write_timeout: float = 600.0  # how long a client may leave its stream unread
+    keep_alive_interval: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting_requests", "max_waiting_tokens", "retry_after", "max_body_bytes"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {value}")
+        for name in ("body_timeout", "write_timeout", "keep_alive_interval"):
+            if (value := getattr(self, name)) <= 0:
+                raise ConfigError(f"{name} must be more than 0 seconds, but is {value:g}")
+        if not all(self.api_keys):
+            raise ConfigError("an API key must not be empty")

@@ -1,0 +1,62 @@
+"""What the server tells about itself."""
+
+import time
+
+from aiohttp import web
+
+import loong
+from loong.server.context import SERVER
+from loong.server.errors import ApiError
+from loong.server.trace import chrome_trace
+from loong.server.wire import json_response
+
+
+async def health(http: web.Request) -> web.Response:
+    """200 while the engine makes progress, else 503 and why not."""
+    found = http.app[SERVER].engine.health()
+    if not found.is_alive:
+        raise ApiError(503, found.message, "unhealthy")
+    return json_response({"status": found.message})
+
+
+async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
+    """The version of loong."""
+    return json_response({"version": loong.__version__})
+
+
+async def load(http: web.Request) -> web.Response:
+    """How many requests are in flight."""
+    return json_response({"server_load": http.app[SERVER].admission.num_in_flight})
+
+
+async def metrics(http: web.Request) -> web.Response:
+    """All metrics, in Prometheus' text format."""
+    text = http.app[SERVER].metrics.exposition()
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def trace(http: web.Request) -> web.Response:
+    """The last minutes of the cluster, to be opened in Perfetto."""
+    return json_response(chrome_trace(http.app[SERVER].engine.timeline()))
+
+
+async def models(http: web.Request) -> web.Response:
+    """The model that is served."""
+    return json_response({"object": "list", "data": [_model_card(http)]})
+
+
+async def model(http: web.Request) -> web.Response:
+    """One model by its name."""
+    http.app[SERVER].check_model(http.match_info["model"])
+    return json_response(_model_card(http))
+
+
+def _model_card(http: web.Request) -> dict[str, object]:
+    server = http.app[SERVER]
+    return {
+        "id": server.settings.served_model_name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "loong",
+        "max_model_len": server.engine.limits.max_model_len,
+    }

@@ -1,0 +1,44 @@
+"""`/tokenize` and `/detokenize`, with vLLM's fields."""
+
+import asyncio
+
+from aiohttp import web
+
+from loong.server.context import SERVER
+from loong.server.errors import bad_request
+from loong.server.prompts import chat_prompt, check_token_ids
+from loong.server.schemas import DetokenizeFields, TokenizeFields
+from loong.server.wire import json_response, read_fields
+
+
+async def tokenize(http: web.Request) -> web.Response:
+    """Token ids of a text or of a chat."""
+    server = http.app[SERVER]
+    fields = await read_fields(http, TokenizeFields)
+    server.check_model(fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise bad_request("exactly one of prompt and messages must be given", "prompt")
+    if fields.prompt is None:
+        token_ids = await chat_prompt(fields, server.tokenizer)
+    else:
+        token_ids = await server.tokenizer.encode(
+            fields.prompt, add_special_tokens=fields.add_special_tokens is not False
+        )
+    answer = {
+        "count": len(token_ids),
+        "max_model_len": server.engine.limits.max_model_len,
+        "tokens": token_ids,
+    }
+    if fields.return_token_strs:
+        answer["token_strs"] = [server.tokenizer.token_text(token_id) for token_id in token_ids]
+    return json_response(answer)
+
+
+async def detokenize(http: web.Request) -> web.Response:
+    """The text of token ids, special tokens included."""
+    server = http.app[SERVER]
+    fields = await read_fields(http, DetokenizeFields)
+    server.check_model(fields.model)
+    check_token_ids("tokens", fields.tokens, server.engine.limits.vocab_size)
+    text = await asyncio.to_thread(server.tokenizer.decode, fields.tokens, skip_special_tokens=False)
+    return json_response({"prompt": text})

@@ -1,0 +1,168 @@
+"""A model folder's tokenizer: `tokenizer.json` for text, `tokenizer_config.json` for what goes around it."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer as Backend
+
+from loong.core.errors import ConfigError
+from loong.core.request import TokenId
+from loong.server.chat_template import ChatTemplate
+
+_LONG_TEXT = 4096  # characters; more are encoded in a thread
+_FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece models write a byte
+
+
+class Tokenizer:
+    """Text to token ids and back, as Hugging Face's fast tokenizers do it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        eos_token_ids: Iterable[TokenId] = (),
+        prefix_token_ids: Sequence[TokenId] = (),
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        """Take a tokenizer over, with truncation and padding off.
+
+        Text prompts begin with `prefix_token_ids` whether or not the backend adds them.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._prefix = list(prefix_token_ids)
+        self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
+        self.chat_template = chat_template
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read the tokenizer of a model folder; raise `ConfigError` if its files are missing or damaged."""
+        backend = _read_backend(folder / "tokenizer.json")
+        config = _read_json(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens(config)
+        bos = special_tokens.get("bos_token") if config.get("add_bos_token") is True else None
+        bos_id = backend.token_to_id(bos) if bos is not None else None
+        eos = special_tokens.get("eos_token")
+        eos_id = backend.token_to_id(eos) if eos is not None else None
+        return cls(
+            backend,
+            eos_token_ids=[*_model_eos_token_ids(folder), *([] if eos_id is None else [eos_id])],
+            prefix_token_ids=[] if bos_id is None else [bos_id],
+            chat_template=_read_chat_template(folder, config, special_tokens),
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[TokenId]:
+        """Token ids of a text, with the tokens a model expects around it if asked; long text in a thread."""
+        if len(text) <= _LONG_TEXT:
+            return self._encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[TokenId]:
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        token_ids: list[TokenId] = encoding.ids
+        num_prefix = len(self._prefix)
+        if add_special_tokens and token_ids[:num_prefix] != self._prefix:
+            return self._prefix + token_ids
+        return token_ids
+
+    def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence; bytes that are no text read as U+FFFD."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def is_silent(self, token_id: TokenId, *, skip_special_tokens: bool) -> bool:
+        """Whether decoding drops the token: a special one that is skipped, or an id with no token."""
+        is_skipped = skip_special_tokens and token_id in self._special_token_ids
+        return is_skipped or self._backend.id_to_token(token_id) is None
+
+    def is_fallback_byte(self, token_id: TokenId) -> bool:
+        """Whether the token stands for one byte that its vocabulary has no piece for."""
+        token = self._backend.id_to_token(token_id)
+        return token is not None and _FALLBACK_BYTE.fullmatch(token) is not None
+
+    def token_text(self, token_id: TokenId) -> str:
+        """What to call one token; one that is no whole text is shown as its bytes."""
+        text = self.decode([token_id], skip_special_tokens=False)
+        if "\ufffd" not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token_id))
+
+    def token_bytes(self, token_id: TokenId) -> bytes:
+        """UTF-8 of one token, which may begin or end inside a character."""
+        token = self._backend.id_to_token(token_id) or ""
+        if match := _FALLBACK_BYTE.fullmatch(token):
+            return bytes.fromhex(match[1])
+        text = self.decode([token_id], skip_special_tokens=False)
+        if "\ufffd" in text and all(character in _BYTE_OF_CHARACTER for character in token):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        return text.encode()
+
+    @cached_property
+    def _special_token_ids(self) -> frozenset[TokenId]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte each character of a byte-level vocabulary stands for: its own if visible, else in order."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF_CHARACTER = _byte_characters()
+
+
+def _read_backend(path: Path) -> Backend:
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist; a model folder needs a tokenizer.json to serve text")
+    try:
+        return Backend.from_buffer(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a tokenizer: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+
+
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
+    """The named special tokens (`bos_token` and so on), each written as a string or as an object."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _model_eos_token_ids(folder: Path) -> list[TokenId]:
+    for name in ("generation_config.json", "config.json"):
+        match _read_json(folder / name).get("eos_token_id"):
+            case int(token_id):
+                return [token_id]
+            case list(token_ids):
+                return [token_id for token_id in token_ids if isinstance(token_id, int)]
+    return []
+
+
+def _read_chat_template(
+    folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The template in a file of its own, else the one in the config; of several named ones the default."""
+    path = folder / "chat_template.jinja"
+    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        named = {item["name"]: item["template"] for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    return ChatTemplate(source, special_tokens) if isinstance(source, str) else None
