@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from loong.core.errors import ConfigError, LoongError
+from loong.core.errors import ConfigError
 from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig
 from loong.launcher.embedded import ServerConfig
 from loong.workloads.slo import NAMED_RULES, SLORule, parse_slo
@@ -47,14 +47,10 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark; 0 if every request succeeded, 1 if any failed, 2 if there is nothing to report."""
+    """Run the benchmark and report; 0 if every request succeeded, 1 if any failed."""
     from loong.launcher.bench_run import run_bench  # imports aiohttp, which `--help` can do without
 
-    try:
-        return run_bench(_config(args), shlex.join(["loong", *sys.argv[1:]]))
-    except LoongError as error:
-        print(f"loong bench: error: {error}", file=sys.stderr)
-        return 2
+    return run_bench(_config(args), shlex.join(["loong", *sys.argv[1:]]))
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from loong.core.errors import ConfigError
 from loong.workloads.errors import ServerUnusableError
 
 START_ATTEMPTS = 3
@@ -34,6 +35,14 @@ class ServerConfig:
     tensor_parallel_size: int
     extra_arguments: tuple[str, ...]
     start_timeout: float
+
+    def __post_init__(self) -> None:
+        if self.num_instances < 1:
+            raise ConfigError(f"--num-instances {self.num_instances} is not at least 1")
+        if self.tensor_parallel_size < 1:
+            raise ConfigError(f"--tensor-parallel-size {self.tensor_parallel_size} is not at least 1")
+        if not self.start_timeout > 0:
+            raise ConfigError(f"--start-timeout {self.start_timeout:g} is not above 0 s")
 
     def command(self, policy: str, port: int) -> list[str]:
         """Return the command line; it works from a checkout and from an installed copy."""

@@ -125,14 +125,13 @@ async def _load(
     target: Target, config: BenchConfig, requests: Sequence[WorkloadRequest], limits_of: LimitsOf
 ) -> list[RequestRecord]:
     """Run the load under a progress bar on stderr that shows the attainment so far."""
-    num_attained = 0
+    verdicts: list[bool] = []
     with tqdm(total=len(requests), unit="req", disable=None) as bar:
 
         def show(record: RequestRecord) -> None:
-            nonlocal num_attained
-            num_attained += is_attained(record, limits_of)
+            verdicts.append(is_attained(record, limits_of))
+            bar.set_postfix_str(f"attained {sum(verdicts) / len(verdicts):.0%}", refresh=False)
             bar.update()
-            bar.set_postfix_str(f"attained {num_attained / bar.n:.0%}", refresh=False)
 
         return await run_load(target, requests, max_concurrency=config.load.max_concurrency, on_record=show)
 

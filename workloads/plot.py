@@ -23,6 +23,7 @@ PICTURE_INCHES = 14.0
 ROW_INCHES = 0.55
 DOTS_PER_INCH = 120
 LABEL_POINTS = 7
+LABEL_GAP = 0.01  # of the time axis: steps closer than this share a label
 # Heights over the middle of a row, which is 1 high: the bar, and under it the strip of KV.
 BAR_TOP, BAR_BOTTOM = 0.42, -0.12
 STRIP_BOTTOM, STRIP_GAP = -0.42, 0.04
@@ -87,6 +88,8 @@ def _draw_panel(panel: "Axes", policy: str, timeline: Timeline, scale: _Scale) -
     rows = {instance_id: row for row, instance_id in enumerate(timeline.instance_ids)}
     for piece in timeline.merged(gap=pixel).slices:
         _draw_slice(panel, rows[piece.instance_id], piece, scale)
+    for stretch in timeline.merged(gap=LABEL_GAP * scale.end).slices:
+        _label(panel, rows[stretch.instance_id], stretch, scale)
     for instance_id, row in rows.items():
         samples = [k for k in timeline.kv_samples if k.instance_id == instance_id]
         _draw_kv(panel, row, samples, scale)
@@ -113,11 +116,16 @@ def _draw_slice(panel: "Axes", row: int, piece: TimelineSlice, scale: _Scale) ->
         edgecolor="white",
         linewidth=0.3,
     )
-    label = f"DoP {piece.dop} {piece.phase}"
+
+
+def _label(panel: "Axes", row: int, stretch: TimelineSlice, scale: _Scale) -> None:
+    """Name DoP and phase of steps that follow each other closely, if they are wide enough for the words."""
+    label = f"DoP {stretch.dop} {stretch.phase}"
     label_inches = len(label) * LABEL_POINTS * 0.6 / 72
+    duration = stretch.end - stretch.start
     if duration / scale.end * PICTURE_INCHES * 0.9 > label_inches:
-        middle = row - (BAR_TOP + BAR_BOTTOM) / 2
-        panel.text(piece.start + duration / 2, middle, label, ha="center", va="center", fontsize=LABEL_POINTS)
+        center = (stretch.start + duration / 2, row - (BAR_TOP + BAR_BOTTOM) / 2)
+        panel.annotate(label, center, ha="center", va="center", fontsize=LABEL_POINTS)
 
 
 def _draw_kv(panel: "Axes", row: int, samples: Sequence[KVSample], scale: _Scale) -> None:

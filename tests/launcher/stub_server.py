@@ -1,0 +1,102 @@
+"""Stands in for `loong serve`: the same flags and pages, and answers made of thin air."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from aiohttp import web
+
+START = time.monotonic()
+
+
+class Stub:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.num_batches = 0
+        self.events: list[dict[str, object]] = []
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.args.never_healthy else 200)
+
+    async def models(self, request: web.Request) -> web.Response:
+        model = {"id": "stub", "object": "model", "max_model_len": self.args.max_model_len}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            text=f'loong:esp_group_size_bucket{{le="1.0"}} 0\nloong:esp_group_size_bucket{{le="2.0"}} '
+            f'{self.num_batches}\nloong:esp_group_size_bucket{{le="+Inf"}} {self.num_batches}\n'
+            f"loong:esp_scale_up_total {self.num_batches}\n"
+        )
+
+    async def trace(self, request: web.Request) -> web.Response:
+        return web.json_response({"traceEvents": self.events})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        num_prompt_tokens, num_output_tokens = len(body["prompt"]), body["max_tokens"]
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self.num_batches += 1
+        now = round((time.monotonic() - START) * 1e6)
+        arguments = {"group": [0, 1], "dop": 2, "phase": "prefill"}
+        self.events += [
+            {"ph": "X", "name": "prefill", "ts": now, "dur": 900, "pid": 1, "tid": i, "args": arguments}
+            for i in (0, 1)
+        ]
+        if self.args.fail_over and num_prompt_tokens > self.args.fail_over:
+            await response.write(b'data: {"error": {"message": "stub is out of room"}}\n\n')
+        for _ in range(num_output_tokens):
+            await response.write(b'data: {"choices": [{"text": "a"}]}\n\n')
+        usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}
+        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+async def serve(stub: Stub, port: int) -> None:
+    app = web.Application(client_max_size=2**26)
+    app.router.add_get("/health", stub.health)
+    app.router.add_get("/v1/models", stub.models)
+    app.router.add_get("/metrics", stub.metrics)
+    app.router.add_get("/trace", stub.trace)
+    app.router.add_post("/v1/completions", stub.complete)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command")
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--num-instances", type=int)
+    parser.add_argument("--tensor-parallel-size", type=int)
+    parser.add_argument("--max-model-len", type=int, default=1_000_000)
+    parser.add_argument("--fail-over", type=int, help="fail requests with longer prompts")
+    parser.add_argument("--fail-to-start", action="store_true")
+    parser.add_argument("--never-healthy", action="store_true")
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--hold", type=Path, help="keep this FIFO open, here and in a child that never ends")
+    args = parser.parse_args()
+    if args.fail_to_start:
+        sys.exit("no such model: stub")
+    if args.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if args.hold is not None:
+        fifo = os.open(args.hold, os.O_WRONLY)
+        subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], pass_fds=[fifo])
+    asyncio.run(serve(Stub(args), args.port))
+
+
+if __name__ == "__main__":
+    main()

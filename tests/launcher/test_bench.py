@@ -1,0 +1,159 @@
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loong.core.errors import ConfigError
+from loong.launcher import bench, embedded
+from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.workloads.errors import ServerUnusableError
+
+STUB = Path(__file__).with_name("stub_server.py")
+QUICK = ["--length-scale", "1/64", "--num-requests", "9", "--num-warmups", "1", "--seed", "1"]
+
+
+@pytest.fixture(autouse=True)
+def stub_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        embedded, "ENTRY", f"import runpy; runpy.run_path({str(STUB)!r}, run_name='__main__')"
+    )
+
+
+def run_bench(*flags: str) -> int:
+    parser = argparse.ArgumentParser(prog="loong")
+    bench.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["bench", *flags])
+    code: int = args.run(args)
+    return code
+
+
+def last_line(text: str) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return summary
+
+
+def test_two_policies_are_measured_compared_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_bench(*QUICK, "--policy", "esp,static-sp", "--output-dir", str(tmp_path))
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert printed.count("Serving Benchmark Result") == 2
+    assert "DoP 2" in printed
+    assert "Unloaded prefill of n tokens" in printed
+    assert "KV tokens migrated" not in printed  # the stub does not count them
+    summary = last_line(printed)
+    assert {name: run["completed"] for name, run in summary["runs"].items()} == {"esp": 9, "static-sp": 9}
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [run["policy"] for run in results["runs"]] == ["esp", "static-sp"]
+    assert [run["num_batches_by_dop"] for run in results["runs"]] == [{"1": 0, "2": 9}] * 2
+    assert results["configuration"]["workload"] == "mixed"
+    assert results["machine"]["num_cores"]
+    assert results["runs"][0]["input_lens"] == results["runs"][1]["input_lens"]
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "static-sp" in (tmp_path / "timeline.svg").read_text()
+    assert (tmp_path / "server-esp.log").is_file()
+
+
+def test_a_server_that_is_already_there_is_measured_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
+        for _ in range(2):
+            assert run_bench(*QUICK, "--base-url", f"{base_url}/v1/", "--goodput", "ttft:60000") == 0
+    summary = last_line(capsys.readouterr().out)
+    assert summary["slo"] == "absolute"
+    assert summary["runs"][base_url]["slo_attainment"] == 1.0
+
+
+def test_failed_requests_are_misses_and_make_the_exit_code_nonzero(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--extra-server-args=--fail-over 100", "--goodput", "ttft:60000", "--num-warmups", "0"]
+    code = run_bench(*QUICK, *flags)
+    printed = capsys.readouterr().out
+    run = last_line(printed)["runs"]["esp"]
+    assert code == 1
+    assert run["failed"] > 0
+    assert run["slo_attainment"] == run["completed"] / 9
+    assert "stub is out of room" in printed
+
+
+def test_a_closed_loop_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_bench(*QUICK, "--workload", "leval", "--max-concurrency", "2", "--goodput", "e2el:60000") == 0
+    assert last_line(capsys.readouterr().out)["workload"] == "leval"
+
+
+def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-1")
+    monkeypatch.setattr("sys.argv", ["loong", "bench", "--extra-server-args=--api-key sk-secret-2"])
+    with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
+        run_bench(*QUICK, "--base-url", base_url, "--output-dir", str(tmp_path / "out"))
+    text = (tmp_path / "out" / "results.json").read_text()
+    assert "--api-key" in text
+    assert "sk-secret" not in text
+
+
+def test_a_workload_too_long_for_the_model_is_refused_with_a_scale_that_fits() -> None:
+    with pytest.raises(ConfigError, match=r"--length-scale at least \d+ times smaller"):
+        run_bench("--num-requests", "3", "--extra-server-args=--max-model-len 4000")
+
+
+def test_a_server_that_fails_the_warm_up_is_not_measured() -> None:
+    with pytest.raises(ServerUnusableError, match=r"warm-up request .* failed: .*out of room"):
+        run_bench(*QUICK, "--workload", "lveval", "--extra-server-args=--fail-over 1")
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
+        pass
+    with pytest.raises(ServerUnusableError, match=base_url):
+        run_bench(*QUICK, "--base-url", base_url)
+
+
+def test_a_model_that_is_not_served_is_named_beside_those_that_are(tmp_path: Path) -> None:
+    with (
+        embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url,
+        pytest.raises(ServerUnusableError, match=r"--model 'other' is not served .* served: stub"),
+    ):
+        run_bench(*QUICK, "--base-url", base_url, "--model", "other")
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--base-url", "localhost:8000"], "--base-url 'localhost:8000'"),
+        (["--base-url", "http://localhost:1", "--policy", "esp"], "--policy esp"),
+        (["--policy", "esp,,tp"], "--policy"),
+        (["--policy", "esp,esp"], "--policy esp,esp"),
+        (["--slo", "swift"], "--slo: SLO 'swift'"),
+        (["--goodput", "ttft:1", "tpot"], "--goodput: SLO 'tpot'"),
+        (["--request-rate", "0"], "--request-rate 0"),
+        (["--burstiness", "-1", "--request-rate", "2"], "--burstiness -1"),
+        (["--num-requests", "0"], "--num-requests 0"),
+        (["--max-concurrency", "0"], "--max-concurrency 0"),
+        (["--num-warmups", "-1"], "--num-warmups -1"),
+        (["--vocab-size", "0"], "--vocab-size 0"),
+        (["--request-timeout", "0"], "--request-timeout 0"),
+        (["--start-timeout", "0"], "--start-timeout 0"),
+        (["--num-instances", "0"], "--num-instances 0"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--output-dir", "/dev/null/report"], "--output-dir /dev/null/report"),
+    ],
+)
+def test_a_flag_that_cannot_work_is_named(flags: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        run_bench(*flags)
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["0", "-1/2", "1/0", "tiny"])
+def test_a_scale_that_is_no_ratio_is_refused_with_its_flag(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_bench(f"--length-scale={value}")
+    assert f"--length-scale: {value!r}" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+import http.client
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from loong.core.errors import ConfigError
+from loong.launcher import embedded
+from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.workloads.errors import ServerUnusableError
+
+STUB = Path(__file__).with_name("stub_server.py")
+
+
+@pytest.fixture(autouse=True)
+def stub_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        embedded, "ENTRY", f"import runpy; runpy.run_path({str(STUB)!r}, run_name='__main__')"
+    )
+
+
+def config(*extra_arguments: str, start_timeout: float = 60.0) -> ServerConfig:
+    return ServerConfig(None, 2, 1, extra_arguments, start_timeout)
+
+
+class Held:
+    """A FIFO that a server and its children hold open: its end is theirs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "held"
+        os.mkfifo(self.path)
+        self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def is_held(self) -> bool:
+        try:
+            return os.read(self._reader, 1) != b""
+        except BlockingIOError:
+            return True
+
+    def wait_until_free(self) -> None:
+        os.set_blocking(self._reader, True)
+        assert os.read(self._reader, 1) == b""
+        os.close(self._reader)
+
+
+def status_of(base_url: str, path: str) -> int:
+    connection = http.client.HTTPConnection(base_url.removeprefix("http://"), timeout=10)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("flags", [(), ("--ignore-sigterm",)])
+def test_a_server_is_healthy_inside_and_gone_with_its_children_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    if flags:
+        monkeypatch.setattr(embedded, "STOP_SECONDS", 0.1)
+    held = Held(tmp_path)
+    with embedded_server(config(*flags, "--hold", str(held.path)), "esp", tmp_path / "log") as base_url:
+        assert status_of(base_url, "/health") == 200
+        assert held.is_held()
+    held.wait_until_free()
+
+
+def test_a_failure_inside_stops_the_server_too(tmp_path: Path) -> None:
+    held = Held(tmp_path)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        embedded_server(config("--hold", str(held.path)), "esp", tmp_path / "log"),
+    ):
+        raise KeyboardInterrupt
+    held.wait_until_free()
+
+
+def test_a_sigterm_to_us_stops_the_server_too(tmp_path: Path) -> None:
+    held = Held(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.raises(SystemExit) as ending,
+        embedded_server(config("--hold", str(held.path)), "esp", tmp_path / "log"),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ending.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+    held.wait_until_free()
+
+
+def test_a_server_that_dies_shows_its_last_words(tmp_path: Path) -> None:
+    with (
+        pytest.raises(
+            ServerUnusableError, match=r"(?s)loong serve --policy esp.*status 1.*no such model: stub"
+        ),
+        embedded_server(config("--fail-to-start"), "esp", tmp_path / "log"),
+    ):
+        pass
+
+
+def test_a_server_that_is_never_healthy_is_given_up_and_stopped(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerUnusableError, match=r"not healthy within 0\.5 s"),
+        embedded_server(config("--never-healthy", start_timeout=0.5), "esp", tmp_path / "log"),
+    ):
+        pass
+
+
+def test_a_port_that_was_taken_meanwhile_is_tried_again_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        free_port = embedded._free_port
+        ports = iter([taken.getsockname()[1], free_port()])
+        monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
+        with embedded_server(config(), "esp", tmp_path / "log") as base_url:
+            assert status_of(base_url, "/health") == 200
+
+
+def test_the_command_is_what_a_user_would_type() -> None:
+    command = ServerConfig("my/model", 4, 2, ("--dtype", "float32"), 1.0).command("static-sp", 8123)
+    assert " ".join(command[3:]) == (
+        "serve my/model --policy static-sp --host 127.0.0.1 --port 8123 --num-instances 4 "
+        "--tensor-parallel-size 2 --dtype float32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "flag"), [((0, 1), "--num-instances 0"), ((1, 0), "--tensor-parallel-size 0")]
+)
+def test_sizes_below_one_are_named(sizes: tuple[int, int], flag: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        ServerConfig(None, *sizes, (), 1.0)

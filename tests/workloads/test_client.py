@@ -1,0 +1,208 @@
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from loong.workloads.client import Target, run_load
+from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
+
+Script = Callable[[dict[str, Any], web.StreamResponse], Awaitable[None]]
+ServeScript = Callable[[Script], contextlib.AbstractAsyncContextManager[str]]
+
+
+def make_request(num_prompt_tokens: int = 6, num_output_tokens: int = 3, at: float = 0.0) -> WorkloadRequest:
+    run = TokenRun(seed=num_prompt_tokens, num_tokens=num_prompt_tokens)
+    return WorkloadRequest(at, RequestShape((run,), num_output_tokens))
+
+
+def target(base_url: str, timeout: float = 60.0) -> Target:
+    return Target(base_url, model="tiny", vocab_size=100, timeout=timeout)
+
+
+def event(**fields: Any) -> bytes:
+    return f"data: {json.dumps(fields)}\n\n".encode()
+
+
+def token(text: str = "a", finish_reason: str | None = None) -> bytes:
+    return event(choices=[{"index": 0, "text": text, "finish_reason": finish_reason}], usage=None)
+
+
+async def answer(body: dict[str, Any], response: web.StreamResponse) -> None:
+    for index in range(body["max_tokens"]):
+        await response.write(token(finish_reason="length" if index == body["max_tokens"] - 1 else None))
+    counts = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+    await response.write(event(choices=[], usage=counts))
+    await response.write(b"data: [DONE]\n\n")
+
+
+async def record_of(serve_script: ServeScript, script: Script) -> RequestRecord:
+    async with serve_script(script) as base_url:
+        [record] = await run_load(target(base_url), [make_request()])
+    return record
+
+
+async def test_records_come_in_the_order_of_the_requests_with_the_servers_counts(
+    serve_script: ServeScript,
+) -> None:
+    requests = [make_request(num_prompt_tokens=n, num_output_tokens=n + 1) for n in (9, 4, 7)]
+    async with serve_script(answer) as base_url:
+        records = await run_load(target(base_url), requests)
+    assert [record.request for record in records] == requests
+    assert [record.usage for record in records] == [Usage(9, 10), Usage(4, 5), Usage(7, 8)]
+    assert all(record.is_completed for record in records)
+    assert all(record.sent_time <= record.token_times[0] <= record.finish_time for record in records)
+
+
+async def test_the_server_gets_the_prompt_as_token_ids_and_the_length_to_generate(
+    serve_script: ServeScript,
+) -> None:
+    bodies = []
+
+    async def remember(body: dict[str, Any], response: web.StreamResponse) -> None:
+        bodies.append(body)
+        await answer(body, response)
+
+    request = make_request(num_prompt_tokens=5, num_output_tokens=2)
+    async with serve_script(remember) as base_url:
+        await run_load(target(base_url), [request])
+    [body] = bodies
+    assert body["prompt"] == request.prompt_token_ids(100)
+    assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (2, True, True)
+    assert body["stream_options"] == {"include_usage": True}
+
+
+async def test_no_request_is_sent_before_its_arrival(serve_script: ServeScript) -> None:
+    requests = [make_request(at=0.02 * index) for index in range(4)]
+    async with serve_script(answer) as base_url:
+        records = await run_load(target(base_url), requests)
+    assert all(record.sent_time >= record.request.arrival_time for record in records)
+    assert all(record.lateness >= 0 for record in records)
+
+
+async def test_a_bound_on_concurrency_is_used_up_and_never_exceeded(serve_script: ServeScript) -> None:
+    pair = asyncio.Barrier(2)
+    in_flight: list[int] = []
+    num_open = 0
+
+    async def meet(body: dict[str, Any], response: web.StreamResponse) -> None:
+        nonlocal num_open
+        num_open += 1
+        in_flight.append(num_open)
+        await pair.wait()
+        num_open -= 1
+        await answer(body, response)
+
+    async with serve_script(meet) as base_url:
+        records = await run_load(target(base_url), [make_request() for _ in range(6)], max_concurrency=2)
+    assert max(in_flight) == 2
+    assert all(record.is_completed for record in records)
+
+
+async def test_every_record_is_told_once_as_it_is_made(serve_script: ServeScript) -> None:
+    told: list[RequestRecord] = []
+    async with serve_script(answer) as base_url:
+        records = await run_load(target(base_url), [make_request() for _ in range(3)], on_record=told.append)
+    assert sorted(map(id, told)) == sorted(map(id, records))
+
+
+async def test_comments_and_other_fields_are_not_tokens(serve_script: ServeScript) -> None:
+    async def chatter(body: dict[str, Any], response: web.StreamResponse) -> None:
+        for _ in range(3):
+            await response.write(b": keep-alive\n\nevent: message\nid: 7\n")
+        await answer(body, response)
+
+    record = await record_of(serve_script, chatter)
+    assert record.error is None
+    assert len(record.token_times) == 3
+
+
+async def test_without_usage_the_pieces_of_the_stream_count(serve_script: ServeScript) -> None:
+    async def no_usage(body: dict[str, Any], response: web.StreamResponse) -> None:
+        await response.write(token() + token() + token("", finish_reason="length") + b"data: [DONE]\n\n")
+
+    record = await record_of(serve_script, no_usage)
+    assert record.usage is None
+    assert record.num_output_tokens == 2
+    assert record.num_prompt_tokens == record.request.num_prompt_tokens
+
+
+async def test_an_error_in_mid_stream_is_a_failure_with_its_message(serve_script: ServeScript) -> None:
+    async def fail(body: dict[str, Any], response: web.StreamResponse) -> None:
+        await response.write(token())
+        await response.write(event(error={"message": "instance 3 is lost", "type": "server_error"}))
+        await response.write(b"data: [DONE]\n\n")
+
+    record = await record_of(serve_script, fail)
+    assert record.error is not None
+    assert "instance 3 is lost" in record.error
+    assert len(record.token_times) == 1
+
+
+async def test_a_cut_connection_is_a_failure(serve_script: ServeScript) -> None:
+    async def cut(body: dict[str, Any], response: web.StreamResponse) -> None:
+        await response.write(token())
+        raise ConnectionResetError("the server fell over")
+
+    record = await record_of(serve_script, cut)
+    assert not record.is_completed
+
+
+@pytest.mark.parametrize(
+    ("stream", "complaint"),
+    [
+        (token(), "before [DONE]"),
+        (b"data: [DONE]\n\n", "no tokens"),
+        (b"data: {nonsense\n\n", "DecodeError"),
+        (event(error="out of room"), "out of room"),
+    ],
+)
+async def test_a_stream_that_breaks_the_protocol_is_a_failure(
+    serve_script: ServeScript, stream: bytes, complaint: str
+) -> None:
+    async def write(body: dict[str, Any], response: web.StreamResponse) -> None:
+        await response.write(stream)
+
+    record = await record_of(serve_script, write)
+    assert record.error is not None
+    assert complaint in record.error
+
+
+async def test_a_refusal_is_a_failure_with_its_status(serve_script: ServeScript) -> None:
+    async with serve_script(answer) as base_url:
+        [record] = await run_load(target(f"{base_url}/nowhere"), [make_request()])
+    assert record.error is not None
+    assert "HTTP 404" in record.error
+
+
+async def test_a_server_that_is_not_there_is_a_failure(serve_script: ServeScript) -> None:
+    async with serve_script(answer) as base_url:
+        pass
+    [record] = await run_load(target(base_url), [make_request()])
+    assert not record.is_completed
+
+
+async def test_a_silent_server_is_given_up_at_the_time_limit(serve_script: ServeScript) -> None:
+    async def hang(body: dict[str, Any], response: web.StreamResponse) -> None:
+        await asyncio.Event().wait()
+
+    async with serve_script(hang) as base_url:
+        [record] = await run_load(target(base_url, timeout=0.05), [make_request()])
+    assert record.error == "no end within the time limit"
+
+
+async def test_one_failure_leaves_the_others_alone(serve_script: ServeScript) -> None:
+    async def fail_short(body: dict[str, Any], response: web.StreamResponse) -> None:
+        if len(body["prompt"]) == 4:
+            await response.write(event(error={"message": "no"}))
+        else:
+            await answer(body, response)
+
+    requests = [make_request(num_prompt_tokens=n) for n in (8, 4, 8)]
+    async with serve_script(fail_short) as base_url:
+        records = await run_load(target(base_url), requests)
+    assert [record.is_completed for record in records] == [True, False, True]

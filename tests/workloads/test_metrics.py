@@ -1,0 +1,177 @@
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from loong.workloads.metrics import BUCKET_EDGES, compute_metrics, count_attained, distribution_of
+from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
+from loong.workloads.slo import SLOLimits
+
+EASY = SLOLimits(ttft=math.inf, tpot=math.inf, e2el=math.inf)
+
+
+def make_record(
+    token_times: tuple[float, ...] = (1.0, 1.5, 2.0),
+    *,
+    sent_time: float = 0.0,
+    num_prompt_tokens: int = 100,
+    error: str | None = None,
+) -> RequestRecord:
+    shape = RequestShape((TokenRun(0, num_prompt_tokens),), len(token_times))
+    return RequestRecord(
+        request=WorkloadRequest(sent_time, shape),
+        due_time=sent_time,
+        sent_time=sent_time,
+        token_times=token_times,
+        finish_time=max((*token_times, sent_time)),
+        usage=Usage(num_prompt_tokens, len(token_times)),
+        error=error,
+    )
+
+
+@st.composite
+def record_lists(draw: st.DrawFn) -> list[RequestRecord]:
+    records = []
+    for _ in range(draw(st.integers(1, 12))):
+        sent_time = draw(st.floats(0, 100))
+        gaps = draw(st.lists(st.floats(0.001, 10), min_size=1, max_size=6))
+        times = tuple(sent_time + sum(gaps[: i + 1]) for i in range(len(gaps)))
+        records.append(
+            make_record(
+                times,
+                sent_time=sent_time,
+                num_prompt_tokens=draw(st.integers(1, 500_000)),
+                error=draw(st.none() | st.just("lost")),
+            )
+        )
+    return records
+
+
+def test_one_request_gives_the_numbers_of_its_definition() -> None:
+    record = make_record((3.0, 3.5, 5.0), sent_time=2.0, num_prompt_tokens=10)
+    latencies = compute_metrics([record], None).latencies
+    means = {name: d["mean"] for name, d in latencies.by_name().items() if d is not None}
+    assert means == pytest.approx(
+        {
+            "ttft": 1.0,
+            "tpot": 1.0,
+            "itl": 1.0,
+            "e2el": 3.0,
+            "normalized": 3 / 13,
+            "normalized_input": 0.1,
+            "normalized_output": 2 / 3,
+        }
+    )
+
+
+def test_tpot_counts_the_servers_tokens_and_not_the_pieces_of_the_stream() -> None:
+    record = replace(make_record((1.0, 2.0, 3.0)), usage=Usage(100, 9))
+    assert record.tpot == pytest.approx(2 / 8)
+
+
+def test_an_answer_of_one_token_has_a_ttft_and_no_tpot() -> None:
+    metrics = compute_metrics([make_record((1.0,))], lambda n: EASY)
+    assert metrics.latencies.ttft is not None
+    assert metrics.latencies.tpot is None
+    assert metrics.attainment == 1.0
+
+
+def test_throughputs_are_per_second_until_the_last_request_ends() -> None:
+    metrics = compute_metrics([make_record((1.0, 2.0)), make_record((1.0, 4.0))], lambda n: EASY)
+    assert metrics.duration == 4.0
+    assert metrics.request_throughput == 0.5
+    assert metrics.output_throughput == 1.0
+    assert metrics.total_token_throughput == 51.0
+    assert metrics.request_goodput == 0.5
+
+
+@given(records=record_lists())
+def test_percentiles_ascend_and_stay_between_the_extremes(records: list[RequestRecord]) -> None:
+    ttfts = [r.ttft for r in records if r.is_completed]
+    assume(ttfts)
+    ttft = compute_metrics(records, None).latencies.ttft
+    assert ttft is not None
+    ordered = [min(ttfts), ttft["median"], ttft["p90"], ttft["p95"], ttft["p99"], max(ttfts)]
+    assert all(low <= high * (1 + 1e-9) for low, high in itertools.pairwise(ordered))
+
+
+@given(records=record_lists())
+def test_a_failed_request_is_a_miss_under_any_bounds(records: list[RequestRecord]) -> None:
+    metrics = compute_metrics(records, lambda n: EASY)
+    assert metrics.num_attained == metrics.num_completed == sum(r.error is None for r in records)
+    assert metrics.attainment == metrics.num_completed / len(records)
+
+
+@given(records=record_lists(), tight=st.floats(0.001, 20), looser=st.floats(1, 10))
+def test_looser_bounds_are_met_at_least_as_often(
+    records: list[RequestRecord], tight: float, looser: float
+) -> None:
+    def attained(bound: float) -> int:
+        return count_attained(records, lambda n: SLOLimits(bound, bound, bound)) or 0
+
+    assert attained(tight) <= attained(tight * looser) <= sum(r.is_completed for r in records)
+
+
+@given(records=record_lists(), factor=st.floats(0.1, 10))
+def test_a_clock_at_another_pace_scales_every_time(records: list[RequestRecord], factor: float) -> None:
+    scaled = [
+        replace(
+            r,
+            due_time=r.due_time * factor,
+            sent_time=r.sent_time * factor,
+            finish_time=r.finish_time * factor,
+            token_times=tuple(time * factor for time in r.token_times),
+        )
+        for r in records
+    ]
+    before, after = compute_metrics(records, None), compute_metrics(scaled, None)
+    assert after.duration == pytest.approx(before.duration * factor)
+    assert after.request_throughput == pytest.approx(before.request_throughput / factor)
+    for old, new in zip(before.latencies.by_name().values(), after.latencies.by_name().values(), strict=True):
+        assert (old is None) == (new is None)
+        if old is not None and new is not None:
+            assert new["mean"] == pytest.approx(old["mean"] * factor)
+            assert new["p99"] == pytest.approx(old["p99"] * factor)
+
+
+@given(records=record_lists())
+def test_every_request_is_in_one_bucket(records: list[RequestRecord]) -> None:
+    metrics = compute_metrics(records, lambda n: EASY)
+    assert sum(b.num_sent for b in metrics.buckets) == metrics.num_sent
+    assert sum(b.num_attained or 0 for b in metrics.buckets) == metrics.num_attained
+
+
+@pytest.mark.parametrize("length_scale", [1.0, 1 / 64])
+def test_bucket_edges_shrink_with_the_lengths(length_scale: float) -> None:
+    at_edges = [int(edge * length_scale) for edge in BUCKET_EDGES[1:-1]]
+    lengths = [length for edge in at_edges for length in (edge - 1, edge)]
+    metrics = compute_metrics(
+        [make_record(num_prompt_tokens=n) for n in lengths], None, length_scale=length_scale
+    )
+    assert [bucket.num_sent for bucket in metrics.buckets] == [1, 2, 2, 1]
+
+
+def test_a_run_without_bounds_has_neither_goodput_nor_attainment() -> None:
+    metrics = compute_metrics([make_record()], None)
+    assert metrics.request_goodput is None
+    assert metrics.attainment is None
+
+
+def test_nothing_completed_has_no_latencies_and_no_throughput() -> None:
+    metrics = compute_metrics([make_record((), error="refused")], lambda n: EASY)
+    assert set(metrics.latencies.by_name().values()) == {None}
+    assert metrics.request_throughput == 0.0
+    assert metrics.attainment == 0.0
+
+
+def test_no_samples_have_no_distribution() -> None:
+    assert distribution_of([]) is None
+
+
+def test_only_completed_requests_without_usage_are_counted_as_such() -> None:
+    records = [replace(make_record(), usage=None), replace(make_record(error="x"), usage=None), make_record()]
+    assert compute_metrics(records, None).num_without_usage == 1
