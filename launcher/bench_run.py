@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import ConfigError
-from loong.launcher.bench_config import BenchConfig, ExternalServer
+from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig
 from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.launcher.machine import machine_facts
 from loong.launcher.measure import Measurement, PrefillProbe, measure
@@ -78,6 +78,7 @@ def run_bench(config: BenchConfig, command: str) -> int:
         burstiness=load.burstiness,
         length_scale=load.length_scale,
     )
+    print(f"Workload: {_workload(load)}\n")
     runs: dict[str, PolicyRun] = {}
     probe: PrefillProbe | None = None
     with _output_folder(config) as folder:
@@ -121,6 +122,19 @@ def _server(config: BenchConfig, policy: str, folder: Path) -> Iterator[tuple[st
     print(f"Starting a server with --policy {policy} ...", file=sys.stderr)
     with embedded_server(config.server, policy, folder / f"server-{policy}.log") as base_url:
         yield base_url, None
+
+
+def _workload(load: LoadConfig) -> str:
+    """Return what is sent, for a report; it says that lengths are drawn and not read from a data set."""
+    pace = "all at once"
+    if load.request_rate < math.inf:
+        pace = f"at {load.request_rate:g} req/s (burstiness {load.burstiness:g})"
+    if load.max_concurrency is not None:
+        pace += f", at most {load.max_concurrency} in flight"
+    return (
+        f"{load.workload} (lengths from built-in distributions, scale {load.length_scale:g}), "
+        f"{load.num_requests} requests {pace}, seed {load.seed}"
+    )
 
 
 def _print_run(policy: str, run: PolicyRun, config: BenchConfig) -> None:

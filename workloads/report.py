@@ -51,7 +51,7 @@ def format_run(title: str, metrics: Metrics, slo: str | None) -> str:
 
 
 def format_buckets(metrics: Metrics) -> str:
-    """Return a table with one row for each range of prompt lengths that was sent."""
+    """Return a table with one row for each range of prompt lengths, before scaling, that was sent."""
     rows = [
         (
             bucket.name,
@@ -67,7 +67,7 @@ def format_buckets(metrics: Metrics) -> str:
         if bucket.num_sent
     ]
     header = (
-        "prompt tokens",
+        "unscaled prompt",
         "sent",
         "SLO %",
         "TTFT p50 ms",
@@ -165,7 +165,10 @@ def _ms(distribution: Distribution | None, statistic: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}"
+    """Two decimals as in vLLM's report, two digits where that would leave nothing to read."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2g}" if 0 < value < 0.1 else f"{value:.2f}"
 
 
 def _percent(value: float | None) -> str:

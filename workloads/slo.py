@@ -77,7 +77,7 @@ class SLORule:
 
 
 NAMED_RULES = {
-    # LoongServe, section 7.1: 25 times the unloaded prefill, never under 15 s.
+    # LoongServe's evaluation: 25 times the unloaded prefill, never under 15 s.
     "loongserve-12": SLORule("loongserve-12", ttft=15.0, tpot=0.050, prefill_factor=25.0),
     "tight": SLORule("tight", ttft=1.0, tpot=0.050, prefill_factor=5.0),
 }

@@ -24,7 +24,7 @@ FIRST_ATTACKER = 5
 
 
 def sharegpt(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Chats: 4 to 2,300 tokens in, at most 1,000 out (LoongServe, section 7.1).
+    """Chats: 4 to 2,300 tokens in, at most 1,000 out (LoongServe's range).
 
     Log-normal fits whose means are those the vLLM paper gives for ShareGPT: 161 in and 338 out.
     """

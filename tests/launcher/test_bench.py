@@ -6,19 +6,12 @@ from typing import Any
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher import bench, embedded
+from loong.launcher import bench
 from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.workloads.errors import ServerUnusableError
 
-STUB = Path(__file__).with_name("stub_server.py")
+pytestmark = pytest.mark.usefixtures("stub_server")
 QUICK = ["--length-scale", "1/64", "--num-requests", "9", "--num-warmups", "1", "--seed", "1"]
-
-
-@pytest.fixture(autouse=True)
-def stub_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        embedded, "ENTRY", f"import runpy; runpy.run_path({str(STUB)!r}, run_name='__main__')"
-    )
 
 
 def run_bench(*flags: str) -> int:
@@ -41,6 +34,9 @@ def test_two_policies_are_measured_compared_and_drawn(
     printed = capsys.readouterr().out
     assert code == 0
     assert printed.count("Serving Benchmark Result") == 2
+    assert printed.startswith(
+        "Workload: mixed (lengths from built-in distributions, scale 0.015625), 9 requests"
+    )
     assert "DoP 2" in printed
     assert "Unloaded prefill of n tokens" in printed
     assert "KV tokens migrated" not in printed  # the stub does not count them

@@ -11,14 +11,7 @@ from loong.launcher import embedded
 from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.workloads.errors import ServerUnusableError
 
-STUB = Path(__file__).with_name("stub_server.py")
-
-
-@pytest.fixture(autouse=True)
-def stub_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        embedded, "ENTRY", f"import runpy; runpy.run_path({str(STUB)!r}, run_name='__main__')"
-    )
+pytestmark = pytest.mark.usefixtures("stub_server")
 
 
 def config(*extra_arguments: str, start_timeout: float = 60.0) -> ServerConfig:

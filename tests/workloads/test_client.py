@@ -1,18 +1,14 @@
 import asyncio
-import contextlib
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
+from scripted_server import Script, serve_script
 
 from loong.workloads.client import Target, run_load
 from loong.workloads.record import RequestRecord, Usage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
-
-Script = Callable[[dict[str, Any], web.StreamResponse], Awaitable[None]]
-ServeScript = Callable[[Script], contextlib.AbstractAsyncContextManager[str]]
 
 
 def make_request(num_prompt_tokens: int = 6, num_output_tokens: int = 3, at: float = 0.0) -> WorkloadRequest:
@@ -40,15 +36,13 @@ async def answer(body: dict[str, Any], response: web.StreamResponse) -> None:
     await response.write(b"data: [DONE]\n\n")
 
 
-async def record_of(serve_script: ServeScript, script: Script) -> RequestRecord:
+async def record_of(script: Script) -> RequestRecord:
     async with serve_script(script) as base_url:
         [record] = await run_load(target(base_url), [make_request()])
     return record
 
 
-async def test_records_come_in_the_order_of_the_requests_with_the_servers_counts(
-    serve_script: ServeScript,
-) -> None:
+async def test_records_come_in_the_order_of_the_requests_with_the_servers_counts() -> None:
     requests = [make_request(num_prompt_tokens=n, num_output_tokens=n + 1) for n in (9, 4, 7)]
     async with serve_script(answer) as base_url:
         records = await run_load(target(base_url), requests)
@@ -58,9 +52,7 @@ async def test_records_come_in_the_order_of_the_requests_with_the_servers_counts
     assert all(record.sent_time <= record.token_times[0] <= record.finish_time for record in records)
 
 
-async def test_the_server_gets_the_prompt_as_token_ids_and_the_length_to_generate(
-    serve_script: ServeScript,
-) -> None:
+async def test_the_server_gets_the_prompt_as_token_ids_and_the_length_to_generate() -> None:
     bodies = []
 
     async def remember(body: dict[str, Any], response: web.StreamResponse) -> None:
@@ -76,7 +68,7 @@ async def test_the_server_gets_the_prompt_as_token_ids_and_the_length_to_generat
     assert body["stream_options"] == {"include_usage": True}
 
 
-async def test_no_request_is_sent_before_its_arrival(serve_script: ServeScript) -> None:
+async def test_no_request_is_sent_before_its_arrival() -> None:
     requests = [make_request(at=0.02 * index) for index in range(4)]
     async with serve_script(answer) as base_url:
         records = await run_load(target(base_url), requests)
@@ -84,7 +76,7 @@ async def test_no_request_is_sent_before_its_arrival(serve_script: ServeScript) 
     assert all(record.lateness >= 0 for record in records)
 
 
-async def test_a_bound_on_concurrency_is_used_up_and_never_exceeded(serve_script: ServeScript) -> None:
+async def test_a_bound_on_concurrency_is_used_up_and_never_exceeded() -> None:
     pair = asyncio.Barrier(2)
     in_flight: list[int] = []
     num_open = 0
@@ -103,52 +95,52 @@ async def test_a_bound_on_concurrency_is_used_up_and_never_exceeded(serve_script
     assert all(record.is_completed for record in records)
 
 
-async def test_every_record_is_told_once_as_it_is_made(serve_script: ServeScript) -> None:
+async def test_every_record_is_told_once_as_it_is_made() -> None:
     told: list[RequestRecord] = []
     async with serve_script(answer) as base_url:
         records = await run_load(target(base_url), [make_request() for _ in range(3)], on_record=told.append)
     assert sorted(map(id, told)) == sorted(map(id, records))
 
 
-async def test_comments_and_other_fields_are_not_tokens(serve_script: ServeScript) -> None:
+async def test_comments_and_other_fields_are_not_tokens() -> None:
     async def chatter(body: dict[str, Any], response: web.StreamResponse) -> None:
         for _ in range(3):
             await response.write(b": keep-alive\n\nevent: message\nid: 7\n")
         await answer(body, response)
 
-    record = await record_of(serve_script, chatter)
+    record = await record_of(chatter)
     assert record.error is None
     assert len(record.token_times) == 3
 
 
-async def test_without_usage_the_pieces_of_the_stream_count(serve_script: ServeScript) -> None:
+async def test_without_usage_the_pieces_of_the_stream_count() -> None:
     async def no_usage(body: dict[str, Any], response: web.StreamResponse) -> None:
         await response.write(token() + token() + token("", finish_reason="length") + b"data: [DONE]\n\n")
 
-    record = await record_of(serve_script, no_usage)
+    record = await record_of(no_usage)
     assert record.usage is None
     assert record.num_output_tokens == 2
     assert record.num_prompt_tokens == record.request.num_prompt_tokens
 
 
-async def test_an_error_in_mid_stream_is_a_failure_with_its_message(serve_script: ServeScript) -> None:
+async def test_an_error_in_mid_stream_is_a_failure_with_its_message() -> None:
     async def fail(body: dict[str, Any], response: web.StreamResponse) -> None:
         await response.write(token())
         await response.write(event(error={"message": "instance 3 is lost", "type": "server_error"}))
         await response.write(b"data: [DONE]\n\n")
 
-    record = await record_of(serve_script, fail)
+    record = await record_of(fail)
     assert record.error is not None
     assert "instance 3 is lost" in record.error
     assert len(record.token_times) == 1
 
 
-async def test_a_cut_connection_is_a_failure(serve_script: ServeScript) -> None:
+async def test_a_cut_connection_is_a_failure() -> None:
     async def cut(body: dict[str, Any], response: web.StreamResponse) -> None:
         await response.write(token())
         raise ConnectionResetError("the server fell over")
 
-    record = await record_of(serve_script, cut)
+    record = await record_of(cut)
     assert not record.is_completed
 
 
@@ -161,32 +153,30 @@ async def test_a_cut_connection_is_a_failure(serve_script: ServeScript) -> None:
         (event(error="out of room"), "out of room"),
     ],
 )
-async def test_a_stream_that_breaks_the_protocol_is_a_failure(
-    serve_script: ServeScript, stream: bytes, complaint: str
-) -> None:
+async def test_a_stream_that_breaks_the_protocol_is_a_failure(stream: bytes, complaint: str) -> None:
     async def write(body: dict[str, Any], response: web.StreamResponse) -> None:
         await response.write(stream)
 
-    record = await record_of(serve_script, write)
+    record = await record_of(write)
     assert record.error is not None
     assert complaint in record.error
 
 
-async def test_a_refusal_is_a_failure_with_its_status(serve_script: ServeScript) -> None:
+async def test_a_refusal_is_a_failure_with_its_status() -> None:
     async with serve_script(answer) as base_url:
         [record] = await run_load(target(f"{base_url}/nowhere"), [make_request()])
     assert record.error is not None
     assert "HTTP 404" in record.error
 
 
-async def test_a_server_that_is_not_there_is_a_failure(serve_script: ServeScript) -> None:
+async def test_a_server_that_is_not_there_is_a_failure() -> None:
     async with serve_script(answer) as base_url:
         pass
     [record] = await run_load(target(base_url), [make_request()])
     assert not record.is_completed
 
 
-async def test_a_silent_server_is_given_up_at_the_time_limit(serve_script: ServeScript) -> None:
+async def test_a_silent_server_is_given_up_at_the_time_limit() -> None:
     async def hang(body: dict[str, Any], response: web.StreamResponse) -> None:
         await asyncio.Event().wait()
 
@@ -195,7 +185,7 @@ async def test_a_silent_server_is_given_up_at_the_time_limit(serve_script: Serve
     assert record.error == "no end within the time limit"
 
 
-async def test_one_failure_leaves_the_others_alone(serve_script: ServeScript) -> None:
+async def test_one_failure_leaves_the_others_alone() -> None:
     async def fail_short(body: dict[str, Any], response: web.StreamResponse) -> None:
         if len(body["prompt"]) == 4:
             await response.write(event(error={"message": "no"}))

@@ -57,6 +57,13 @@ def test_numbers_that_do_not_exist_are_not_zeros() -> None:
     assert rows(text)["Mean TTFT (ms)"] == "n/a"
 
 
+def test_small_numbers_keep_two_digits() -> None:
+    block = rows(format_run("esp", make_metrics(ttft=0.25), None))
+    assert block["Median input (ms)"] == "0.13"
+    assert block["P90 normalized (ms)"] == "0.68"
+    assert rows(format_run("esp", make_metrics(ttft=1e-6), None))["Mean TTFT (ms)"] == "0.001"
+
+
 def test_buckets_that_were_sent_nothing_are_left_out() -> None:
     text = format_buckets(make_metrics())
     assert [line.split("  ")[0] for line in text.splitlines()[2:]] == ["< 4k", "32-128k", "> 128k"]

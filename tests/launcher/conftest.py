@@ -1,0 +1,15 @@
+from pathlib import Path
+
+import pytest
+
+from loong.launcher import embedded
+
+STUB = Path(__file__).with_name("stub_server.py")
+
+
+@pytest.fixture
+def stub_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets embedded servers run the stub where they would run `loong serve`."""
+    monkeypatch.setattr(
+        embedded, "ENTRY", f"import runpy; runpy.run_path({str(STUB)!r}, run_name='__main__')"
+    )
