@@ -2,16 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.events import Drained, ProducedToken
+from loong.core.errors import ClusterError
+from loong.core.events import Drained, Event, ProducedToken, RequestAborted
+from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
-from loong.core.request import Request
+from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine import Engine, Scheduling
 from loong.executor.workers import WorkersExecutor
@@ -20,76 +23,178 @@ from loong.scheduler.cost_model import LinearCostModel
 from loong.scheduler.policy import Policy
 from loong.server.engine_client import EngineLimits
 
+Outputs: TypeAlias = dict[RequestId, list[ProducedToken]]
+
 
 def plan_nothing(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
     """Wait."""
     return IterationPlan()
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class After:
+    """The moment at which a request of the same run has produced so many tokens, or has ended."""
+
+    request_id: RequestId
+    num_tokens: int
+
+
+class Recorder:
+    """An `Executor` that keeps, in order, what it was told to do and what it told."""
+
+    def __init__(self, executor: WorkersExecutor) -> None:
+        self._executor = executor
+        self.log: list[Event | Instruction] = []
+
+    async def next_event(self) -> Event | Drained:
+        """The executor's next event."""
+        event = await self._executor.next_event()
+        if not isinstance(event, Drained):
+            self.log.append(event)
+        return event
+
+    def submit(self, instructions: Iterable[Instruction]) -> None:
+        """Let the executor carry these out."""
+        told = tuple(instructions)
+        self.log += told
+        self._executor.submit(told)
+
+
 class Cluster:
-    """A running engine whose policy each test chooses."""
+    """A running engine whose policy each test chooses. `log` is what happened since the last run began."""
 
-    executor: WorkersExecutor
-    state: ClusterState
-    engine: Engine = field(init=False)
-    policy: Policy = plan_nothing
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    def __init__(self, executor: WorkersExecutor, config: ClusterConfig) -> None:
+        self._executor, self._state = executor, ClusterState(config.instances)
+        self._recorder = Recorder(executor)
+        self._policy: Policy = plan_nothing
+        self._planned = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        scheduling = Scheduling(self._state, self._plan, LinearCostModel(), self._recorder)
+        capacity = sum(instance.kv_capacity for instance in config.instances)
+        self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30))
+        self.serving = asyncio.create_task(self._engine.run())
+        self.serving.add_done_callback(lambda _: self._planned.set())
 
-    def __post_init__(self) -> None:
-        scheduling = Scheduling(self.state, self._plan, LinearCostModel(), self.executor)
-        capacity = sum(instance.kv_capacity for instance in self.state.snapshot(0).instances)
-        self.engine = Engine(scheduling, self.executor, EngineLimits(capacity, capacity, 1 << 30))
+    @property
+    def log(self) -> Sequence[Event | Instruction]:
+        """Events and instructions in their order."""
+        return self._recorder.log
 
     def run(
-        self, requests: Sequence[Request], policy: Policy, timeout: float = 120
-    ) -> dict[str, list[ProducedToken]]:
-        """All tokens of all requests, which arrive together; checks that every slot is free at the end."""
-        self.policy = policy
-        work = asyncio.run_coroutine_threadsafe(self._run(requests, timeout), self.loop)
-        return work.result(timeout + 5)
+        self,
+        requests: Sequence[Request],
+        policy: Policy,
+        *,
+        arrivals: Mapping[RequestId, After] | None = None,
+        leaving: Mapping[RequestId, int] | None = None,
+        timeout: float = 120,
+    ) -> Outputs:
+        """All tokens of all requests; checks that every slot is free at the end.
 
-    async def _run(self, requests: Sequence[Request], timeout: float) -> dict[str, list[ProducedToken]]:
+        Requests arrive at once unless `arrivals` says when. A client in `leaving` goes after so many tokens.
+        """
+        self._raise_failure()
+        clients = _Clients(self._engine, requests, arrivals or {}, leaving or {})
+        work = asyncio.run_coroutine_threadsafe(self._serve(clients, policy, timeout), self._loop)
+        try:
+            return work.result(timeout + 5)
+        except ClusterError:
+            self._raise_failure()
+            raise
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request now; for policies, which run in the engine's thread."""
+        self._executor.post(RequestAborted(self._executor.now, request_id))
+
+    def stop(self) -> None:
+        """Let the engine end."""
+        with suppress(RuntimeError):  # it has ended before
+            self._loop.call_soon_threadsafe(self._executor.post, Drained())
+
+    async def _serve(self, clients: "_Clients", policy: Policy, timeout: float) -> Outputs:
+        self._policy = policy
+        self._recorder.log.clear()
+        num_ended = self._engine.snapshot().stats.num_ended + len(clients.requests)
         async with asyncio.timeout(timeout):
-            outputs = await asyncio.gather(*(self._collect(request) for request in requests))
-            await self.drained()
-        return {request.request_id: tokens for request, tokens in zip(requests, outputs, strict=True)}
-
-    async def _collect(self, request: Request) -> list[ProducedToken]:
-        return [token async for token in self.engine.generate(request)]
-
-    async def drained(self) -> None:
-        """Wait until no request is live; every slot must then be free."""
-        while (snapshot := self.engine.snapshot()).request:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.002)
-        self.state.check()
-        assert all(instance.kv_used == 0 for instance in snapshot.instances), snapshot.instances
+            outputs = await clients.outputs()
+            while self._engine.snapshot().stats.num_ended < num_ended:
+                self._planned.clear()
+                await self._planned.wait()
+                self._raise_failure()
+        instances = self._engine.snapshot().instances
+        assert all(instance.kv_used == 0 for instance in instances), instances
+        return outputs
 
     def _plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
-        self.state.check()
-        return self.policy(snapshot, cost_model)
+        self._state.check()
+        self._planned.set()
+        return self._policy(snapshot, cost_model)
+
+    def _raise_failure(self) -> None:
+        if self.serving.done() and (failure := self.serving.exception()) is not None:
+            raise failure
+
+
+class _Clients:
+    """The clients of one run."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        arrivals: Mapping[RequestId, After],
+        leaving: Mapping[RequestId, int],
+    ) -> None:
+        self.requests = requests
+        self._engine, self._arrivals, self._leaving = engine, arrivals, leaving
+        self._moments = {moment: asyncio.Event() for moment in arrivals.values()}
+
+    async def outputs(self) -> Outputs:
+        """The tokens that each client got."""
+        outputs = await asyncio.gather(*(self._collect(request) for request in self.requests))
+        return {request.request_id: tokens for request, tokens in zip(self.requests, outputs, strict=True)}
+
+    async def _collect(self, request: Request) -> list[ProducedToken]:
+        request_id = request.request_id
+        if (arrival := self._arrivals.get(request_id)) is not None:
+            await self._moments[arrival].wait()
+        tokens: list[ProducedToken] = []
+        async with aclosing(self._engine.generate(request)) as stream:
+            while self._leaving.get(request_id) != len(tokens):
+                if (token := await anext(stream, None)) is None:
+                    break
+                tokens.append(token)
+                self._pass(After(request_id, len(tokens)))
+        for moment in self._moments:
+            if moment.request_id == request_id:
+                self._pass(moment)
+        return tokens
+
+    def _pass(self, moment: After) -> None:
+        if moment in self._moments:
+            self._moments[moment].set()
 
 
 @contextmanager
 def running_cluster(config: ClusterConfig) -> Iterator[Cluster]:
-    """A cluster in a thread of its own, so that one serves many tests."""
+    """A cluster in a thread of its own, so that one serves many tests. Raises what its engine died of."""
     started: Future[Cluster] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(config, started)))
+    thread = threading.Thread(target=lambda: asyncio.run(_run(config, started)))
     thread.start()
     try:
         cluster = started.result()
         yield cluster
-        cluster.loop.call_soon_threadsafe(cluster.executor.post, Drained())
+        cluster.stop()
     finally:
         thread.join()
 
 
-async def _serve(config: ClusterConfig, started: Future[Cluster]) -> None:
+async def _run(config: ClusterConfig, started: Future[Cluster]) -> None:
     try:
         async with local_workers(config) as executor:
-            cluster = Cluster(executor, ClusterState(config.instances))
+            cluster = Cluster(executor, config)
             started.set_result(cluster)
-            await cluster.engine.run()
+            await asyncio.wait([cluster.serving])
     except BaseException as error:
         if started.done():
             raise

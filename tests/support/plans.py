@@ -1,12 +1,16 @@
 """Plans made by hand, for tests that force what a policy would only sometimes do."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
+from loong.core.cost_model import CostModel
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment
-from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
 from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.policy import Policy
 
 
 def prefill(
@@ -57,3 +61,37 @@ def decode(
 def both(first: BatchPlan, second: BatchPlan) -> BatchPlan:
     """One batch that carries two single-step plans of the same group."""
     return BatchPlan(first.group, first.queries + second.queries, first.writes + second.writes)
+
+
+def plannable(snapshot: Snapshot) -> tuple[RequestView, ...]:
+    """The requests that a plan may name."""
+    return tuple(view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable)
+
+
+def in_group(
+    *group: InstanceId,
+    chunk: int | None = None,
+    keep_on: Sequence[InstanceId] | None = None,
+    transfer: Transfer = Transfer.KV,
+    masters: Sequence[InstanceId] | None = None,
+    num_steps: int = 1,
+) -> Policy:
+    """A policy that runs everything on one group: prefill of all first, then decode of all.
+
+    The requests of a decode batch take turns in having each of `masters` (all of the group) for master.
+    """
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        if any(not snapshot.instance[i].is_idle for i in group):
+            return IterationPlan()
+        views = plannable(snapshot)
+        if new := [view for view in views if not view.is_decoding]:
+            return IterationPlan((prefill(new, group, num_tokens=chunk, keep_on=keep_on, transfer=transfer),))
+        if not views:
+            return IterationPlan()
+        turns = zip(views, cycle(group if masters is None else masters))
+        return IterationPlan(
+            (decode(views, group, {v.request_id: i for v, i in turns}, num_steps=num_steps),)
+        )
+
+    return policy
