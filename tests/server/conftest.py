@@ -1,0 +1,37 @@
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from scripted_engine import ScriptedEngine
+
+from loong.model.tiny import tiny_model
+from loong.server.app import create_app, serve
+from loong.server.settings import ServerSettings
+from loong.server.tokenizer import Tokenizer
+
+Serving: TypeAlias = Callable[..., AbstractAsyncContextManager[str]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The built-in one, in which the token id of a byte is the byte."""
+    folder: Path = tiny_model(tmp_path_factory.mktemp("models"))
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def serving(tokenizer: Tokenizer) -> Serving:
+    """A server on a real socket with the production runner; the context gives its address."""
+
+    @asynccontextmanager
+    async def listen(engine: ScriptedEngine, **settings: object) -> AsyncIterator[str]:
+        app = create_app(engine, tokenizer, ServerSettings("tiny", **settings))  # type: ignore[arg-type]
+        runner = await serve(app, "127.0.0.1", 0, shutdown_timeout=1.0)
+        try:
+            yield "http://{}:{}".format(*runner.addresses[0])
+        finally:
+            await runner.cleanup()
+
+    return listen

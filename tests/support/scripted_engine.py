@@ -1,0 +1,82 @@
+"""An engine without a model, for tests of what stands before an engine: it says what the test told it to."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from loong.core.errors import ClusterError
+from loong.core.events import Logprobs, ProducedToken
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.request import FinishReason, Request, TokenId
+from loong.core.snapshot import Snapshot
+from loong.core.timeline import BatchSlice
+from loong.server.engine_client import EngineLimits, Health
+
+Reply = Callable[[Request], Sequence[TokenId]]
+
+
+def repeat_the_prompt(request: Request) -> Sequence[TokenId]:
+    """The prompt, over and over."""
+    prompt = request.prompt_token_ids
+    return [prompt[i % len(prompt)] for i in range(request.sampling_params.max_tokens)]
+
+
+def say(text: str) -> Reply:
+    """A reply of the bytes of `text`, for a tokenizer whose ids are bytes."""
+    return lambda request: [*text.encode()]
+
+
+@dataclass
+class ScriptedEngine:
+    """An `EngineClient`. Before token number `pause_at` it waits for `resume`; at `fail_at` it fails."""
+
+    reply: Reply = repeat_the_prompt
+    limits: EngineLimits = EngineLimits(max_model_len=2048, kv_capacity=4096, vocab_size=264)
+    pause_at: int | None = None
+    fail_at: int | None = None
+    last_reason: FinishReason = FinishReason.LENGTH  # when the reply is over
+    is_alive: bool = True
+    cluster: Snapshot = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
+    slices: Sequence[BatchSlice] = ()
+    resume: asyncio.Event = field(default_factory=asyncio.Event)
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)  # some request ended or was aborted
+    requests: list[Request] = field(default_factory=list)
+    num_produced: dict[str, int] = field(default_factory=dict)
+
+    async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
+        self.requests.append(request)
+        self.num_produced[request.request_id] = 0
+        token_ids = self.reply(request)
+        try:
+            for number, token_id in enumerate(token_ids):
+                if number == self.pause_at:
+                    self.paused.set()
+                    await self.resume.wait()
+                if number == self.fail_at:
+                    raise ClusterError("instance 3 is lost")
+                self.num_produced[request.request_id] += 1
+                reason = request.sampling_params.finish_reason(number + 1, token_id)
+                if reason is None and number + 1 == len(token_ids):
+                    reason = self.last_reason
+                yield ProducedToken(request.request_id, token_id, reason, self._logprobs(request, token_id))
+                if reason is not None:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self.closed.set()
+
+    def _logprobs(self, request: Request, token_id: TokenId) -> Logprobs | None:
+        num_logprobs = request.sampling_params.num_logprobs
+        if num_logprobs is None:
+            return None
+        return Logprobs(-0.5, tuple((token_id ^ i, -0.5 - i) for i in range(num_logprobs)))
+
+    def health(self) -> Health:
+        return Health(self.is_alive, "ok" if self.is_alive else "no step ended for 60 s")
+
+    def snapshot(self) -> Snapshot:
+        return self.cluster
+
+    def timeline(self) -> Sequence[BatchSlice]:
+        return self.slices
