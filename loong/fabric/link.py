@@ -1,7 +1,8 @@
-"""One connection to one peer: frames out on the caller's thread, frames in on a thread of its own."""
+"""One connection to one peer: frames in on a thread of its own, large frames out on another."""
 
 import socket
 import struct
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock, Thread
 from time import monotonic
@@ -9,34 +10,36 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from loong.fabric.errors import DeadlineError, PeerLostError
 from loong.fabric.mailbox import Address, Mailbox
 from loong.fabric.traffic import Channel
+from loong.fabric.world import World
 
 _FRAME = struct.Struct("<QQQ")  # channel, batch or migration id, bytes that follow
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
-
-
-class LinkTimeoutError(Exception):
-    """The peer took nothing for the whole deadline."""
-
-
-class LinkLostError(Exception):
-    """The connection is gone."""
+_LARGEST_PROMPT_BYTES = 128 << 10  # fits a socket's buffer; costs the caller what posting it would, 20 us
 
 
 class Link:
     """A connection whose other end is the process `rank`.
 
     The reader never stops reading, so a sender waits for no receiver's call, only for a process that runs.
+    Frames leave in the order of the calls: a small one goes out on the caller's thread unless a large one,
+    which a thread sends, is still before it.
     """
 
-    def __init__(self, rank: int, connection: socket.socket, mailbox: Mailbox, deadline: float) -> None:
+    def __init__(
+        self, world: World, rank: int, connection: socket.socket, mailbox: Mailbox, deadline: float
+    ) -> None:
         self.rank = rank
         self.is_lost = False
+        self._peer = world.instance_id(rank), world.tp_rank(rank)
         self._connection = connection
         self._mailbox = mailbox
         self._deadline = deadline
-        self._sending = Lock()
+        self._ordering = Lock()
+        self._sender = ThreadPoolExecutor(1, f"fabric-to-{rank}")  # its thread starts with the first post
+        self._last_post: Future[None] | None = None
         seconds, fraction = divmod(deadline, 1)
         timeval = _TIMEVAL.pack(int(seconds), int(fraction * 1e6))
         connection.settimeout(None)
@@ -44,21 +47,21 @@ class Link:
         self._reader = Thread(target=self._read_until_lost, name=f"fabric-from-{rank}", daemon=True)
         self._reader.start()
 
-    def send(self, channel: Channel, batch_or_migration_id: int, payload: memoryview) -> None:
-        """Send one frame; returns once the payload may be reused.
+    def send(self, address: Address, payload: memoryview) -> Future[None] | None:
+        """Send one frame. The payload may be reused once the future is done, at once if there is none.
 
-        Raises LinkLostError, or LinkTimeoutError when the peer stopped reading; the link is then cut,
-        for half a frame may be on its way.
+        Raises, here or by the future, PeerLostError, or DeadlineError when the peer stopped reading; the link
+        is then cut, for half a frame may be on its way.
         """
-        header = _FRAME.pack(channel, batch_or_migration_id, len(payload))
-        try:
-            with self._sending:
-                self._send_all(header, payload)
-        except BlockingIOError as error:
-            self.cut()
-            raise LinkTimeoutError from error
-        except OSError as error:
-            raise LinkLostError from error
+        with self._ordering:
+            if self.is_lost:
+                raise PeerLostError(address.verb, *self._peer)
+            is_idle = self._last_post is None or self._last_post.done()
+            if is_idle and len(payload) <= _LARGEST_PROMPT_BYTES:
+                self._send_frame(address, payload)
+                return None
+            self._last_post = self._sender.submit(self._send_frame, address, payload)
+            return self._last_post
 
     def cut(self) -> None:
         """Stop both directions at once; the reader of either end sees it."""
@@ -66,10 +69,22 @@ class Link:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Cut the link and wait for its reader to end."""
+        """Cut the link and wait for its threads to end."""
         self.cut()
         self._reader.join()
+        with self._ordering:  # whoever comes next finds the link lost
+            self._sender.shutdown()
         self._connection.close()
+
+    def _send_frame(self, address: Address, payload: memoryview) -> None:
+        header = _FRAME.pack(address.channel, address.batch_or_migration_id, len(payload))
+        try:
+            self._send_all(header, payload)
+        except BlockingIOError as error:
+            self.cut()
+            raise DeadlineError(address.verb, *self._peer, self._deadline) from error
+        except OSError as error:
+            raise PeerLostError(address.verb, *self._peer) from error
 
     def _send_all(self, header: bytes, payload: memoryview) -> None:
         end = monotonic() + self._deadline
@@ -83,9 +98,7 @@ class Link:
                 raise BlockingIOError
 
     def _read_until_lost(self) -> None:
-        with suppress(
-            OSError, EOFError, ValueError
-        ):  # gone, closed, or not a frame of ours: lost in each case
+        with suppress(OSError, EOFError, ValueError):  # gone, or not a frame of ours: lost in each case
             while True:
                 self._read_frame()
         self.is_lost = True

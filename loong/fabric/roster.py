@@ -131,7 +131,7 @@ class Roster:
                 connection.close()
 
     def _add(self, peer: int, plane: Plane, connection: socket.socket) -> None:
-        link = Link(peer, connection, self._mailbox, self._deadline)
+        link = Link(self._world, peer, connection, self._mailbox, self._deadline)
         with self._changed:
             previous = self._links.get((peer, plane))
             self._links[peer, plane] = link

@@ -1,6 +1,7 @@
 """The data plane between CPU processes of one host, over Unix sockets."""
 
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
-from loong.fabric.link import Link, LinkLostError, LinkTimeoutError, bytes_of, memory_of
+from loong.fabric.errors import InvalidMessageError
+from loong.fabric.link import Link, bytes_of, memory_of
 from loong.fabric.mailbox import Address, Mailbox
 from loong.fabric.protocol import Pending
 from loong.fabric.roster import Plane, Roster
@@ -29,16 +30,19 @@ class _Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrivals:
-    """Messages to come, each with the tensor it is copied into. Implements Pending."""
+class _Transfer:
+    """Messages on their way out, and messages to come with the tensors they are copied into: a Pending."""
 
     mailbox: Mailbox
+    outgoing: tuple[Future[None], ...]
     incoming: tuple[tuple[Address, Tensor], ...]
     peers: Collection[Link]
     seconds: float
 
     def wait(self) -> None:
         """See Pending."""
+        for sent in self.outgoing:
+            sent.result()
         deadline = monotonic() + self.seconds
         for address, tensor in self.incoming:
             message = self.mailbox.take(address, self.peers, deadline, self.seconds)
@@ -121,16 +125,16 @@ class SocketFabric:
     def send_segment(self, migration_id: int, destination: int, tensor: Tensor) -> Pending:
         """See Fabric."""
         link = self._migration_link(destination, migration_id)
-        if _is_message(tensor):
-            self._send(link, Channel.SEGMENT, migration_id, tensor)
-        return _Arrivals(self._mailbox, (), (), self._deadline)
+        address = Address(Channel.SEGMENT, migration_id, self._rank)
+        sent = self._send(link, address, tensor) if _is_message(tensor) else None
+        return _Transfer(self._mailbox, (sent,) if sent else (), (), (), self._deadline)
 
     def receive_segment(self, migration_id: int, source: int, tensor: Tensor) -> Pending:
         """See Fabric."""
         link = self._migration_link(source, migration_id)
         address = Address(Channel.SEGMENT, migration_id, link.rank)
         incoming = ((address, tensor),) if _is_message(tensor) else ()
-        return _Arrivals(self._mailbox, incoming, (link,), self._deadline)
+        return _Transfer(self._mailbox, (), incoming, (link,), self._deadline)
 
     def cancel_migration(self, migration_id: int) -> None:
         """See Fabric."""
@@ -148,20 +152,21 @@ class SocketFabric:
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
     ) -> Pending:
         batch = self._current_batch()
+        own = Address(channel, batch.batch_id, self._rank)
+        on_their_way = []
         for rank, tensor in outgoing.items():
             if not _is_message(tensor):
                 continue
             if rank == self._rank:
-                own = Address(channel, batch.batch_id, rank)
                 self._mailbox.deliver(own, bytes_of(tensor).clone())
-            else:
-                self._send(self._link_in(batch, rank), channel, batch.batch_id, tensor)
+            elif sent := self._send(self._link_in(batch, rank), own, tensor):
+                on_their_way.append(sent)
         expected = tuple(
             (Address(channel, batch.batch_id, rank), tensor)
             for rank, tensor in incoming.items()
             if _is_message(tensor)
         )
-        return _Arrivals(self._mailbox, expected, batch.links.values(), self._deadline)
+        return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.links.values(), self._deadline)
 
     def _gather_shards(self, x: Tensor) -> list[Tensor]:
         ranks = self._world.ranks(self._instance_id)
@@ -170,17 +175,11 @@ class SocketFabric:
         self._exchange_ranks(dict.fromkeys(others, x), others, Channel.TENSOR_PARALLEL).wait()
         return list(shards.values())
 
-    def _send(self, link: Link, channel: Channel, batch_or_migration_id: int, tensor: Tensor) -> None:
+    def _send(self, link: Link, address: Address, tensor: Tensor) -> Future[None] | None:
         payload = memory_of(tensor)
-        verb = Address(channel, batch_or_migration_id, self._rank).verb
-        peer = self._world.instance_id(link.rank), self._world.tp_rank(link.rank)
-        try:
-            link.send(channel, batch_or_migration_id, payload)
-        except LinkLostError as error:
-            raise PeerLostError(verb, *peer) from error
-        except LinkTimeoutError as error:
-            raise DeadlineError(verb, *peer, self._deadline) from error
-        self.traffic.count(channel, len(payload))
+        sent = link.send(address, payload)
+        self.traffic.count(address.channel, len(payload))
+        return sent
 
     def _current_batch(self) -> _Batch:
         if self._open_batch is None:
