@@ -97,7 +97,7 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
 async def _start(config: WorkerConfig) -> asyncio.subprocess.Process:
     """One worker, out of reach of this terminal's signals; closing its standard input ends it."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-c", _WORKER, stdin=asyncio.subprocess.PIPE, process_group=0
+        sys.executable, "-P", "-c", _WORKER, stdin=asyncio.subprocess.PIPE, start_new_session=True
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(config) + b"\n")
