@@ -134,7 +134,10 @@ def merged_into(cells: Iterable[Cell], cell: Cell) -> list[Cell]:
 def cells_of(
     snapshot: Snapshot, partition: Iterable[tuple[ElasticInstance, ...]], lease_steps: int
 ) -> list[Cell]:
-    """The finest cells that keep every part of `partition`, every batch in flight and every request whole."""
+    """The finest cells that keep every part of `partition`, every batch in flight and every request whole.
+
+    Requests with KV elsewhere, in a host tier, are left alone.
+    """
     free = {instance.instance_id: instance.kv_free for instance in full_instances(snapshot.instances)}
     cells = [free_cell(instances) for instances in partition]
     cells += [

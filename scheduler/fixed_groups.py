@@ -39,7 +39,7 @@ def plan_fixed_groups(
         victims += preempted
     for view in filter(attrgetter("is_plannable"), snapshot.waiting):
         homes = _homes(view, cells, snapshot)
-        home = max(homes, key=lambda cell: cell.num_spare).joined(view, config.lease_steps)
+        home = max(homes, key=lambda cell: cell.num_spare, default=Cell()).joined(view, config.lease_steps)
         if home.num_spare < 0:
             break
         cells = merged_into(cells, home)
@@ -51,6 +51,6 @@ def plan_fixed_groups(
 
 
 def _homes(view: RequestView, cells: Sequence[Cell], snapshot: Snapshot) -> list[Cell]:
-    """The cells that can hold a request to its end if it is alone there: some, as it was admitted."""
+    """The cells that can hold a request to its end if it is alone there."""
     num_tokens = view.num_prompt_tokens + view.max_tokens - 1
     return [c for c in cells if sum(snapshot.instance[i].kv_capacity for i in c.free) >= num_tokens]

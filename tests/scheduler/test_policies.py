@@ -6,11 +6,12 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import full_instances, simulate, timed_request
+from simulation import instances_with, simulate, timed_request
 
 from loong.core.events import RequestAborted
 from loong.core.request import FinishReason, Request
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost_model import LinearCostModel
 from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
 
 POLICY_NAMES = sorted(POLICIES)
@@ -62,7 +63,7 @@ def assert_all_complete(requests: Sequence[Request], num_tokens: dict[str, int])
 @given(data=st.data())
 def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str, data: st.DataObject) -> None:
     capacities = data.draw(clusters(name))
-    requests = data.draw(workloads(admissible_tokens(name, full_instances(capacities))))
+    requests = data.draw(workloads(admissible_tokens(name, instances_with(capacities))))
     run = simulate(name, capacities, requests, config=data.draw(configs))
     assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
     for tokens in run.tokens.values():
@@ -75,7 +76,7 @@ def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str,
 @given(data=st.data())
 def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, data: st.DataObject) -> None:
     capacities = data.draw(clusters(name))
-    requests = data.draw(workloads(admissible_tokens(name, full_instances(capacities))))
+    requests = data.draw(workloads(admissible_tokens(name, instances_with(capacities))))
     leaving = data.draw(st.sets(st.sampled_from(requests)))
     delays = st.floats(0, 0.3, allow_nan=False)
     aborts = [RequestAborted(r.arrival_time + data.draw(delays), r.request_id) for r in leaving]
@@ -105,6 +106,4 @@ def test_the_same_snapshot_gives_the_same_plan(name: str) -> None:
     requests = [timed_request(n, 5 + 37 * n % 200, 1 + n % 9, n * 2e-3) for n in range(20)]
     run = simulate(name, [2000] * (POLICIES[name].max_instances or 3), requests)
     again = make_policy(name, PolicyConfig())
-    from loong.scheduler.cost_model import LinearCostModel
-
     assert all(again(snapshot, LinearCostModel()) == plan for snapshot, plan in run.plans)

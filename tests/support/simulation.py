@@ -1,7 +1,6 @@
 """Whole runs in virtual time, by the loop that serves real clusters."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -36,7 +35,7 @@ class Run:
         return self.token_times[request.request_id][0] - request.arrival_time
 
 
-def full_instances(capacities: Iterable[int]) -> tuple[ElasticInstance, ...]:
+def instances_with(capacities: Iterable[int]) -> tuple[ElasticInstance, ...]:
     """Instances 0, 1, ... with these pools."""
     return tuple(ElasticInstance(i, 1, InstanceKind.FULL, c) for i, c in enumerate(capacities))
 
@@ -57,7 +56,7 @@ def simulate(
     aborts: Iterable[RequestAborted] = (),
 ) -> Run:
     """Run until drained, checking the books at every plan, and that nothing is left."""
-    run, state = Run(), ClusterState(full_instances(capacities))
+    run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or LinearCostModel()
     executor = SimulatedExecutor(model, requests, aborts)
@@ -85,8 +84,3 @@ def simulate(
     assert not any(instance.kv_used for instance in last.instances), last.instances
     run.stats, run.ended_at = last.stats, executor.now
     return run
-
-
-def num_batches_with(run: Run, dop: int) -> int:
-    """How many batches ran at a DoP."""
-    return Counter(batch.group.dop for _, plan in run.plans for batch in plan.batches)[dop]

@@ -1,0 +1,146 @@
+import asyncio
+from collections.abc import Iterable
+
+from plans import decode, prefill
+from simulation import instances_with, simulate, timed_request
+
+from loong.core.cluster_state import ClusterState
+from loong.core.events import (
+    BatchFinished,
+    Drained,
+    Event,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instructions import StopLease
+from loong.core.placement import KVSegment
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration
+from loong.core.request import FinishReason, Request
+from loong.executor.simulated import SimulatedExecutor
+from loong.scheduler.cost_model import LinearCostModel
+
+MODEL = LinearCostModel()
+
+
+class Stage:
+    """An executor and the state that instructs it; every event is applied as it is told."""
+
+    def __init__(self, requests: Iterable[Request], aborts: Iterable[RequestAborted] = ()) -> None:
+        self.state = ClusterState(instances_with([1000, 1000]))
+        self.executor = SimulatedExecutor(MODEL, requests, aborts)
+
+    def next_event(self) -> Event | Drained:
+        event = asyncio.run(self.executor.next_event())
+        if not isinstance(event, Drained):
+            self.executor.submit(self.state.apply(event))
+        return event
+
+    def rest(self) -> list[Event]:
+        events = []
+        while not isinstance(event := self.next_event(), Drained):
+            events.append(event)
+        return events
+
+    def commit(self, plan: IterationPlan) -> None:
+        self.executor.submit(self.state.commit(plan, self.executor.now))
+
+    def run(self, batch: BatchPlan) -> None:
+        self.commit(IterationPlan(batches=(batch,)))
+
+    def prefilled(self) -> "Stage":
+        """After the arrival and the prefill of all requests, on instance 0."""
+        while self.executor.now == 0 and isinstance(self.next_event(), RequestArrived):
+            pass
+        self.run(prefill(self.state.snapshot(0).waiting, (0,)))
+        self.rest()
+        return self
+
+    def lease(self, num_steps: int) -> None:
+        views = self.state.snapshot(0).running
+        self.run(decode(views, (0,), {view.request_id: 0 for view in views}, num_steps=num_steps))
+
+
+def test_requests_arrive_at_their_times_and_then_it_is_over() -> None:
+    stage = Stage([timed_request(0, 3, 2, 0.5), timed_request(1, 3, 2, 2.0)])
+    assert [event.time for event in stage.rest()] == [0.5, 2.0]
+    assert stage.executor.now == 2.0
+    assert isinstance(stage.next_event(), Drained)
+
+
+def test_arrivals_are_drawn_one_ahead_so_they_need_not_end() -> None:
+    stage = Stage(timed_request(number, 3, 2, float(number)) for number in range(10**9))
+    assert [stage.next_event() for _ in range(3)][-1] == RequestArrived(2.0, timed_request(2, 3, 2, 2.0))
+
+
+def test_a_prefill_takes_its_predicted_time_and_samples_once_it_is_whole() -> None:
+    stage = Stage([timed_request(0, 100, 5)])
+    stage.next_event()
+    view = stage.state.snapshot(0).waiting[0]
+    stage.run(prefill((view,), (0, 1), num_tokens=60))
+    part, finished = stage.rest()
+    assert isinstance(part, TokensProduced)
+    assert part.tokens == ()
+    assert finished == BatchFinished(part.time, 1, 1)
+    assert part.time == MODEL.prefill_time(60, 0, 2)
+    stage.run(prefill(stage.state.snapshot(0).running, (0, 1)))
+    last = stage.next_event()
+    assert isinstance(last, TokensProduced)
+    assert [token.token_id for token in last.tokens] == [0]
+
+
+def test_a_lease_tells_every_step_and_ends_with_its_requests() -> None:
+    stage = Stage([timed_request(0, 10, 3), timed_request(1, 10, 5)]).prefilled()
+    stage.lease(16)
+    events = stage.rest()
+    steps = [event for event in events if isinstance(event, TokensProduced)]
+    assert [event.step for event in steps] == [0, 1, 2, 3]
+    assert [[token.request_id for token in event.tokens] for event in steps] == [
+        ["r000", "r001"],
+        ["r000", "r001"],
+        ["r001"],
+        ["r001"],
+    ]
+    assert steps[1].tokens[0].finish_reason is FinishReason.LENGTH
+    assert events[-1] == BatchFinished(steps[-1].time, 2, 4)
+    assert not stage.state.snapshot(0).request
+
+
+def test_a_stopped_lease_ends_before_the_step_named() -> None:
+    stage = Stage([timed_request(0, 10, 100)]).prefilled()
+    stage.lease(16)
+    stage.next_event()
+    batch = stage.state.snapshot(0).batches[0]
+    stage.executor.submit([StopLease(batch.batch_id, batch.plan.group, 3)])
+    assert [event.step for event in stage.rest() if isinstance(event, TokensProduced)] == [1, 2]
+
+
+def test_a_lease_stopped_too_late_ends_at_the_next_edge() -> None:
+    stage = Stage([timed_request(0, 10, 100)]).prefilled()
+    stage.lease(16)
+    for _ in range(4):
+        stage.next_event()
+    batch = stage.state.snapshot(0).batches[0]
+    stage.executor.submit([StopLease(batch.batch_id, batch.plan.group, 2)])
+    assert [event.step for event in stage.rest() if isinstance(event, TokensProduced)] == [4]
+
+
+def test_a_migration_takes_its_predicted_time() -> None:
+    stage = Stage([timed_request(0, 10, 100)]).prefilled()
+    before = stage.executor.now
+    stage.commit(IterationPlan(migrations=(KVMigration(KVSegment("r000", range(0, 10, 2), 0), 1),)))
+    assert stage.rest() == [MigrationFinished(before + MODEL.migration_time(5), 2, is_committed=True)]
+    assert stage.state.snapshot(0).running[0].placement.instance_ids == (0, 1)
+
+
+def test_an_abort_is_told_at_its_time() -> None:
+    stage = Stage([timed_request(0, 10, 100)], [RequestAborted(0.7, "r000")])
+    assert [event.time for event in stage.rest()] == [0.0, 0.7]
+    assert not stage.state.snapshot(0).request
+
+
+def test_two_runs_are_the_same() -> None:
+    requests = [timed_request(n, 5 + 37 * n % 200, 1 + n % 9, n * 2e-3) for n in range(20)]
+    first, second = (simulate("esp", [2000] * 3, requests) for _ in range(2))
+    assert first == second
