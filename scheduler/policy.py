@@ -45,7 +45,7 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
 
 
 def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
-    """The most tokens, prompt and output together, that a request may have under a policy.
+    """The most KV, in tokens, that one request may come to need; its last output token needs none.
 
     Raises `ConfigError` if the policy cannot run these instances at all.
     """
