@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import closing
 from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
@@ -186,11 +185,11 @@ def main() -> None:
     sys.excepthook = lambda _kind, error, _trace: _fail(config, context, error)
     world = World(config.num_instances, config.tp_size)
     rank = world.rank(config.instance_id, config.tp_rank)
-    with closing(SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)) as fabric:
-        worker = Worker(config, fabric, context)
-        fabric.wait_for_peers()
-        worker.serve()
-    context.destroy(linger=1000)
+    fabric = SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)
+    worker = Worker(config, fabric, context)
+    fabric.wait_for_peers()
+    worker.serve()
+    os._exit(0)  # threads may be in the middle of their work, and have nobody to tell
 
 
 def _die_with_parent(stdin: FileIO) -> None:
