@@ -67,6 +67,7 @@ class Cluster:
         self._executor, self._state = executor, ClusterState(config.instances)
         self._recorder = Recorder(executor)
         self._policy: Policy = plan_nothing
+        self._num_expected = 0
         self._planned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         scheduling = Scheduling(self._state, self._plan, LinearCostModel(), self._recorder)
@@ -91,7 +92,8 @@ class Cluster:
     ) -> Outputs:
         """All tokens of all requests; checks that every slot is free at the end.
 
-        Requests arrive at once unless `arrivals` says when. A client in `leaving` goes after so many tokens.
+        Requests are there before the policy is first asked, unless `arrivals` says when they come. A client
+        in `leaving` goes after so many tokens, at least one.
         """
         self._raise_failure()
         clients = _Clients(self._engine, requests, arrivals or {}, leaving or {})
@@ -114,7 +116,9 @@ class Cluster:
     async def _serve(self, clients: "_Clients", policy: Policy, timeout: float) -> Outputs:
         self._policy = policy
         self._recorder.log.clear()
-        num_ended = self._engine.snapshot().stats.num_ended + len(clients.requests)
+        stats = self._engine.snapshot().stats
+        self._num_expected = stats.num_arrived + clients.num_first
+        num_ended = stats.num_ended + len(clients.requests)
         async with asyncio.timeout(timeout):
             outputs = await clients.outputs()
             while self._engine.snapshot().stats.num_ended < num_ended:
@@ -128,6 +132,8 @@ class Cluster:
     def _plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         self._state.check()
         self._planned.set()
+        if snapshot.stats.num_arrived < self._num_expected:
+            return IterationPlan()
         return self._policy(snapshot, cost_model)
 
     def _raise_failure(self) -> None:
@@ -148,6 +154,11 @@ class _Clients:
         self.requests = requests
         self._engine, self._arrivals, self._leaving = engine, arrivals, leaving
         self._moments = {moment: asyncio.Event() for moment in arrivals.values()}
+
+    @property
+    def num_first(self) -> int:
+        """Requests that wait for no other."""
+        return len(self.requests) - len(self._arrivals)
 
     async def outputs(self) -> Outputs:
         """The tokens that each client got."""

@@ -6,7 +6,7 @@ from itertools import cycle
 from loong.core.cost_model import CostModel
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment
-from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, QueryBlock, Transfer
 from loong.core.positions import stripe
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
@@ -18,22 +18,24 @@ def prefill(
     group: Sequence[InstanceId],
     *,
     num_tokens: int | None = None,
+    masters: Sequence[InstanceId] | None = None,
     keep_on: Sequence[InstanceId] | None = None,
     transfer: Transfer = Transfer.KV,
 ) -> BatchPlan:
-    """A chunk of up to `num_tokens` of each request, striped over the group; its KV stays on `keep_on`.
+    """A chunk of up to `num_tokens` of each request, striped over `masters`; its KV stays on `keep_on`.
 
-    None computes all, and keeps each stripe where it is made.
+    None computes all, on the whole group, and keeps each stripe where it is made.
     """
+    masters = group if masters is None else masters
+    keepers = masters if keep_on is None else keep_on
     queries: list[QueryBlock] = []
     writes: list[KVSegment] = []
     for view in views:
         count = min(num_tokens or view.num_uncomputed_tokens, view.num_uncomputed_tokens)
         chunk = range(view.num_computed_tokens, view.num_computed_tokens + count)
-        for index, instance_id in enumerate(group):
-            if positions := stripe(chunk, index, len(group)):
+        for index, instance_id in enumerate(masters):
+            if positions := stripe(chunk, index, len(masters)):
                 queries.append(QueryBlock(view.request_id, positions, instance_id, transfer))
-        keepers = group if keep_on is None else keep_on
         for index, instance_id in enumerate(keepers):
             if positions := stripe(chunk, index, len(keepers)):
                 writes.append(KVSegment(view.request_id, positions, instance_id))
@@ -61,6 +63,12 @@ def decode(
 def both(first: BatchPlan, second: BatchPlan) -> BatchPlan:
     """One batch that carries two single-step plans of the same group."""
     return BatchPlan(first.group, first.queries + second.queries, first.writes + second.writes)
+
+
+def move(view: RequestView, source_id: InstanceId, destination_id: InstanceId) -> tuple[KVMigration, ...]:
+    """All that a request has on one instance goes to another."""
+    held = (segment for segment in view.placement.segments if segment.instance_id == source_id)
+    return tuple(KVMigration(segment, destination_id) for segment in held)
 
 
 def plannable(snapshot: Snapshot) -> tuple[RequestView, ...]:

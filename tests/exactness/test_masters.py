@@ -1,0 +1,46 @@
+"""Who is master of a decode token decides where its work is done, and nothing else."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from plans import both, decode, plannable, prefill
+from requests_for_tests import assert_exact, greedy_request, random_prompt
+
+from loong.core.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.scheduler.policy import Policy
+
+GROUP = (2, 1)
+PLACES = ((1,), (2,), (1, 2))
+
+
+def two_requests(
+    places: tuple[tuple[InstanceId, ...], ...], masters: tuple[InstanceId, ...], num_steps: int
+) -> Policy:
+    """Prefill both at once, each kept on its places; decode both at once, each with its master."""
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        views = plannable(snapshot)
+        if len(views) < 2:
+            return IterationPlan()
+        if views[0].is_decoding:
+            named = {view.request_id: i for view, i in zip(views, masters, strict=True)}
+            return IterationPlan((decode(views, GROUP, named, num_steps=num_steps),))
+        first, second = (prefill([v], GROUP, keep_on=p) for v, p in zip(views, places, strict=True))
+        return IterationPlan((both(first, second),))
+
+    return policy
+
+
+@pytest.mark.parametrize("num_steps", [1, 5])
+@pytest.mark.parametrize("masters", list(product(GROUP, GROUP)))
+def test_every_assignment_of_masters_is_exact_wherever_the_kv_is(
+    cluster: Cluster, folder: Path, masters: tuple[InstanceId, InstanceId], num_steps: int
+) -> None:
+    for places in product(PLACES, PLACES):
+        requests = [greedy_request(random_prompt(length, seed=length), 6) for length in (26, 9)]
+        assert_exact(folder, requests, cluster.run(requests, two_requests(places, masters, num_steps)))
