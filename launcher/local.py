@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -71,7 +72,7 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
 
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
-    with TemporaryDirectory(prefix="loong-") as directory:
+    with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
         endpoints = _endpoints(config, Path(directory))
         executor = WorkersExecutor(endpoints)
         processes: list[asyncio.subprocess.Process] = []

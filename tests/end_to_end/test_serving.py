@@ -1,0 +1,173 @@
+"""What a user of `loong serve` sees, with real processes, sockets and signals."""
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+from served import Served, assert_gone, served, wait_until
+
+POOL = 256
+NUM_INSTANCES = 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("serving")
+    arguments = ("--num-instances", str(NUM_INSTANCES), "--kv-cache-tokens", str(POOL))
+    with served(directory, *arguments) as running:
+        yield running
+
+
+def kv_in_use(server: Served) -> float:
+    return server.metric("loong:instance_kv_tokens")
+
+
+def run_directories(server: Served) -> list[Path]:
+    """Where a server keeps its sockets."""
+    return list(Path(tempfile.gettempdir()).glob(f"loong-{server.process.pid}-*"))
+
+
+def greedy(server: Served, prompt: list[int], num_tokens: int) -> str:
+    answer = server.client.completions.create(
+        model="loong-tiny",
+        prompt=prompt,
+        max_tokens=num_tokens,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == num_tokens
+    return answer.choices[0].text
+
+
+def test_a_stream_that_is_stopped_half_way_is_aborted_and_its_kv_freed(server: Served) -> None:
+    stream = server.client.completions.create(
+        model="loong-tiny", prompt="once", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+    )
+    received = [next(stream) for _ in range(3)]
+    assert all(chunk.choices for chunk in received)
+    stream.close()
+    wait_until(lambda: "aborted" in server.log, 10, "the abort to be logged")
+    wait_until(lambda: kv_in_use(server) == 0, 10, "the KV to be free")
+
+
+def test_a_chat_streams_the_text_that_it_gives_at_once(server: Served) -> None:
+    def ask(stream: bool) -> str:
+        answer = server.client.chat.completions.create(
+            model="loong-tiny",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=20,
+            temperature=0,
+            stream=stream,
+        )
+        if isinstance(answer, openai.Stream):
+            return "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
+        return answer.choices[0].message.content or ""
+
+    assert ask(stream=True) == ask(stream=False) != ""
+
+
+def test_a_prompt_longer_than_a_pool_is_spread_over_instances(server: Served) -> None:
+    prompt = [5 + i % 90 for i in range(2 * POOL)]
+    assert greedy(server, prompt, 8)
+    assert server.metric("loong:esp_group_size_sum") > server.metric("loong:esp_group_size_count")
+
+
+def test_a_prompt_longer_than_the_cluster_is_refused_with_both_numbers(server: Served) -> None:
+    length = NUM_INSTANCES * POOL + 1
+    with pytest.raises(openai.BadRequestError) as refusal:
+        greedy(server, [5] * length, 1)
+    assert str(length) in refusal.value.message
+    assert str(NUM_INSTANCES * POOL) in refusal.value.message
+
+
+def test_sixty_four_requests_that_cannot_all_fit_give_the_tokens_they_give_alone(server: Served) -> None:
+    prompts = [[3 + (7 * i + j) % 200 for j in range(4 + i % 9)] for i in range(64)]
+    num_tokens = 40  # 64 times that is more than three times the room
+
+    async def all_at_once() -> list[str]:
+        client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=240)
+
+        async def one(prompt: list[int]) -> str:
+            answer = await client.completions.create(
+                model="loong-tiny",
+                prompt=prompt,
+                max_tokens=num_tokens,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+            return answer.choices[0].text
+
+        async with client:
+            return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+    together = asyncio.run(all_at_once())
+    assert together == [greedy(server, prompt, num_tokens) for prompt in prompts]
+    assert kv_in_use(server) == 0
+
+
+def test_a_killed_worker_ends_streams_with_an_error_and_the_server_with_a_code(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "2") as server:
+        workers = server.worker_pids()
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True},
+            timeout=60,
+        ) as response:
+            lines = response.iter_lines()
+            assert "choices" in next(line for line in lines if line.startswith("data:"))
+            os.kill(workers[-1], signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert any('"error"' in line and "instance 1" in line for line in rest), rest[-3:]
+        assert rest[-1] == "data: [DONE]"
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503
+        assert "instance 1" in health.text
+        assert server.process.wait(30) == 1
+        assert_gone(workers)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_open_requests_finish_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+    with served(tmp_path, "--num-instances", "2") as server:
+        workers = server.worker_pids()
+        assert len(run_directories(server)) == 1
+        stream = server.client.completions.create(
+            model="loong-tiny", prompt="x", max_tokens=100, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        server.process.send_signal(number)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert server.process.wait(30) == 0
+        assert_gone(workers)
+        assert not run_directories(server)
+
+
+def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "1") as server:
+        workers = server.worker_pids()
+        stream = server.client.completions.create(
+            model="loong-tiny", prompt="x", max_tokens=10000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in server.log, 10, "the drain to begin")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 130
+        assert_gone(workers)
+
+
+def test_a_server_whose_engine_is_killed_leaves_no_worker(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "2") as server:
+        workers = server.worker_pids()
+        server.process.kill()
+        server.process.wait()
+        assert_gone(workers)

@@ -1,0 +1,105 @@
+"""`loong serve` as its users run it: a real process with real workers, sockets and signals."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from openai import OpenAI
+
+from loong.launcher.embedded import ENTRY
+
+START_SECONDS = 90.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that is up."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        """All it has said."""
+        return self.log_path.read_text()
+
+    @property
+    def client(self) -> OpenAI:
+        """The official client."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        text = httpx.get(f"{self.url}/metrics").text
+        values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"no {name} in:\n{text}"
+        return sum(map(float, values))
+
+    def worker_pids(self) -> list[int]:
+        """The processes that it started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+@contextmanager
+def served(directory: Path, *arguments: str) -> Iterator[Served]:
+    """Serve until the context ends; fails the test if that leaves a worker behind."""
+    port = free_port()
+    log_path = directory / "server.log"
+    with log_path.open("wb") as log:
+        command = [sys.executable, "-c", ENTRY, "serve", "--port", str(port), *arguments]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=directory)
+    server = Served(process, f"http://127.0.0.1:{port}", log_path)
+    try:
+        wait_until(lambda: _is_up(server), START_SECONDS, f"the server to start:\n{server.log}")
+        workers = server.worker_pids()
+        yield server
+        if process.poll() is None:
+            assert server.stop() == 0, server.log
+        assert_gone(workers)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def assert_gone(pids: Sequence[int], timeout: float = 10) -> None:
+    """Fail unless none of these processes is left after a moment."""
+    wait_until(lambda: not [p for p in pids if Path(f"/proc/{p}").exists()], timeout, f"{pids} to end")
+
+
+def wait_until(condition: Callable[[], bool], timeout: float, what: str) -> None:
+    """Poll until a condition holds; fail after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_up(server: Served) -> bool:
+    assert server.process.poll() is None, f"the server ended:\n{server.log}"
+    try:
+        return httpx.get(f"{server.url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
