@@ -2,6 +2,7 @@
 
 ClusterError
 ├── PeerLostError          a peer's process is gone, or was fenced off
+├── BatchAbandonedError    a peer left the batch by an error of its own
 └── DeadlineError          a peer is there, yet what it owes did not come in time
 LoongError
 └── InvalidMessageError    the caller broke a rule of the verbs: a bug  (also ValueError)
@@ -15,6 +16,16 @@ class PeerLostError(ClusterError):
 
     def __init__(self, verb: str, instance_id: int, tp_rank: int) -> None:
         super().__init__(f"{verb}: instance {instance_id} (tensor-parallel rank {tp_rank}) is lost")
+        self.verb = verb
+        self.instance_id = instance_id
+        self.tp_rank = tp_rank
+
+
+class BatchAbandonedError(ClusterError):
+    """(`instance_id`, `tp_rank`) left the batch by an error of its own; it is there for the next."""
+
+    def __init__(self, verb: str, instance_id: int, tp_rank: int) -> None:
+        super().__init__(f"{verb}: instance {instance_id} (tensor-parallel rank {tp_rank}) left by an error")
         self.verb = verb
         self.instance_id = instance_id
         self.tp_rank = tp_rank

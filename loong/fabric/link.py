@@ -33,7 +33,7 @@ class Link:
     ) -> None:
         self.rank = rank
         self.is_lost = False
-        self._peer = world.instance_id(rank), world.tp_rank(rank)
+        self._peer = world.place(rank)
         self._connection = connection
         self._mailbox = mailbox
         self._deadline = deadline

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from loong.fabric.errors import DeadlineError, PeerLostError
+from loong.core.errors import ClusterError
+from loong.fabric.errors import BatchAbandonedError, DeadlineError, PeerLostError
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 
@@ -58,21 +59,19 @@ class Mailbox:
     def take(self, address: Address, peers: Collection[Peer], deadline: float, seconds: float) -> Tensor:
         """The next message at `address`, waiting until `deadline` (monotonic; `seconds` from the start).
 
-        Raises PeerLostError once any of `peers` is lost and the message has not come, else DeadlineError.
+        Raises PeerLostError once any of `peers` is lost and the message has not come, BatchAbandonedError
+        once any has left the batch by an error, else DeadlineError.
         """
 
         def is_decided() -> bool:
-            return address in self._messages or any(peer.is_lost for peer in peers)
+            return address in self._messages or self._broken(address, peers) is not None
 
         with self._changed:
             self._changed.wait_for(is_decided, max(0.0, deadline - monotonic()))
             if address in self._messages:
                 return self._pop(address)
-            rank = next((peer.rank for peer in peers if peer.is_lost), None)
-        if rank is not None:
-            raise PeerLostError(address.verb, self._world.instance_id(rank), self._world.tp_rank(rank))
-        late = address.source
-        raise DeadlineError(address.verb, self._world.instance_id(late), self._world.tp_rank(late), seconds)
+            late = DeadlineError(address.verb, *self._world.place(address.source), seconds)
+            raise self._broken(address, peers) or late
 
     def wake(self) -> None:
         """Let every waiter look again: a peer was lost."""
@@ -95,6 +94,18 @@ class Mailbox:
         with self._changed:
             self._cancelled_migrations.add(migration_id)
             self._drop_stale()
+
+    def _broken(self, address: Address, peers: Collection[Peer]) -> ClusterError | None:
+        """Why no more is to be waited for at `address`."""
+        for peer in peers:
+            if peer.is_lost:
+                return PeerLostError(address.verb, *self._world.place(peer.rank))
+        if address.channel is Channel.SEGMENT:
+            return None
+        for peer in peers:
+            if address._replace(channel=Channel.ABANDONED, source=peer.rank) in self._messages:
+                return BatchAbandonedError(address.verb, *self._world.place(peer.rank))
+        return None
 
     def _pop(self, address: Address) -> Tensor:
         queue = self._messages[address]

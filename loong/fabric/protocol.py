@@ -15,8 +15,9 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Return once the outgoing tensors may be reused and the incoming ones are filled.
 
-        Raises PeerLostError as soon as a process of the group is gone, DeadlineError when a peer is silent
-        for the fabric's deadline.
+        Raises PeerLostError as soon as a process of the group is gone, BatchAbandonedError as soon as one has
+        left the batch by an error, DeadlineError when a peer is silent for the fabric's deadline. Outgoing
+        tensors may then still be on their way: let go of them, and write nothing into them.
         """
 
 

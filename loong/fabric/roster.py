@@ -64,15 +64,14 @@ class Roster:
             if not self._changed.wait_for(lambda: missing() is None, self._deadline):
                 peer = missing()
                 assert peer is not None
-                instance_id, tp_rank = self._world.instance_id(peer), self._world.tp_rank(peer)
-                raise DeadlineError("joining", instance_id, tp_rank, self._deadline)
+                raise DeadlineError("joining", *self._world.place(peer), self._deadline)
 
     def link(self, peer: int, plane: Plane, verb: str) -> Link:
         """The connection to a peer; PeerLostError if there is none or it is lost."""
         with self._changed:
             link = self._links.get((peer, plane))
         if link is None or link.is_lost:
-            raise PeerLostError(verb, self._world.instance_id(peer), self._world.tp_rank(peer))
+            raise PeerLostError(verb, *self._world.place(peer))
         return link
 
     def cut(self, peers: Iterable[int]) -> None:

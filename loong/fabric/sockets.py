@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -10,7 +10,8 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from loong.fabric.errors import InvalidMessageError
+from loong.core.errors import ClusterError
+from loong.fabric.errors import BatchAbandonedError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link, bytes_of, memory_of
 from loong.fabric.mailbox import Address, Mailbox
 from loong.fabric.protocol import Pending
@@ -88,9 +89,14 @@ class SocketFabric:
             raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
         ranks = [rank for i in group for rank in self._world.ranks(i) if rank != self._rank]
         links = {rank: self._roster.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
-        self._open_batch = _Batch(batch_id, group, links)
+        batch = self._open_batch = _Batch(batch_id, group, links)
         try:
             yield
+        except (PeerLostError, BatchAbandonedError):  # the others see it, or were told, as we were
+            raise
+        except BaseException:
+            self._abandon(batch)
+            raise
         finally:
             self._open_batch = None
             self._mailbox.close_batch(batch_id)
@@ -167,6 +173,13 @@ class SocketFabric:
             if _is_message(tensor)
         )
         return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.links.values(), self._deadline)
+
+    def _abandon(self, batch: _Batch) -> None:
+        """Tell the others that nothing more comes from here, so that they do not wait for the deadline."""
+        address = Address(Channel.ABANDONED, batch.batch_id, self._rank)
+        for link in batch.links.values():
+            with suppress(ClusterError):
+                self._send(link, address, torch.empty(0, dtype=torch.uint8))
 
     def _gather_shards(self, x: Tensor) -> list[Tensor]:
         ranks = self._world.ranks(self._instance_id)

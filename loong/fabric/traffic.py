@@ -17,6 +17,7 @@ class Channel(IntEnum):
     CONTROL = 4
     TENSOR_PARALLEL = 5
     SEGMENT = 6
+    ABANDONED = 7  # the sender has left the batch by an error
 
 
 class Sent(NamedTuple):

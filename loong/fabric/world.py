@@ -27,6 +27,10 @@ class World:
         """The place of `rank` inside its instance."""
         return rank % self.tp_size
 
+    def place(self, rank: int) -> tuple[int, int]:
+        """The instance that `rank` belongs to, and its place inside."""
+        return self.instance_id(rank), self.tp_rank(rank)
+
     def ranks(self, instance_id: int) -> range:
         """All processes of one instance."""
         return range(self.rank(instance_id, 0), self.rank(instance_id + 1, 0))

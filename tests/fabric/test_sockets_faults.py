@@ -13,7 +13,7 @@ import torch
 from processes import Exited, context, run_on_ranks
 from socket_worlds import run_in_world
 
-from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
+from loong.fabric.errors import BatchAbandonedError, DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
@@ -100,11 +100,34 @@ def test_what_a_process_sends_after_waking_late_is_not_taken_for_the_next_batch(
     assert results == [([0.0, 0.0], [2.0, 2.0]), ([1.0, 1.0], [2.0, 2.0])]
 
 
+def fail(fabric: SocketFabric, ring: tuple[int, ...], num_steps: int) -> None:
+    raise ZeroDivisionError
+
+
+def abandon_one_batch(fabric: SocketFabric, instance_id: int, tp_rank: int) -> tuple[int, list[float]]:
+    """Instance 1 leaves batch 0 by an error; all take part in batch 1. Returns who was said to have left."""
+    ring, incoming = (0, 1, 2), torch.zeros(1)
+    part, expected = (fail, ZeroDivisionError) if instance_id == 1 else (turn, BatchAbandonedError)
+    with pytest.raises(expected) as caught, fabric.batch(0, ring):
+        part(fabric, ring, 2)
+    with fabric.batch(1, ring):
+        fabric.ring_step(ring, torch.tensor([float(instance_id)]), incoming).wait()
+    error = caught.value
+    return error.instance_id if isinstance(error, BatchAbandonedError) else -1, incoming.tolist()
+
+
+def test_an_error_in_one_process_ends_the_batch_on_all_and_leaves_the_next_alone() -> None:
+    results = run_in_world(abandon_one_batch, World(3, 1), deadline=NEVER)
+    assert results == [(1, [2.0]), (-1, [0.0]), (1, [1.0])]
+
+
 def wait_for_the_fenced(fabric: SocketFabric, instance_id: int, tp_rank: int) -> int:
-    """Nobody sends; instance 0 has another thread fence instance 1 off."""
+    """Nobody sends; instance 0 has another thread fence instance 1 off, once both have joined."""
+    with fabric.batch(0, (0, 1)):
+        fabric.exchange_control((0, 1), torch.zeros(1, dtype=torch.int64))
     if instance_id == 0:
         threading.Thread(target=fabric.fence, args=(1,)).start()
-    with pytest.raises(PeerLostError) as caught, fabric.batch(0, (0, 1)):
+    with pytest.raises(PeerLostError) as caught, fabric.batch(1, (0, 1)):
         fabric.exchange({}, {1 - instance_id: torch.zeros(1)}, Channel.PARTIALS).wait()
     return caught.value.instance_id
 
