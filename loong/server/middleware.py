@@ -34,7 +34,8 @@ async def check_api_key(request: web.Request, handler: Handler) -> web.StreamRes
     keys = request.app[SERVER].settings.api_keys
     if keys and request.path not in OPEN_PATHS:
         scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
-        is_known = [hmac.compare_digest(sent.encode(), key.encode()) for key in keys]
+        sent_bytes = sent.encode(errors="surrogateescape")  # headers may hold any bytes
+        is_known = [hmac.compare_digest(sent_bytes, key.encode()) for key in keys]
         if scheme.lower() != "bearer" or not any(is_known):
             message = "this server needs an API key: send the header `Authorization: Bearer KEY`"
             raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

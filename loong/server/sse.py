@@ -17,6 +17,10 @@ _HEADERS = {
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
+class ClientLeftError(ConnectionError):
+    """Nobody reads the stream any more."""
+
+
 class EventStream:
     """An answer of events, one JSON object each."""
 
@@ -27,25 +31,33 @@ class EventStream:
 
     @asynccontextmanager
     async def open(self, http: web.Request) -> AsyncIterator[None]:
-        """Send the headers, then comments whenever nothing else was sent for a while; `[DONE]` at the end."""
+        """Send the headers, then comments whenever nothing else was sent for a while; `[DONE]` at the end.
+
+        A client that leaves ends the context quietly.
+        """
         await self.response.prepare(http)
         self._last_write = asyncio.get_running_loop().time()
         keeping_alive = asyncio.create_task(self._keep_alive())
         try:
             yield
             await self._write(b"data: [DONE]\n\n")
-            await self.response.write_eof()
+        except ClientLeftError:
+            if http.transport is not None:
+                http.transport.abort()
         finally:
             keeping_alive.cancel()
             await asyncio.gather(keeping_alive, return_exceptions=True)
 
     async def send(self, event: object) -> None:
-        """Send one event; wait while the client is slow to read, but not for ever (`TimeoutError`)."""
+        """Send one event; wait while the client is slow to read, but not for ever (`ClientLeftError`)."""
         await self._write(b"data: " + msgspec.json.encode(event) + b"\n\n")
 
     async def _write(self, data: bytes) -> None:
-        async with asyncio.timeout(self._settings.write_timeout):
-            await self.response.write(data)
+        try:
+            async with asyncio.timeout(self._settings.write_timeout):
+                await self.response.write(data)
+        except (TimeoutError, ConnectionError) as error:
+            raise ClientLeftError from error
         self._last_write = asyncio.get_running_loop().time()
 
     async def _keep_alive(self) -> None:

@@ -1,17 +1,14 @@
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
-from scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine, Serving
 
 from loong.model.tiny import tiny_model
 from loong.server.app import create_app, serve
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
-
-Serving: TypeAlias = Callable[..., AbstractAsyncContextManager[str]]
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ def test_how_the_text_is_cut_into_pieces_does_not_matter(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     assert _told(pieces, stops) == _told(list(text), stops) == _told([text], stops)
 
 

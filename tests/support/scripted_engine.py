@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from loong.core.errors import ClusterError
 from loong.core.events import Logprobs, ProducedToken
@@ -12,7 +14,11 @@ from loong.core.snapshot import Snapshot
 from loong.core.timeline import BatchSlice
 from loong.server.engine_client import EngineLimits, Health
 
-Reply = Callable[[Request], Sequence[TokenId]]
+SMALL = EngineLimits(max_model_len=2048, kv_capacity=4096, vocab_size=264)
+AT_REST = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
+
+Reply: TypeAlias = Callable[[Request], Sequence[TokenId]]
+Serving: TypeAlias = Callable[..., AbstractAsyncContextManager[str]]  # (engine, **settings) -> address
 
 
 def repeat_the_prompt(request: Request) -> Sequence[TokenId]:
@@ -31,12 +37,12 @@ class ScriptedEngine:
     """An `EngineClient`. Before token number `pause_at` it waits for `resume`; at `fail_at` it fails."""
 
     reply: Reply = repeat_the_prompt
-    limits: EngineLimits = EngineLimits(max_model_len=2048, kv_capacity=4096, vocab_size=264)
+    limits: EngineLimits = SMALL
     pause_at: int | None = None
     fail_at: int | None = None
     last_reason: FinishReason = FinishReason.LENGTH  # when the reply is over
     is_alive: bool = True
-    cluster: Snapshot = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
+    cluster: Snapshot = AT_REST
     slices: Sequence[BatchSlice] = ()
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     paused: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,0 +1,122 @@
+from itertools import chain
+
+import pytest
+from http_answers import error_of, events_of, post
+from openai import AsyncOpenAI
+from scripted_engine import ScriptedEngine, Serving, say
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from loong.server.app import create_app, serve
+from loong.server.settings import ServerSettings
+from loong.server.tokenizer import Tokenizer
+
+PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "system", "content": "be nice"}, {"role": "user", "content": "hi"}]
+PROMPT = "<|bos|><|system|>be nice<|end|><|user|>hi<|end|><|assistant|>"
+TEXT = "日本 and é, 👍🏽 ok"
+
+
+async def test_messages_go_through_the_models_template(serving: Serving, tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(say(TEXT))
+    async with serving(engine) as url:
+        answer = (await post(url, PATH, model="tiny", messages=MESSAGES)).json()
+    (request,) = engine.requests
+    assert tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False) == PROMPT
+    assert request.prompt_token_ids[0] == 256
+    assert request.prompt_token_ids.count(256) == 1
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": TEXT}
+
+
+async def test_a_chat_may_fill_the_context(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        await post(url, PATH, messages=MESSAGES)
+    (request,) = engine.requests
+    assert request.sampling_params.max_tokens == 2048 - len(request.prompt_token_ids)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_both_names_of_the_longest_answer_are_known(serving: Serving, name: str) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        await post(url, PATH, messages=MESSAGES, **{name: 3})
+    assert engine.requests[0].sampling_params.max_tokens == 3
+
+
+async def test_text_parts_are_one_text(serving: Serving, tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    async with serving(engine) as url:
+        await post(url, PATH, messages=[{"role": "user", "content": parts}], add_generation_prompt=False)
+    text = tokenizer.decode(engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert text == "<|bos|><|user|>a\nb<|end|>"
+
+
+async def test_a_stream_tells_the_role_and_then_the_same_text(serving: Serving) -> None:
+    body = {"messages": MESSAGES, "stop": "ok", "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    async with serving(ScriptedEngine(say(TEXT))) as url:
+        whole = (await post(url, PATH, **body)).json()
+        opening, *events = events_of(await post(url, PATH, stream=True, **body))
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert opening["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert opening["object"] == "chat.completion.chunk"
+    choice = whole["choices"][0]
+    choices = [event["choices"][0] for event in events]
+    text = "".join(part["delta"]["content"] for part in choices)
+    assert text == choice["message"]["content"] == TEXT.removesuffix("ok")
+    assert [*chain.from_iterable(part["logprobs"]["content"] for part in choices)] == choice["logprobs"][
+        "content"
+    ]
+    assert [*chain.from_iterable(part["token_ids"] for part in choices)] == choice["token_ids"]
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "ok")
+
+
+async def test_logprobs_tell_the_bytes_of_each_token(serving: Serving) -> None:
+    async with serving(ScriptedEngine(say("é"))) as url:
+        answer = (await post(url, PATH, messages=MESSAGES, logprobs=True, top_logprobs=1)).json()
+    first, second = answer["choices"][0]["logprobs"]["content"]
+    chosen = {"token": "bytes:\\xc3", "logprob": -0.5, "bytes": [0xC3]}
+    assert first == {**chosen, "top_logprobs": [chosen]}
+    assert bytes(first["bytes"] + second["bytes"]).decode() == "é"
+
+
+async def test_logprobs_without_alternatives_are_told_when_asked(serving: Serving) -> None:
+    async with serving(ScriptedEngine(say("a"))) as url:
+        told = (await post(url, PATH, messages=MESSAGES, logprobs=True)).json()["choices"][0]["logprobs"]
+        untold = (await post(url, PATH, messages=MESSAGES)).json()["choices"][0]["logprobs"]
+    assert told["content"][0]["top_logprobs"] == []
+    assert untold is None
+
+
+async def test_the_official_client_chats(serving: Serving) -> None:
+    async with (
+        serving(ScriptedEngine(say(TEXT))) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        whole = await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}]
+        )
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == whole.choices[0].message.content == TEXT
+    assert chunks[-1].usage == whole.usage
+
+
+async def test_a_model_without_a_template_says_what_to_use() -> None:
+    bare = Tokenizer(Backend(models.WordLevel({"a": 0}, unk_token="a")))
+    runner = await serve(create_app(ScriptedEngine(), bare, ServerSettings("bare")), "127.0.0.1", 0)
+    try:
+        url = "http://{}:{}".format(*runner.addresses[0])
+        error = await error_of(url, PATH, 400, messages=MESSAGES)
+    finally:
+        await runner.cleanup()
+    assert error["code"] == "no_chat_template"
+    assert "/v1/completions" in error["message"]

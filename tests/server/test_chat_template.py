@@ -1,0 +1,51 @@
+import pytest
+
+from loong.core.errors import ConfigError, InvalidRequestError
+from loong.server.chat_template import ChatTemplate
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def test_a_template_sees_messages_special_tokens_and_variables() -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}{{ add_generation_prompt }}{{ mood }}"
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    assert template.render(HI, variables={"mood": "!"}) == "<s>hiTrue!"
+
+
+def test_blocks_leave_no_blank_lines() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}\n  {% if true %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}", {}
+    )
+    assert template.render(HI) == "user\n"
+
+
+def test_json_is_written_as_it_is_read() -> None:
+    assert ChatTemplate("{{ messages | tojson }}", {}).render([{"a": "é<"}]) == '[{"a": "é<"}]'
+    assert ChatTemplate("{{ messages | tojson(indent=2) }}", {}).render([]) == "[]"
+
+
+def test_a_template_may_refuse() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(InvalidRequestError, match="roles must alternate") as refusal:
+        template.render(HI)
+    assert refusal.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages[0]['content'].__init__.__globals__ }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_can_do_no_harm(source: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        ChatTemplate(source, {}).render(HI)
+
+
+def test_a_broken_template_is_the_operators_error() -> None:
+    with pytest.raises(ConfigError, match="does not compile"):
+        ChatTemplate("{% if %}", {})

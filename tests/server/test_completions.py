@@ -1,0 +1,225 @@
+import asyncio
+from itertools import chain
+from typing import Any
+
+import pytest
+from http_answers import events_of, post
+from openai import AsyncOpenAI, OpenAI
+from scripted_engine import ScriptedEngine, Serving, say
+
+from loong.core.request import FinishReason
+from loong.server.engine_client import EngineLimits
+
+PATH = "/v1/completions"
+TEXT = "日本 and é, 👍🏽 ok"
+
+
+async def test_a_text_prompt_begins_with_the_models_own_token(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        answer = (await post(url, PATH, model="tiny", prompt="abc", max_tokens=5)).json()
+    (request,) = engine.requests
+    assert request.prompt_token_ids == (256, *b"abc")
+    assert answer["object"] == "text_completion"
+    assert answer["id"] == request.request_id
+    assert answer["choices"][0]["text"] == "abc"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9}
+
+
+@pytest.mark.parametrize("prompt", [[97, 98], [[97, 98]]])
+async def test_token_ids_are_taken_as_they_are(serving: Serving, prompt: object) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        await post(url, PATH, prompt=prompt)
+    assert engine.requests[0].prompt_token_ids == (97, 98)
+    assert engine.requests[0].sampling_params.max_tokens == 16
+
+
+async def test_a_list_of_one_text_is_that_text(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        await post(url, PATH, prompt=["ab"], add_special_tokens=False)
+    assert engine.requests[0].prompt_token_ids == (*b"ab",)
+
+
+async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    asked = {
+        "max_tokens": 7,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+        "min_p": 0.125,
+        "presence_penalty": 1,
+        "frequency_penalty": -1.5,
+        "repetition_penalty": 1.25,
+        "seed": 11,
+    }
+    async with serving(engine) as url:
+        response = await post(url, PATH, prompt="a", logprobs=2, stop_token_ids=[5], n=1, user="me", **asked)
+    assert response.status_code == 200, response.text
+    params = engine.requests[0].sampling_params
+    assert {name: getattr(params, name) for name in asked} == asked
+    assert params.num_logprobs == 2
+    assert params.stop_token_ids == (5, 257, 259)
+
+
+async def test_ignoring_the_end_of_sequence_keeps_the_clients_stop_tokens(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        await post(url, PATH, prompt="a", ignore_eos=True, stop_token_ids=[5])
+    assert engine.requests[0].sampling_params.stop_token_ids == (5,)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+async def test_no_top_k_is_written_as_0_or_minus_1(serving: Serving, top_k: int) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        await post(url, PATH, prompt="a", top_k=top_k)
+    assert engine.requests[0].sampling_params.top_k is None
+
+
+async def test_requests_without_a_seed_draw_their_own(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        for _ in range(3):
+            await post(url, PATH, prompt="a")
+        await post(url, PATH, prompt="a", seed=-1)
+    seeds = [request.sampling_params.seed for request in engine.requests]
+    assert len(set(seeds)) == 4
+    assert seeds[-1] == 2**63 - 1
+
+
+@pytest.mark.parametrize("stop", [None, "and", ["👍", "zzz"], "nd é"])
+async def test_the_streamed_text_is_the_whole_text(serving: Serving, stop: object) -> None:
+    body = {"prompt": "x", "max_tokens": 100, "stop": stop, "return_token_ids": True, "logprobs": 1}
+    async with serving(ScriptedEngine(say(TEXT))) as url:
+        whole = (await post(url, PATH, **body)).json()["choices"][0]
+        events = events_of(await post(url, PATH, stream=True, **body))
+    choices = [event["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert [*chain.from_iterable(choice["token_ids"] for choice in choices)] == whole["token_ids"]
+    assert choices[0]["prompt_token_ids"] == whole["prompt_token_ids"] == [256, *b"x"]
+    for name, values in whole["logprobs"].items():
+        assert [*chain.from_iterable(choice["logprobs"][name] for choice in choices)] == values
+    for name in ("finish_reason", "stop_reason"):
+        assert choices[-1][name] == whole[name]
+    assert all(choice["finish_reason"] is None for choice in choices[:-1])
+
+
+async def test_a_stop_string_cuts_the_text_and_ends_the_request(serving: Serving) -> None:
+    engine = ScriptedEngine(say("one STOP two"))
+    async with serving(engine) as url:
+        choice = (await post(url, PATH, prompt="x", max_tokens=100, stop=["STOP"])).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("one ", "stop", "STOP")
+    assert list(engine.num_produced.values()) == [len("one STOP")]
+    assert engine.closed.is_set()
+
+
+async def test_no_stop_string_ends_what_must_be_longer(serving: Serving) -> None:
+    body = {"prompt": "x", "max_tokens": 100, "min_tokens": 4, "stop": "o"}
+    async with serving(ScriptedEngine(say("foo and foo"))) as url:
+        choice = (await post(url, PATH, **body)).json()["choices"][0]
+    assert choice["text"] == "foo and f"
+
+
+async def test_a_beginning_of_a_stop_string_at_the_end_is_told(serving: Serving) -> None:
+    async with serving(ScriptedEngine(say("one ST"))) as url:
+        choice = (await post(url, PATH, prompt="x", max_tokens=100, stop="STOP")).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("one ST", "length")
+
+
+@pytest.mark.parametrize(("token_id", "stop_reason"), [(257, None), (ord("!"), ord("!"))])
+async def test_a_token_that_stops_is_not_part_of_the_text(
+    serving: Serving, token_id: int, stop_reason: int | None
+) -> None:
+    engine = ScriptedEngine(lambda request: [*b"hi", token_id, *b"never"])
+    async with serving(engine) as url:
+        body = {"prompt": "x", "stop_token_ids": [ord("!")], "return_token_ids": True}
+        choice = (await post(url, PATH, **body)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("hi", "stop")
+    assert choice["stop_reason"] == stop_reason
+    assert choice["token_ids"] == [*b"hi", token_id]
+
+
+async def test_special_tokens_are_shown_if_asked(serving: Serving) -> None:
+    engine = ScriptedEngine(lambda request: [97, 258, 98])
+    async with serving(engine) as url:
+        hidden = (await post(url, PATH, prompt="x")).json()["choices"][0]["text"]
+        shown = (await post(url, PATH, prompt="x", skip_special_tokens=False)).json()["choices"][0]["text"]
+    assert (hidden, shown) == ("ab", "a<|pad|>b")
+
+
+async def test_logprobs_name_tokens_and_where_they_begin(serving: Serving) -> None:
+    async with serving(ScriptedEngine(say("aé"))) as url:
+        choice = (await post(url, PATH, prompt="x", logprobs=2)).json()["choices"][0]
+    assert choice["logprobs"] == {
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
+        "token_logprobs": [-0.5, -0.5, -0.5],
+        "top_logprobs": [
+            {"a": -0.5, "`": -1.5},
+            {"bytes:\\xc3": -0.5, "bytes:\\xc2": -1.5},
+            {"bytes:\\xa9": -0.5, "bytes:\\xa8": -1.5},
+        ],
+        "text_offset": [0, 1, 1],
+    }
+
+
+async def test_an_engine_that_gives_a_request_up_says_so(serving: Serving) -> None:
+    engine = ScriptedEngine(say("ab"), last_reason=FinishReason.ABORT)
+    async with serving(engine) as url:
+        choice = (await post(url, PATH, prompt="x")).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "abort")
+
+
+@pytest.mark.parametrize(
+    ("options", "usages"),
+    [
+        ({}, [None, None]),
+        ({"include_usage": True}, [None, None, 2]),
+        ({"include_usage": True, "continuous_usage_stats": True}, [1, 2, 2]),
+    ],
+)
+async def test_a_stream_tells_counts_when_asked(
+    serving: Serving, options: dict[str, bool], usages: list[int | None]
+) -> None:
+    async with serving(ScriptedEngine(say("ab"))) as url:
+        events = events_of(await post(url, PATH, prompt="x", stream=True, stream_options=options))
+    told: list[dict[str, Any] | None] = [event.get("usage") for event in events]
+    assert [usage and usage["completion_tokens"] for usage in told] == usages
+    if options:
+        assert events[-1]["choices"] == []
+
+
+async def test_the_official_client_streams(serving: Serving) -> None:
+    async with (
+        serving(ScriptedEngine(say(TEXT))) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        whole = await client.completions.create(model="tiny", prompt="x", max_tokens=100)
+        chunks = await client.completions.create(model="tiny", prompt="x", max_tokens=100, stream=True)
+        text = "".join([chunk.choices[0].text async for chunk in chunks])
+        models = await client.models.list()
+        model = await client.models.retrieve("tiny")
+    assert text == whole.choices[0].text == TEXT
+    assert models.data[0].id == model.id == "tiny"
+    assert models.data[0].model_dump()["max_model_len"] == 2048
+
+
+async def test_the_official_client_works_without_asyncio(serving: Serving) -> None:
+    def complete(url: str) -> str:
+        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            return client.completions.create(model="tiny", prompt="x", max_tokens=100).choices[0].text
+
+    async with serving(ScriptedEngine(say(TEXT))) as url:
+        assert await asyncio.to_thread(complete, url) == TEXT
+
+
+async def test_a_text_of_any_length_is_encoded_alike(serving: Serving) -> None:
+    engine = ScriptedEngine(limits=EngineLimits(2**20, 2**20, 264))
+    text = "é" * 9000
+    async with serving(engine) as url:
+        await post(url, PATH, prompt=text, max_tokens=1)
+    assert engine.requests[0].prompt_token_ids == (256, *text.encode())

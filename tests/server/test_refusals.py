@@ -1,0 +1,253 @@
+import asyncio
+
+import httpx
+import pytest
+from http_answers import error_of, post
+from scripted_engine import ScriptedEngine, Serving
+
+from loong.server.engine_client import EngineLimits
+
+PATH = "/v1/completions"
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", "5"),
+        ("max_tokens", 0),
+        ("max_completion_tokens", -1),
+        ("min_tokens", 17),
+        ("temperature", -1),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 2),
+        ("presence_penalty", 3),
+        ("repetition_penalty", 0),
+        ("seed", 2**63),
+        ("stop", ""),
+        ("stop", ["a"] * 17),
+        ("stop", "a" * 257),
+        ("stop", [1]),
+        ("stop_token_ids", [264]),
+        ("stop_token_ids", ["a"]),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("stream", "yes"),
+        ("prompt", 5),
+        ("prompt", []),
+        ("prompt", [True]),
+        ("prompt", [1, "a"]),
+        ("prompt", [[1], [2]]),
+        ("prompt", ["a", "b"]),
+        ("prompt", {"a": 1}),
+        ("prompt", [264]),
+        ("prompt", [-1]),
+        ("n", 2),
+        ("echo", True),
+        ("logit_bias", {"5": 1}),
+        ("response_format", {"type": "json_object"}),
+        ("best_of", 3),
+        ("suffix", "x"),
+        ("guided_regex", "a*"),
+        ("stream_options", {"include_usage": 1}),
+        ("stream_options", {"nonsense": True}),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_by_name(serving: Serving, field: str, value: object) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        error = await error_of(url, PATH, 400, **{"prompt": "a", field: value})
+    assert error["param"] == field
+    assert field in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", []),
+        ("messages", "hi"),
+        ("messages", [{"role": "robot", "content": "hi"}]),
+        ("messages", [{"role": "user"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        ("messages", [{"role": "user", "content": "hi", "tool_calls": []}]),
+        ("top_logprobs", 3),
+        ("logprobs", 3),
+        ("tools", [{"type": "function"}]),
+    ],
+)
+async def test_chats_that_cannot_be_served_are_refused_by_name(
+    serving: Serving, field: str, value: object
+) -> None:
+    async with serving(ScriptedEngine()) as url:
+        error = await error_of(url, CHAT, 400, **{"messages": MESSAGES, field: value})
+    assert error["param"] == field
+    assert field in error["message"]
+
+
+async def test_a_missing_prompt_is_named(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        assert (await error_of(url, PATH, 400))["param"] == "prompt"
+        assert (await error_of(url, CHAT, 400))["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 1),
+        ("echo", False),
+        ("logit_bias", {}),
+        ("response_format", {"type": "text"}),
+        ("response_format", None),
+        ("anything", None),
+        ("max_tokens", None),
+        ("user", "me"),
+        ("metadata", {"a": "b"}),
+        ("store", True),
+        ("service_tier", "auto"),
+        ("stream_options", {"include_usage": True}),
+    ],
+)
+async def test_fields_that_ask_for_nothing_are_taken(serving: Serving, field: str, value: object) -> None:
+    async with serving(ScriptedEngine()) as url:
+        assert (await post(url, PATH, **{"prompt": "a", field: value})).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"prompt": NaN}', b"\xff", b"[" * 100_000])
+async def test_a_body_that_is_no_json_object_is_refused(serving: Serving, body: bytes) -> None:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+        response = await client.post(url + PATH, content=body)
+    assert response.status_code == 400
+    assert "JSON" in response.json()["error"]["message"]
+
+
+async def test_an_unknown_model_is_not_found(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+        for path, body in ((PATH, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})):
+            error = await error_of(url, path, 404, model="gpt-9", **body)
+            assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert (await client.get(f"{url}/v1/models/gpt-9")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_unknown_paths_and_methods_are_told_alike(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+        missing = await client.get(f"{url}/nothing")
+        wrong = await client.get(f"{url}{PATH}")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "POST")
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "param", "numbers"),
+    [
+        (2048, None, "prompt", ["2048 tokens"]),
+        (5000, None, "prompt", ["5000 tokens", "2048", "4096"]),
+        (5000, 1, "prompt", ["5000 tokens", "2048", "4096"]),
+        (2000, 49, "max_tokens", ["2000 tokens", "49", "2049", "2048"]),
+        (2000, 4000, "max_tokens", ["2000 tokens", "4000", "6000", "2048", "4096"]),
+    ],
+)
+async def test_what_does_not_fit_is_refused_with_all_its_numbers(
+    serving: Serving, num_prompt_tokens: int, max_tokens: int | None, param: str, numbers: list[str]
+) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        error = await error_of(url, PATH, 400, prompt=[1] * num_prompt_tokens, max_tokens=max_tokens)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert all(number in error["message"] for number in numbers), error["message"]
+    assert not engine.requests
+
+
+async def test_a_cluster_smaller_than_the_model_bounds_requests_too(serving: Serving) -> None:
+    engine = ScriptedEngine(limits=EngineLimits(max_model_len=4096, kv_capacity=100, vocab_size=264))
+    async with serving(engine) as url:
+        error = await error_of(url, PATH, 400, prompt=[1] * 90, max_tokens=20)
+        assert "110" in error["message"]
+        assert "100" in error["message"]
+        chat = (await post(url, CHAT, messages=MESSAGES, ignore_eos=True)).json()["usage"]
+    assert chat["total_tokens"] == 100
+
+
+async def test_the_default_length_gives_way_to_the_models(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        usage = (await post(url, PATH, prompt=[1] * 2040)).json()["usage"]
+    assert usage["completion_tokens"] == 8
+
+
+async def test_a_million_token_ids_fit_and_more_bytes_are_too_many(serving: Serving) -> None:
+    engine = ScriptedEngine(limits=EngineLimits(2**21, 2**21, 200_000))
+    async with serving(engine) as url:
+        usage = (await post(url, PATH, prompt=[123456] * 1_000_000, max_tokens=1)).json()["usage"]
+    assert usage["prompt_tokens"] == 1_000_000
+    async with serving(engine, max_body_bytes=1000) as url:
+        error = await error_of(url, PATH, 413, prompt="a" * 2000)
+    assert "1000" in error["message"]
+
+
+async def test_a_full_queue_says_when_to_come_back(serving: Serving) -> None:
+    engine = ScriptedEngine(pause_at=0)
+    async with serving(engine, max_waiting_requests=1, retry_after=7) as url:
+        first = asyncio.create_task(post(url, PATH, prompt="a"))
+        await engine.paused.wait()
+        refused = await post(url, PATH, prompt="a")
+        engine.resume.set()
+        assert (await first).status_code == 200
+        assert (await post(url, PATH, prompt="a")).status_code == 200
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "7")
+    assert refused.json()["error"]["code"] == "queue_full"
+
+
+async def test_waiting_tokens_are_bounded_but_one_prompt_may_pass(serving: Serving) -> None:
+    engine = ScriptedEngine(pause_at=0)
+    async with serving(engine, max_waiting_tokens=10) as url:
+        first = asyncio.create_task(post(url, PATH, prompt=[1] * 50))
+        await engine.paused.wait()
+        refused = await error_of(url, PATH, 503, prompt=[1] * 3)
+        engine.resume.set()
+        assert (await first).status_code == 200
+    assert all(number in refused["message"] for number in ("50", "3", "10"))
+
+
+async def test_requests_that_have_a_token_wait_no_more(serving: Serving) -> None:
+    engine = ScriptedEngine(pause_at=1)
+    async with serving(engine, max_waiting_requests=1) as url:
+        first = asyncio.create_task(post(url, PATH, prompt="a"))
+        await engine.paused.wait()
+        assert (await post(url, PATH, prompt="a", max_tokens=1)).status_code == 200
+        engine.resume.set()
+        await first
+
+
+async def test_a_key_guards_all_but_the_probes(serving: Serving) -> None:
+    async with serving(ScriptedEngine(), api_keys=("secret", "second")) as url, httpx.AsyncClient() as client:
+        for path in ("/health", "/ping", "/version", "/metrics"):
+            assert (await client.get(url + path)).status_code == 200
+        for path in ("/v1/models", "/load", "/trace"):
+            assert (await client.get(url + path)).status_code == 401
+        for header in (b"Bearer wrong", b"Bearer", b"secret", b"Basic secret", b"Bearer \xff"):
+            headers = {b"Authorization": header}
+            response = await client.post(url + PATH, json={"prompt": "a"}, headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+        for key in ("secret", "second"):
+            known = {"Authorization": f"Bearer {key}"}
+            assert (await client.post(url + PATH, json={"prompt": "a"}, headers=known)).status_code == 200
+
+
+async def test_a_body_that_does_not_come_is_given_up(serving: Serving) -> None:
+    async with serving(ScriptedEngine(), body_timeout=0.05) as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        status_line = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+    assert b" 408 " in status_line

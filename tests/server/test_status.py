@@ -1,0 +1,170 @@
+from dataclasses import replace
+
+import httpx
+import pytest
+from http_answers import error_of, get_json, post
+from prometheus_client.parser import text_string_to_metric_families
+from scripted_engine import ScriptedEngine, Serving
+
+import loong
+from loong.core.errors import ConfigError
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.snapshot import ClusterStats, Snapshot
+from loong.core.timeline import BatchSlice
+from loong.server.app import create_app, serve
+from loong.server.settings import ServerSettings
+from loong.server.tokenizer import Tokenizer
+
+STATS = ClusterStats(
+    num_scale_ups=3,
+    num_scale_downs=2,
+    num_retained_tokens=500,
+    num_migrated_tokens=70,
+    num_preemptions=1,
+    num_batches_by_dop={1: 10, 2: 4, 8: 1, 10: 2, 128: 1},
+)
+CLUSTER = Snapshot(
+    5.0,
+    (
+        ElasticInstance(0, 1, InstanceKind.FULL, 1000, kv_used=100),
+        ElasticInstance(1, 1, InstanceKind.FULL, 1000, kv_used=400),
+    ),
+    stats=STATS,
+)
+
+
+async def _samples(url: str) -> dict[tuple[str, str], float]:
+    """Every sample by its name and its labels other than the model's."""
+    async with httpx.AsyncClient() as client:
+        text = (await client.get(f"{url}/metrics")).text
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == "tiny"
+            samples[sample.name, ",".join(sample.labels.values())] = sample.value
+    return samples
+
+
+async def test_the_clusters_metrics_are_its_snapshot(serving: Serving) -> None:
+    async with serving(ScriptedEngine(cluster=CLUSTER)) as url:
+        samples = await _samples(url)
+    assert samples["vllm:kv_cache_usage_perc", ""] == 0.25
+    assert samples["vllm:num_requests_running", ""] == samples["vllm:num_requests_waiting", ""] == 0
+    assert samples["vllm:num_preemptions_total", ""] == 1
+    assert samples["loong:esp_scale_up_total", ""] == 3
+    assert samples["loong:esp_scale_down_total", ""] == 2
+    assert samples["loong:kv_retained_tokens_total", ""] == 500
+    assert samples["loong:kv_migrated_tokens_total", ""] == 70
+    assert [samples["loong:instance_kv_tokens", i] for i in "01"] == [100, 400]
+
+
+async def test_group_sizes_are_a_histogram(serving: Serving) -> None:
+    async with serving(ScriptedEngine(cluster=CLUSTER)) as url:
+        samples = await _samples(url)
+    bounds = [*range(1, 9), 12, 16, 24, 32, 64]
+    counts = [samples["loong:esp_group_size_bucket", str(float(bound))] for bound in bounds]
+    assert counts == [10, 14, 14, 14, 14, 14, 14, 15, 17, 17, 17, 17, 17]
+    assert samples["loong:esp_group_size_bucket", "+Inf"] == samples["loong:esp_group_size_count", ""] == 18
+    assert samples["loong:esp_group_size_sum", ""] == 10 + 8 + 8 + 20 + 128
+
+
+async def test_requests_are_counted_as_they_go(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        await post(url, "/v1/completions", prompt="abc", max_tokens=5)
+        await post(url, "/v1/completions", prompt="abc", max_tokens=5, stream=True, stop="b")
+        samples = await _samples(url)
+    assert samples["vllm:prompt_tokens_total", ""] == 8
+    assert samples["vllm:generation_tokens_total", ""] == 8
+    assert samples["vllm:time_to_first_token_seconds_count", ""] == 2
+    assert samples["vllm:inter_token_latency_seconds_count", ""] == 6
+    assert samples["vllm:e2e_request_latency_seconds_count", ""] == 2
+    assert samples["vllm:request_success_total", "length"] == 1
+    assert samples["vllm:request_success_total", "stop"] == 1
+    assert samples["vllm:request_generation_tokens_sum", ""] == 8
+
+
+async def test_two_servers_count_apart(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as one, serving(ScriptedEngine()) as other:
+        await post(one, "/v1/completions", prompt="abc")
+        assert ("vllm:request_success_total", "length") not in await _samples(other)
+
+
+async def test_health_is_the_engines(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        assert await get_json(url, "/health") == await get_json(url, "/ping") == {"status": "ok"}
+    async with serving(ScriptedEngine(is_alive=False)) as url, httpx.AsyncClient() as client:
+        response = await client.get(f"{url}/health")
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "no step ended for 60 s"
+
+
+async def test_version_load_and_model_are_told(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        assert await get_json(url, "/version") == {"version": loong.__version__}
+        assert await get_json(url, "/load") == {"server_load": 0}
+        (model,) = (await get_json(url, "/v1/models"))["data"]
+    assert (model["id"], model["max_model_len"], model["object"]) == ("tiny", 2048, "model")
+
+
+async def test_a_trace_has_one_slice_an_instance_and_the_kv_of_all(serving: Serving) -> None:
+    batch = BatchSlice(7, ESPGroup((1, 0)), "prefill", 1.5, 2.0, ("r1", "r2"), ((0, 10), (1, 20), (2, 0)))
+    later = replace(batch, batch_id=8, group=ESPGroup((2,)), phase="decode", started_at=2.0, ended_at=2.25)
+    async with serving(ScriptedEngine(slices=[batch, later])) as url:
+        events = (await get_json(url, "/trace"))["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {0: "instance 0", 1: "instance 1", 2: "instance 2"}
+    slices = [event for event in events if event["ph"] == "X"]
+    assert [(event["tid"], event["name"], event["ts"], event["dur"]) for event in slices] == [
+        (1, "prefill", 1.5e6, 0.5e6),
+        (0, "prefill", 1.5e6, 0.5e6),
+        (2, "decode", 2.0e6, 0.25e6),
+    ]
+    assert slices[0]["args"] == {
+        "batch_id": 7,
+        "group": [1, 0],
+        "dop": 2,
+        "phase": "prefill",
+        "request_ids": ["r1", "r2"],
+    }
+    counters = [event for event in events if event["ph"] == "C"]
+    assert [event["ts"] for event in counters] == [2.0e6, 2.25e6]
+    assert counters[0]["args"] == {"instance 0": 10, "instance 1": 20, "instance 2": 0}
+
+
+async def test_text_and_chats_are_tokenized_and_back(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        text = (await post(url, "/tokenize", prompt="é", return_token_strs=True)).json()
+        chat = (await post(url, "/tokenize", messages=[{"role": "user", "content": "a"}])).json()
+        back = (await post(url, "/detokenize", tokens=text["tokens"])).json()
+        error = await error_of(url, "/tokenize", 400)
+        unknown = await error_of(url, "/detokenize", 400, tokens=[264])
+    assert text == {
+        "count": 3,
+        "max_model_len": 2048,
+        "tokens": [256, 0xC3, 0xA9],
+        "token_strs": ["<|bos|>", "bytes:\\xc3", "bytes:\\xa9"],
+    }
+    assert chat["tokens"] == [256, 261, ord("a"), 259, 262]
+    assert back == {"prompt": "<|bos|>é"}
+    assert "exactly one" in error["message"]
+    assert unknown["param"] == "tokens"
+
+
+async def test_a_port_in_use_is_named(serving: Serving, tokenizer: Tokenizer) -> None:
+    async with serving(ScriptedEngine()) as url:
+        port = int(url.rsplit(":", 1)[1])
+        app = create_app(ScriptedEngine(), tokenizer, ServerSettings("tiny"))
+        with pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {port}: "):
+            await serve(app, "127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_waiting_requests": 0}, {"write_timeout": 0.0}, {"retry_after": 0}, {"api_keys": ("",)}]
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"must|API key"):
+        ServerSettings("tiny", **wrong)  # type: ignore[arg-type]
+
+
+def test_settings_do_not_print_keys() -> None:
+    assert "secret" not in repr(ServerSettings("tiny", api_keys=("secret",)))
