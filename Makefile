@@ -8,8 +8,9 @@ READY := $(VENV)/.ready
 .PHONY: demo test check format setup clean
 
 demo: $(READY)
-	$(BIN)/loong bench --workload mixed --length-scale 1/64 --num-requests 40 --request-rate 4 --seed 1 \
-		--num-instances 4 --policy esp,static-sp --output-dir demo-report
+	$(BIN)/loong bench --workload mixed --length-scale 1/64 --num-requests 80 --request-rate 8 --seed 1 \
+		--num-instances 4 --extra-server-args='--kv-cache-tokens 4096' --policy esp,static-sp \
+		--output-dir demo-report
 
 test: check
 	$(BIN)/pytest

@@ -22,6 +22,13 @@ def token_count(text: str) -> int:
     return int(count)
 
 
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
 def or_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
     """A value, or `auto` for None."""
     return lambda text: None if text == "auto" else parse(text)

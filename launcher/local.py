@@ -40,15 +40,9 @@ class ClusterConfig:
     start_timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("--num-instances", self.num_instances),
-            ("--tensor-parallel-size", self.tp_size),
-            ("--kv-cache-tokens", self.kv_capacity),
-        ):
-            if value < 1:
-                raise ConfigError(f"{flag} must be at least 1, but is {value}")
-        if self.host_kv_capacity < 0:
-            raise ConfigError(f"--host-kv-cache-tokens must be at least 0, but is {self.host_kv_capacity}")
+        for name in ("num_instances", "tp_size", "kv_capacity"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {value}")
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loong.launcher.flags import or_auto, token_count
+from loong.launcher.flags import or_auto, positive, token_count
 
 if TYPE_CHECKING:
     from loong.launcher.serving import ServeConfig
@@ -65,10 +65,15 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--device", choices=("cpu",), default="cpu", help="what instances run on (cpu)")
     group.add_argument(
-        "--num-instances", type=int, default=4, metavar="N", help="replicas of the weights (4)"
+        "--num-instances", type=positive, default=4, metavar="N", help="replicas of the weights (4)"
     )
     group.add_argument(
-        "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N", help="processes an instance (1)"
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes an instance (1)",
     )
     group.add_argument(
         "--kv-cache-tokens",
@@ -113,23 +118,29 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 def _config(args: argparse.Namespace) -> "ServeConfig":
     from loong.launcher.local import ClusterConfig
+    from loong.launcher.memory import fit_kv_capacity
     from loong.launcher.serving import ServeConfig
+    from loong.model.shapes import find_config
+    from loong.model.shapes import find_config
     from loong.model.tiny import tiny_model
     from loong.scheduler.config import PolicyConfig
     from loong.server.settings import ServerSettings
 
     tiny = tiny_model(_cache_folder())
     model = args.model or str(tiny)
+    dtype = None if args.dtype == "auto" else args.dtype
+    model_config = find_config(model, args.load_format, dtype)
     name = args.served_model_name or (Path(args.model).name if args.model else "loong-tiny")
     return ServeConfig(
+        model=model_config,
         cluster=ClusterConfig(
             model=model,
             load_format=args.load_format,
-            dtype=None if args.dtype == "auto" else args.dtype,
+            dtype=dtype,
             seed=args.seed,
             num_instances=args.num_instances,
             tp_size=args.tensor_parallel_size,
-            kv_capacity=args.kv_cache_tokens,
+            kv_capacity=fit_kv_capacity(model_config, args.num_instances, args.kv_cache_tokens),
             host_kv_capacity=args.host_kv_cache_tokens,
         ),
         policy_name=args.policy,

@@ -20,7 +20,6 @@ from loong.core.events import Drained
 from loong.engine import Engine, Scheduling
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.model.config import ModelConfig
-from loong.model.shapes import find_config
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import LinearCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
@@ -39,6 +38,7 @@ FORCED_EXIT_CODE = 130
 class ServeConfig:
     """All that `loong serve` was told."""
 
+    model: ModelConfig
     cluster: ClusterConfig
     policy_name: str
     policy: PolicyConfig
@@ -64,7 +64,7 @@ def serve_until_stopped(config: ServeConfig) -> int:
 
 
 async def _serve(config: ServeConfig) -> int:
-    limits = _limits(config, find_config(config.cluster.model, config.cluster.load_format))
+    limits = _limits(config)
     policy = make_policy(config.policy_name, config.policy)
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder)
     signals = _StopSignals()
@@ -142,7 +142,8 @@ def _bound_socket(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _limits(config: ServeConfig, model: ModelConfig) -> EngineLimits:
+def _limits(config: ServeConfig) -> EngineLimits:
+    model = config.model
     capacity = admissible_tokens(config.policy_name, config.cluster.instances)
     max_model_len = config.max_model_len or min(model.max_length, capacity)
     model.check_max_length(max_model_len)
