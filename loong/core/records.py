@@ -98,7 +98,7 @@ class InFlightBatch:
         """Raise `InvalidEventError` unless the batch produces tokens of this request."""
         if request_id not in self.sampling_ids:
             raise InvalidEventError(
-                f"batch {self.batch_id} produced a token of {request_id}, which it samples not"
+                f"batch {self.batch_id} produced a token of {request_id}, which it does not sample"
             )
 
     def count_token(self, request_id: RequestId, step: int) -> None:

@@ -1,0 +1,343 @@
+"""Random policies, clients, faults and workers; the workers here keep their own books of slots."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from loong.core.cluster_state import ClusterState
+from loong.core.errors import InvalidPlanError
+from loong.core.events import (
+    BatchFinished,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    MigrationFinished,
+    ProducedToken,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.plan import (
+    BatchPlan,
+    IterationPlan,
+    KVMigration,
+    Preemption,
+    QueryBlock,
+    Transfer,
+)
+from loong.core.request import FinishReason, Request, RequestId, SamplingParams
+from loong.core.snapshot import Snapshot
+
+SPARE = 9
+INSTANCES = {
+    **{i: ElasticInstance(i, 1, InstanceKind.FULL, 40) for i in range(4)},
+    4: ElasticInstance(4, 1, InstanceKind.ATTENTION, 40),
+    5: ElasticInstance(5, 2, InstanceKind.HOST, 60),
+}
+STOP_TOKEN = 0
+seeds = st.integers(0, 2**32)
+indexes = st.integers(0, 9)
+
+
+@dataclass
+class ToyBatch:
+    """A batch as its group knows it."""
+
+    run: RunBatch
+    stop_step: int
+    num_steps_taken: int = 0
+    num_computed: dict[RequestId, int] = field(default_factory=dict)  # steps in which it took part
+    left: set[RequestId] = field(default_factory=set)
+
+    @property
+    def sampled(self) -> list[RequestId]:
+        """The requests that are to get a token in the next step."""
+        given = (i for i in self.run.inputs if i.sampling_params is not None)
+        return [i.request_id for i in given if i.request_id not in self.left]
+
+    @property
+    def is_done(self) -> bool:
+        has_requests = self.sampled or self.num_steps_taken == 0
+        return self.num_steps_taken >= self.stop_step or not has_requests
+
+
+@dataclass
+class ToyWorkers:
+    """The positions that each instance has slots for, from instructions alone."""
+
+    held: dict[InstanceId, dict[RequestId, set[int]]] = field(default_factory=dict)
+    batches: dict[int, ToyBatch] = field(default_factory=dict)
+    migrations: dict[int, KVMigration] = field(default_factory=dict)
+
+    def submit(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case RunBatch():
+                    self.batches[instruction.batch_id] = ToyBatch(instruction, instruction.plan.num_steps)
+                    for segment in instruction.plan.writes:
+                        self.reserve(segment)
+                case StopLease():
+                    batch = self.batches[instruction.batch_id]
+                    edge = max(instruction.step, batch.num_steps_taken)
+                    batch.stop_step = min(batch.stop_step, edge)
+                case MoveKV():
+                    self.migrations[instruction.migration_id] = instruction.migration
+                    self.reserve(instruction.migration.arriving)
+                case ReleaseKV():
+                    for instance_id in instruction.instance_ids:
+                        self.free(instance_id, instruction.owner_id, instruction.positions)
+
+    def reserve(self, segment: KVSegment) -> None:
+        slots = self.held[segment.instance_id][segment.owner_id]
+        assert slots.isdisjoint(segment.positions), f"{segment} has slots already"
+        slots.update(segment.positions)
+
+    def free(self, instance_id: InstanceId, owner_id: RequestId, positions: Iterable[int] | None) -> None:
+        slots = self.held[instance_id][owner_id]
+        gone = set(slots if positions is None else positions)
+        assert gone, f"instance {instance_id} is told to free nothing of {owner_id}"
+        assert gone <= slots, f"{gone - slots} of {owner_id} are not on instance {instance_id}"
+        slots -= gone
+
+    def finish(self, batch_id: int) -> int:
+        """The group is done: slots of steps that were not taken are free again."""
+        batch = self.batches.pop(batch_id)
+        if batch.run.plan.num_steps > 1:
+            for segment in batch.run.plan.writes:
+                num_steps = batch.num_computed.get(segment.owner_id, 0)
+                unused = segment.positions[num_steps:]
+                self.held[segment.instance_id][segment.owner_id].difference_update(unused)
+        return batch.num_steps_taken
+
+    def lose(self, instance_id: InstanceId) -> None:
+        del self.held[instance_id]
+        for batch_id, batch in tuple(self.batches.items()):
+            if instance_id in batch.run.plan.group.instance_ids:
+                del self.batches[batch_id]
+        for migration_id, migration in tuple(self.migrations.items()):
+            if instance_id in (migration.segment.instance_id, migration.destination_id):
+                del self.migrations[migration_id]
+
+
+class Cluster(RuleBasedStateMachine):
+    def __init__(self, plan_at_random: Callable[[Random, Snapshot], IterationPlan]) -> None:
+        super().__init__()
+        self.plan_at_random = plan_at_random
+        self.time = 0.0
+        self.state = ClusterState()
+        self.workers = ToyWorkers()
+        self.requests: dict[RequestId, Request] = {}
+        self.outputs: defaultdict[RequestId, list[int]] = defaultdict(list)
+        self.ended: set[RequestId] = set()
+        self.gone: set[RequestId] = set()
+
+    def apply(self, event: Event) -> None:
+        self.time = event.time
+        self.workers.submit(self.state.apply(event))
+        self.check()
+
+    def now(self) -> float:
+        return self.time + 1.0
+
+    def view(self) -> Snapshot:
+        return self.state.snapshot(self.time)
+
+    @initialize()
+    def start(self) -> None:
+        for instance in INSTANCES.values():
+            self.join(instance)
+
+    def join(self, instance: ElasticInstance) -> None:
+        self.workers.held[instance.instance_id] = defaultdict(set)
+        self.apply(InstanceJoined(self.now(), instance))
+
+    @rule(instance_id=st.sampled_from(sorted(INSTANCES)))
+    def lose_or_join(self, instance_id: InstanceId) -> None:
+        if instance_id in self.workers.held:
+            self.workers.lose(instance_id)
+            self.apply(InstanceLost(self.now(), instance_id))
+        else:
+            self.join(INSTANCES[instance_id])
+
+    @precondition(lambda self: len(self.requests) - len(self.gone) < 8)
+    @rule(sizes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=4))
+    def arrive(self, sizes: list[tuple[int, int]]) -> None:
+        for num_prompt, max_tokens in sizes:
+            self.arrive_one(f"r{len(self.requests)}", num_prompt, max_tokens)
+
+    def arrive_one(self, request_id: RequestId, num_prompt: int, max_tokens: int) -> None:
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), presence_penalty=1.0)
+        request = Request(request_id, tuple(range(100, 100 + num_prompt)), params, self.now())
+        self.requests[request_id] = request
+        self.apply(RequestArrived(self.now(), request))
+
+    @rule(index=indexes)
+    def abort(self, index: int) -> None:
+        """Of a request in any state, ended and gone ones included."""
+        if len(self.requests) > index:
+            self.abort_request(sorted(self.requests)[-index - 1], FinishReason.ABORT)
+
+    def abort_request(self, request_id: RequestId, reason: FinishReason) -> None:
+        self.ended.add(request_id)
+        self.apply(RequestAborted(self.now(), request_id, reason))
+
+    @rule(seed=seeds, num_turns=st.integers(1, 40))
+    def go_on(self, seed: int, num_turns: int) -> None:
+        """Workers report and the policy plans, in any order."""
+        random = Random(seed)
+        for _ in range(num_turns):
+            if self.workers.batches and random.random() < 0.6:
+                self.advance(random.choice(sorted(self.workers.batches)), random)
+            elif self.workers.migrations and random.random() < 0.3:
+                migration_id = random.choice(sorted(self.workers.migrations))
+                self.finish_migration(migration_id, is_committed=random.random() < 0.7)
+            else:
+                self.commit(self.plan_at_random(random, self.view()))
+
+    def commit(self, plan: IterationPlan) -> None:
+        before = self.view()
+        with pytest.raises(InvalidPlanError, match="nobody"):
+            self.state.commit(replace(plan, preemptions=(*plan.preemptions, Preemption("nobody"))), 0.0)
+        assert self.view() == before
+        instructions = self.state.commit(plan, self.time)
+        for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self.check_inputs(instruction)
+        self.workers.submit(instructions)
+        self.check()
+
+    def check_inputs(self, run: RunBatch) -> None:
+        """The workers are told the right tokens, and where the KV before them is."""
+        assert [given.request_id for given in run.inputs] == list(run.plan.request_ids)
+        for given in run.inputs:
+            prompt, outputs = self.requests[given.request_id].prompt_token_ids, self.outputs[given.request_id]
+            known = [*prompt, *outputs]
+            blocks = run.plan.blocks_of(given.request_id)
+            positions = sorted(p for block in blocks for p in block.positions)
+            assert list(given.token_ids) == [known[p] for p in positions]
+            assert (given.num_prompt_tokens, given.num_output_tokens) == (len(prompt), len(outputs))
+            is_sampled = given.sampling_params is not None
+            assert is_sampled == (positions[-1] == len(known) - 1)
+            assert [*given.prompt_token_ids, *given.output_token_ids] == (known if is_sampled else [])
+
+    def advance(self, batch_id: int, random: Random) -> None:
+        batch = self.workers.batches[batch_id]
+        if batch.is_done:
+            self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id)))
+            return
+        step, sampled = batch.num_steps_taken, batch.sampled
+        batch.num_steps_taken += 1
+        for request_id in sampled:
+            batch.num_computed[request_id] = step + 1
+        failed = sampled.pop() if sampled and random.random() < 0.05 else None
+        cut = random.randint(0, len(sampled))  # two masters report in turn
+        for part in (sampled[:cut], sampled[cut:]):
+            tokens = tuple(self.token(batch, request_id, random) for request_id in part)
+            self.apply(TokensProduced(self.now(), batch_id, step, tokens))
+        if failed is not None:
+            batch.left.add(failed)
+            self.abort_request(failed, FinishReason.ERROR)
+
+    def token(self, batch: ToyBatch, request_id: RequestId, random: Random) -> ProducedToken:
+        token_id, outputs = random.randint(STOP_TOKEN, 12), self.outputs[request_id]
+        if request_id in self.ended:  # computed on: its workers do not know that it was aborted
+            return ProducedToken(request_id, token_id)
+        outputs.append(token_id)
+        reason = self.requests[request_id].sampling_params.finish_reason(len(outputs), token_id)
+        if reason is not None:
+            batch.left.add(request_id)
+            self.ended.add(request_id)
+        return ProducedToken(request_id, token_id, reason)
+
+    def finish_migration(self, migration_id: int, is_committed: bool) -> None:
+        del self.workers.migrations[migration_id]
+        self.apply(MigrationFinished(self.now(), migration_id, is_committed))
+
+    def check(self) -> None:
+        """After every event and plan."""
+        self.state.check()
+        snapshot = self.view()
+        self.check_slots(snapshot)
+        self.check_batches(snapshot)
+        self.check_ends(snapshot)
+
+    def check_slots(self, snapshot: Snapshot) -> None:
+        """Every position at rest has one slot, where its placement says; what is used is what is held."""
+        for request_id, view in snapshot.request.items():
+            slots = [(p, i) for i, owners in self.workers.held.items() for p in owners.get(request_id, ())]
+            placed = [(p, s.instance_id) for s in view.placement.segments for p in s.positions]
+            assert set(placed) <= set(slots)
+            if view.batch_id is None and not view.is_migrating:
+                assert sorted(slots) == [(p, dict(placed)[p]) for p in range(len(placed))]
+        used = {i.instance_id: i.kv_used for i in snapshot.instances}
+        assert used == {i: sum(map(len, owners.values())) for i, owners in self.workers.held.items()}
+        assert all(instance.kv_free >= 0 for instance in snapshot.instances)
+
+    def check_batches(self, snapshot: Snapshot) -> None:
+        """An instance and a request are in at most one batch, and the state knows which."""
+        batches = self.workers.batches
+        at_instances = [(i, b) for b, batch in batches.items() for i in batch.run.plan.group.instance_ids]
+        at_requests = [(r, b) for b, batch in batches.items() for r in batch.run.plan.request_ids]
+        busy = [(i.instance_id, i.batch_id) for i in snapshot.instances if i.batch_id is not None]
+        assert sorted(at_instances) == sorted(busy)
+        in_batch = [(r, v.batch_id) for r, v in snapshot.request.items() if v.batch_id is not None]
+        assert sorted(at_requests) == sorted(in_batch)
+
+    def check_ends(self, snapshot: Snapshot) -> None:
+        """A request ends once, and only for a reason; no token of it is lost or counted twice."""
+        gone = self.requests.keys() - snapshot.request.keys()
+        assert self.gone <= gone <= self.ended
+        self.gone = gone
+        assert snapshot.stats.num_ended == len(gone)
+        for request_id, view in snapshot.request.items():
+            assert view.has_ended == (request_id in self.ended)
+            assert view.num_output_tokens == len(self.outputs[request_id])
+
+    def teardown(self) -> None:
+        """Whatever happened, one spare instance is enough for all requests to end."""
+        random = Random(0)
+        self.join(ElasticInstance(SPARE, 1, InstanceKind.FULL, 10_000))
+        for _ in range(100):  # far more rounds than any request has tokens
+            while self.workers.migrations:
+                self.finish_migration(min(self.workers.migrations), is_committed=True)
+            while self.workers.batches:
+                self.advance(min(self.workers.batches), random)
+            if views := self.view().request.values():
+                self.commit(IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in views)))
+                self.commit(IterationPlan((whole_prefill(self.view()),)))
+        assert self.gone == self.ended == self.requests.keys()
+        assert all(instance.kv_used == 0 for instance in self.view().instances)
+        assert not any(slots for owners in self.workers.held.values() for slots in owners.values())
+
+
+def whole_prefill(snapshot: Snapshot) -> BatchPlan:
+    chunks = [(v.request_id, range(v.num_known_tokens)) for v in snapshot.waiting]
+    return BatchPlan(
+        ESPGroup((SPARE,)),
+        tuple(QueryBlock(request_id, chunk, SPARE, Transfer.KV) for request_id, chunk in chunks),
+        tuple(KVSegment(request_id, chunk, SPARE) for request_id, chunk in chunks),
+    )
+
+
+def test_whatever_happens_the_books_balance_and_every_request_ends_once(
+    plan_at_random: Callable[[Random, Snapshot], IterationPlan],
+) -> None:
+    run_state_machine_as_test(
+        lambda: Cluster(plan_at_random),  # type: ignore[arg-type]  # it takes any maker of machines
+        settings=settings(max_examples=150, stateful_step_count=25, deadline=None),
+    )
