@@ -77,10 +77,9 @@ def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--kv-cache-tokens",
-        type=token_count,
-        default=16384,
+        type=or_auto(token_count),
         metavar="N",
-        help="an instance's KV pool (16384)",
+        help="an instance's KV pool (auto: what memory suggests, at most 65536)",
     )
     group.add_argument(
         "--host-kv-cache-tokens", type=token_count, default=0, metavar="N", help="an instance's host tier (0)"
@@ -120,7 +119,6 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
     from loong.launcher.local import ClusterConfig
     from loong.launcher.memory import fit_kv_capacity
     from loong.launcher.serving import ServeConfig
-    from loong.model.shapes import find_config
     from loong.model.shapes import find_config
     from loong.model.tiny import tiny_model
     from loong.scheduler.config import PolicyConfig

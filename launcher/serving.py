@@ -1,18 +1,13 @@
 """A server from its start to its last request."""
 
 import asyncio
-import errno
 import logging
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import uvloop
-from aiohttp import web
 
 from loong.core.cluster_state import ClusterState
 from loong.core.errors import ConfigError
@@ -25,6 +20,7 @@ from loong.scheduler.cost_model import LinearCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.server.app import create_app
 from loong.server.engine_client import EngineLimits
+from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -69,21 +65,15 @@ async def _serve(config: ServeConfig) -> int:
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder)
     signals = _StopSignals()
     start = perf_counter()
-    with _bound_socket(config.host, config.port) as listener:
+    with bound_socket(config.host, config.port) as listener:
         async with local_workers(config.cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             state = ClusterState(config.cluster.instances)
             engine = Engine(Scheduling(state, policy, LinearCostModel(), executor), executor, limits)
-            runner = web.AppRunner(
-                create_app(engine, tokenizer, config.server),
-                handler_cancellation=True,
-                shutdown_timeout=config.drain_timeout,
-                access_log=None,
-            )
             running = asyncio.create_task(engine.run())
+            app = create_app(engine, tokenizer, config.server)
+            runner = await serve(app, listener, shutdown_timeout=config.drain_timeout)
             try:
-                await runner.setup()
-                await web.SockSite(runner, listener).start()
                 _log_banner(config, limits)
                 return await _until_over(running, signals)
             finally:
@@ -124,22 +114,6 @@ class _StopSignals:
             self._is_told.set()
         elif self._task is not None:
             self._task.cancel()
-
-
-@contextmanager
-def _bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that owns its port before anything slow begins, and refuses connections until it listens."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
-            raise ConfigError(
-                f"cannot listen on --host {host} --port {port}: {reason}; choose another --port"
-            ) from error
-        yield listener
 
 
 def _limits(config: ServeConfig) -> EngineLimits:

@@ -1,8 +1,7 @@
-"""The application: routes over one engine, and the socket they listen on."""
+"""The application: routes over one engine."""
 
 from aiohttp import web
 
-from loong.core.errors import ConfigError
 from loong.server import status, tokenization
 from loong.server.admission import Admission
 from loong.server.chat import chat_completions
@@ -47,21 +46,3 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
         ]
     )
     return app
-
-
-async def serve(
-    app: web.Application, host: str, port: int, *, shutdown_timeout: float = 10.0
-) -> web.AppRunner:
-    """Listen, and return the runner: its `addresses` tell the port if 0 was asked for, `cleanup` ends it.
-
-    A client that leaves cancels its handler, and so aborts its request. `cleanup` waits `shutdown_timeout`
-    seconds for the requests in flight. Raises `ConfigError` if the address cannot be had.
-    """
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port, reuse_address=True).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror}") from error
-    return runner

@@ -6,7 +6,8 @@ import pytest
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.model.tiny import tiny_model
-from loong.server.app import create_app, serve
+from loong.server.app import create_app
+from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -25,10 +26,11 @@ def serving(tokenizer: Tokenizer) -> Serving:
     @asynccontextmanager
     async def listen(engine: ScriptedEngine, **settings: object) -> AsyncIterator[str]:
         app = create_app(engine, tokenizer, ServerSettings("tiny", **settings))  # type: ignore[arg-type]
-        runner = await serve(app, "127.0.0.1", 0, shutdown_timeout=1.0)
-        try:
-            yield "http://{}:{}".format(*runner.addresses[0])
-        finally:
-            await runner.cleanup()
+        with bound_socket("127.0.0.1", 0) as listener:
+            runner = await serve(app, listener, shutdown_timeout=1.0)
+            try:
+                yield "http://{}:{}".format(*runner.addresses[0])
+            finally:
+                await runner.cleanup()
 
     return listen

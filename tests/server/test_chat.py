@@ -7,7 +7,8 @@ from scripted_engine import ScriptedEngine, Serving, say
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from loong.server.app import create_app, serve
+from loong.server.app import create_app
+from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -112,11 +113,12 @@ async def test_the_official_client_chats(serving: Serving) -> None:
 
 async def test_a_model_without_a_template_says_what_to_use() -> None:
     bare = Tokenizer(Backend(models.WordLevel({"a": 0}, unk_token="a")))
-    runner = await serve(create_app(ScriptedEngine(), bare, ServerSettings("bare")), "127.0.0.1", 0)
-    try:
-        url = "http://{}:{}".format(*runner.addresses[0])
-        error = await error_of(url, PATH, 400, messages=MESSAGES)
-    finally:
-        await runner.cleanup()
+    with bound_socket("127.0.0.1", 0) as listener:
+        runner = await serve(create_app(ScriptedEngine(), bare, ServerSettings("bare")), listener)
+        try:
+            url = "http://{}:{}".format(*runner.addresses[0])
+            error = await error_of(url, PATH, 400, messages=MESSAGES)
+        finally:
+            await runner.cleanup()
     assert error["code"] == "no_chat_template"
     assert "/v1/completions" in error["message"]

@@ -11,9 +11,8 @@ from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import ClusterStats, Snapshot
 from loong.core.timeline import BatchSlice
-from loong.server.app import create_app, serve
+from loong.server.listen import bound_socket
 from loong.server.settings import ServerSettings
-from loong.server.tokenizer import Tokenizer
 
 STATS = ClusterStats(
     num_scale_ups=3,
@@ -150,12 +149,12 @@ async def test_text_and_chats_are_tokenized_and_back(serving: Serving) -> None:
     assert unknown["param"] == "tokens"
 
 
-async def test_a_port_in_use_is_named(serving: Serving, tokenizer: Tokenizer) -> None:
+async def test_a_port_in_use_is_named(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         port = int(url.rsplit(":", 1)[1])
-        app = create_app(ScriptedEngine(), tokenizer, ServerSettings("tiny"))
-        with pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {port}: "):
-            await serve(app, "127.0.0.1", port)
+        refusal = pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {port}: the port is in use")
+        with refusal, bound_socket("127.0.0.1", port):
+            pass
 
 
 @pytest.mark.parametrize(
