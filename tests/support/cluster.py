@@ -88,7 +88,7 @@ class Cluster:
         *,
         arrivals: Mapping[RequestId, After] | None = None,
         leaving: Mapping[RequestId, int] | None = None,
-        timeout: float = 120,
+        timeout: float = 30,
     ) -> Outputs:
         """All tokens of all requests; checks that every slot is free at the end.
 
@@ -103,6 +103,9 @@ class Cluster:
         except ClusterError:
             self._raise_failure()
             raise
+        except TimeoutError as error:
+            happened = "\n".join(map(str, self.log[-8:]))
+            raise AssertionError(f"stuck after\n{happened}\nin {self._engine.snapshot()}") from error
 
     def abort(self, request_id: RequestId) -> None:
         """End a request now; for policies, which run in the engine's thread."""

@@ -1,0 +1,54 @@
+"""Whatever is done to requests, and whenever, their tokens are those of transformers."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from chaos import chaos
+from cluster import After, Cluster
+from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
+
+from loong.core.cost_model import CostModel
+from loong.core.plan import IterationPlan
+from loong.core.request import FinishReason, Request, RequestId
+from loong.core.snapshot import Snapshot
+from loong.scheduler.policy import Policy
+
+LENGTHS = (1, 2, 5, 17, 29, 38, 52, 63)
+NUM_TOKENS = 10
+
+
+def random_request(random: Random) -> Request:
+    length = random.choice(LENGTHS)
+    return greedy_request(random_prompt(length, seed=length), NUM_TOKENS)
+
+
+def aborting(cluster: Cluster, policy: Policy, victims: set[RequestId], random: Random) -> Policy:
+    """The policy, and now and then the end of a victim, whatever is being done to it."""
+
+    def plan(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        for view in (*snapshot.waiting, *snapshot.running):
+            if view.request_id in victims and random.random() < 0.03:
+                victims.remove(view.request_id)
+                cluster.abort(view.request_id)
+        return policy(snapshot, cost_model)
+
+    return plan
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_valid_plans_give_the_tokens_of_transformers(cluster: Cluster, folder: Path, seed: int) -> None:
+    random = Random(seed)
+    survivors, victims = ([random_request(random) for _ in range(4)] for _ in range(2))
+    anchor, *late = survivors
+    arrivals = {r.request_id: After(anchor.request_id, random.randint(1, 8)) for r in (*late, *victims[:2])}
+    policy = aborting(cluster, chaos(seed), {r.request_id for r in victims[1:]}, random)
+    leaving = {victims[0].request_id: random.randint(1, 8)}
+    outputs = cluster.run([*survivors, *victims], policy, arrivals=arrivals, leaving=leaving)
+    assert_exact(folder, survivors, outputs)
+    for victim in victims:
+        token_ids, _ = expected(folder, victim.prompt_token_ids, NUM_TOKENS)
+        produced = [
+            t.token_id for t in outputs[victim.request_id] if t.finish_reason is not FinishReason.ABORT
+        ]
+        assert produced == token_ids[: len(produced)]

@@ -1,0 +1,181 @@
+"""A policy that does anything the rules allow, for no reason at all."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from loong.core.cost_model import CostModel
+from loong.core.instance import ESPGroup, InstanceKind
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.plan import (
+    BatchPlan,
+    IterationPlan,
+    KVMigration,
+    LeaseEnd,
+    Preemption,
+    QueryBlock,
+    Transfer,
+)
+from loong.core.request import RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.policy import Policy
+
+_MAX_DRAWS = 20
+
+
+def chaos(seed: int) -> Policy:
+    """Groups, rings, masters, chunks, retention, transfers, leases, migrations and preemptions at random.
+
+    It goes on as long as there are requests: if nothing is in flight it draws until something is, and makes
+    room if nothing can be.
+    """
+    random = Random(seed)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        plan = _Draw(random, snapshot).plan()
+        in_flight = snapshot.batches or snapshot.migrations
+        for _ in range(_MAX_DRAWS):
+            if in_flight or plan.batches or plan.migrations or not snapshot.request:
+                return plan
+            plan = _Draw(random, snapshot).plan()
+        return IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in snapshot.running))
+
+    return policy
+
+
+@dataclass
+class _Draw:
+    """One plan; `free` is the room that it leaves."""
+
+    random: Random
+    snapshot: Snapshot
+    free: dict[InstanceId, int] = field(init=False)
+    full_ids: frozenset[InstanceId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        instances = self.snapshot.instances
+        self.free = {i.instance_id: i.kv_free for i in instances}
+        self.full_ids = frozenset(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
+
+    def plan(self) -> IterationPlan:
+        """Something for each request that is at rest, or nothing."""
+        waiting, running = self.snapshot.waiting, self.snapshot.running
+        computed: list[RequestView] = []
+        migrations: list[KVMigration] = []
+        preemptions: list[Preemption] = []
+        for view in self._shuffled([v for v in (*waiting, *running) if v.is_plannable]):
+            has_kv, choice = bool(view.placement.segments), self.random.random()
+            if has_kv and choice < 0.04:
+                preemptions.append(Preemption(view.request_id))
+                for segment in view.placement.segments:
+                    self.free[segment.instance_id] += len(segment.positions)
+            elif has_kv and (choice < 0.2 or not self.full_ids.issuperset(view.placement.instance_ids)):
+                migrations += self._migrations(view)
+            else:
+                computed.append(view)
+        return IterationPlan(
+            tuple(self._batches(computed)), tuple(migrations), tuple(preemptions), tuple(self._lease_ends())
+        )
+
+    def _shuffled(self, items: Sequence[RequestView]) -> list[RequestView]:
+        return self.random.sample(items, len(items))
+
+    def _subset(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
+        """Some of these, at least one, in any order."""
+        return self.random.sample(instance_ids, self.random.randint(1, len(instance_ids)))
+
+    def _pieces(self, positions: range, count: int) -> list[range]:
+        """At most `count` parts of some positions: stripes, or runs."""
+        if self.random.random() < 0.5:
+            pieces = [positions[i::count] for i in range(count)]
+        else:
+            cuts = sorted(self.random.randint(0, len(positions)) for _ in range(count - 1))
+            pieces = [positions[a:b] for a, b in zip([0, *cuts], [*cuts, len(positions)], strict=True)]
+        return [piece for piece in pieces if piece]
+
+    def _lease_ends(self) -> Iterator[LeaseEnd]:
+        for batch in self.snapshot.batches:
+            if batch.last_step > batch.num_steps_taken and self.random.random() < 0.2:
+                step = self.random.randint(batch.num_steps_taken + 1, batch.last_step)
+                yield LeaseEnd(batch.batch_id, step)
+
+    def _migrations(self, view: RequestView) -> Iterator[KVMigration]:
+        """All that is on host tiers comes back to instances; if nothing is, some parts go anywhere."""
+        segments = view.placement.segments
+        offloaded = [segment for segment in segments if segment.instance_id not in self.full_ids]
+        for segment in offloaded or segments:
+            positions = segment.positions
+            if not offloaded:
+                positions = self.random.choice(self._pieces(positions, self.random.randint(1, 3)))
+            targets = self.full_ids if offloaded else self.free.keys() - {segment.instance_id}
+            fitting = [i for i in sorted(targets) if self.free[i] >= len(positions)]
+            if fitting and (offloaded or self.random.random() < 0.5):
+                destination_id = self.random.choice(fitting)
+                self.free[destination_id] -= len(positions)
+                yield KVMigration(replace(segment, positions=positions), destination_id)
+
+    def _batches(self, views: list[RequestView]) -> Iterator[BatchPlan]:
+        """Groups of idle instances, each around a request whose KV they hold, with others that fit."""
+        idle = {instance.instance_id for instance in self.snapshot.idle_instances}
+        while views and idle:
+            held = set(views[0].placement.instance_ids)
+            extra = sorted(idle - held)
+            group = [*held, *self.random.sample(extra, self.random.randint(0 if held else 1, len(extra)))]
+            able = [v for v in views if set(v.placement.instance_ids) <= set(group)]
+            if held <= idle and self.random.random() < 0.8:
+                self.random.shuffle(group)
+                chosen = able[: self.random.randint(1, len(able))]
+                if (batch := self._batch(tuple(group), chosen)) is not None:
+                    yield batch
+                    idle -= set(group)
+                    views = [view for view in views if view not in chosen]
+                    continue
+            views = views[1:]
+
+    def _batch(self, group: tuple[InstanceId, ...], views: Sequence[RequestView]) -> BatchPlan | None:
+        may_lease = all(view.is_decoding for view in views) and self.random.random() < 0.7
+        num_steps = self.random.randint(2, 6) if may_lease else 1
+        queries: list[QueryBlock] = []
+        writes: list[KVSegment] = []
+        for view in views:
+            chunk = self._lease(view, group, num_steps) if may_lease else self._chunk(view, group)
+            if chunk is not None:
+                queries += chunk[0]
+                writes += chunk[1]
+        return BatchPlan(ESPGroup(group), tuple(queries), tuple(writes), num_steps) if queries else None
+
+    def _lease(
+        self, view: RequestView, group: tuple[InstanceId, ...], num_steps: int
+    ) -> tuple[list[QueryBlock], list[KVSegment]] | None:
+        first, master_id = view.num_computed_tokens, self.random.choice(group)
+        positions = range(first, first + min(num_steps, view.num_remaining_tokens))
+        block = QueryBlock(view.request_id, positions[:1], master_id, Transfer.QUERY)
+        writes = self._stored(view, [(positions, master_id)])
+        return None if writes is None else ([block], writes)
+
+    def _chunk(
+        self, view: RequestView, group: tuple[InstanceId, ...]
+    ) -> tuple[list[QueryBlock], list[KVSegment]] | None:
+        """Some of the next positions, in parts of any shape, computed and stored anywhere in the group."""
+        first, rest = view.num_computed_tokens, view.num_uncomputed_tokens
+        count = rest if self.random.random() < 0.4 else self.random.randint(1, rest)
+        masters = self._subset(group)
+        parts = list(zip(self._pieces(range(first, first + count), len(masters)), masters, strict=False))
+        transfer = self.random.choice(tuple(Transfer))
+        stored = parts
+        if transfer is Transfer.KV and self.random.random() < 0.8:
+            keepers = self._subset(group)
+            stored = [(p, self.random.choice(keepers)) for whole, _ in parts for p in self._pieces(whole, 2)]
+        writes = self._stored(view, stored)
+        blocks = [QueryBlock(view.request_id, positions, i, transfer) for positions, i in parts]
+        return None if writes is None else (blocks, writes)
+
+    def _stored(self, view: RequestView, parts: Sequence[tuple[range, InstanceId]]) -> list[KVSegment] | None:
+        """The segments that these parts make, if there is room for them."""
+        left = dict(self.free)
+        for positions, instance_id in parts:
+            left[instance_id] -= len(positions)
+        if min(left.values()) < 0:
+            return None
+        self.free = left
+        return [KVSegment(view.request_id, positions, instance_id) for positions, instance_id in parts]
