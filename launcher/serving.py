@@ -14,6 +14,7 @@ from loong.core.errors import ConfigError
 from loong.core.events import Drained
 from loong.engine import Engine, Scheduling
 from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.status_line import log_status
 from loong.model.config import ModelConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import LinearCostModel
@@ -73,10 +74,12 @@ async def _serve(config: ServeConfig) -> int:
             running = asyncio.create_task(engine.run())
             app = create_app(engine, tokenizer, config.server)
             runner = await serve(app, listener, shutdown_timeout=config.drain_timeout)
+            status = asyncio.create_task(log_status(engine))
             try:
                 _log_banner(config, limits)
                 return await _until_over(running, signals)
             finally:
+                status.cancel()
                 await runner.cleanup()
                 executor.post(Drained())
                 await asyncio.wait([running])

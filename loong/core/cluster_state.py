@@ -114,6 +114,7 @@ class ClusterState:
             if not live.has_ended:  # an aborted one is computed until its batch ends
                 batch.count_token(token.request_id, event.step)
                 live.produce(token)
+                self._count(num_output_tokens=1)
         batch.num_steps_taken = max(batch.num_steps_taken, event.step + 1)
         return ()
 
@@ -124,6 +125,7 @@ class ClusterState:
         going_on = [r for r in batch.plan.request_ids if not self._requests[r].has_ended]
         batch.check_finished(going_on, event.num_steps)
         lives = self._rest(event.batch_id)
+        self._count(num_computed_tokens=batch.num_computed_tokens)
         for request_id in going_on:
             for segment in batch.unused(request_id):
                 self._release((segment,))

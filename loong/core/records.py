@@ -127,3 +127,13 @@ class InFlightBatch:
             for segment in self.plan.writes_of(request_id):
                 if positions := intersection(segment.positions, range(first, segment.positions[-1] + 1)):
                     yield replace(segment, positions=positions)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of which KV was made: all that were to be stored, less those of steps not taken."""
+        unused = (segment for request_id in self.plan.request_ids for segment in self.unused(request_id))
+        return _num_tokens(self.plan.writes) - _num_tokens(unused)
+
+
+def _num_tokens(segments: Iterable[KVSegment]) -> int:
+    return sum(len(segment.positions) for segment in segments)

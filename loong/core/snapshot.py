@@ -24,11 +24,14 @@ class RunningBatch:
 @dataclass(frozen=True, slots=True)
 class ClusterStats:
     """Counts since the start. A scale-up is a request's group becoming larger, a scale-down smaller, from
-    one batch to the next; retained tokens are those kept by another instance than the one that computed them.
+    one batch to the next; retained tokens are those kept by another instance than the one that computed
+    them; computed tokens are those of which KV was made, prompts' and outputs'.
     """
 
     num_arrived: int = 0
     num_ended: int = 0
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
     num_scale_ups: int = 0
     num_scale_downs: int = 0
     num_retained_tokens: int = 0

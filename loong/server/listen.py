@@ -21,8 +21,9 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-        except OSError as error:
-            reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
+        except (OSError, OverflowError) as error:
+            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            reason = "the port is in use" if is_taken else error
             raise ConfigError(f"cannot listen on --host {host} --port {port}: {reason}") from error
         yield listener
 

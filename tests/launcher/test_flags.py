@@ -1,0 +1,69 @@
+"""Values and commands as users type them."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loong.launcher.cli import main
+from loong.launcher.embedded import ENTRY
+from loong.launcher.flags import or_auto, positive, token_count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("25600", 25600), ("25.6k", 25600), ("25K", 25600), ("1m", 10**6), ("1M", 2**20)]
+)
+def test_a_number_of_tokens_may_have_a_suffix(text: str, count: int) -> None:
+    assert token_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "-1", "3z", "nan", "inf", "1e400"])
+def test_what_is_no_number_of_tokens_is_refused_by_name(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"25\.6k"):
+        token_count(text)
+
+
+def test_auto_stands_for_no_choice() -> None:
+    assert or_auto(token_count)("auto") is None
+    assert or_auto(token_count)("7") == 7
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.0", "", "x"])
+def test_a_count_is_a_whole_number_from_1(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
+        positive(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--num-instances", "0"], "--num-instances"),
+        (["serve", "--max_model_len", "3z"], "--max-model-len"),
+        (["serve", "--policy", "fastest"], "'fastest'"),
+        (["serve", "--policy", "tp", "--num-instances", "2"], "policy tp runs 1 instance"),
+        (["serve", "no-such-folder"], "'no-such-folder'"),
+        (["serve", "--kv-cache-tokens", "500M"], "--kv-cache-tokens"),
+        (["serve", "--max-model-len", "2m"], "2000000"),
+        (["serve", "--port", "99999"], "99999"),
+        (["serve", "--nonsense"], "--nonsense"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_flag_is_one_clear_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENTRY, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    assert result.returncode != 0
+    line = result.stderr.splitlines()[-1]
+    assert said in line
+    assert "error" in line
+    assert "Traceback" not in result.stderr
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "serve" in shown
+    assert "bench" in shown

@@ -1,0 +1,15 @@
+"""What the server says of itself."""
+
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.snapshot import ClusterStats, Snapshot
+from loong.launcher.status_line import status_line
+
+
+def test_the_line_tells_what_happened_in_between() -> None:
+    instances = (ElasticInstance(0, 1, InstanceKind.FULL, 100, kv_used=25),)
+    before = Snapshot(10.0, instances, stats=ClusterStats(num_output_tokens=5, num_batches_by_dop={1: 3}))
+    stats = ClusterStats(num_computed_tokens=400, num_output_tokens=25, num_batches_by_dop={1: 3, 4: 2})
+    line = status_line(before, Snapshot(20.0, instances, stats=stats))
+    assert line == (
+        "40 tokens/s computed, 2 tokens/s out; 0 running, 0 waiting; KV 25.0 % used; batches by DoP 4:2"
+    )
