@@ -184,6 +184,8 @@ class WorkersExecutor:
             self._rolled_back.add(migration_id)
         if self._is_last("migration", migration_id, (report.instance_id, report.tp_rank)):
             is_committed = migration_id not in self._rolled_back
+            if not is_committed:
+                logger.warning("migration %d was rolled back", migration_id)
             self._rolled_back.discard(migration_id)
             self.post(MigrationFinished(self.now, migration_id, is_committed))
 

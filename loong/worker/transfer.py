@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, InvalidPlanError
 from loong.core.instructions import MoveKV
 from loong.core.placement import InstanceId
 from loong.core.plan import KVMigration
@@ -26,7 +26,7 @@ class SegmentMover:
         self._config, self._pools, self._fabric = config, pools, fabric
 
     def move(self, command: MoveKV) -> bool:
-        """Carry out this worker's part; whether it succeeded."""
+        """Carry out this worker's part; whether it succeeded: there was room, and the other end was there."""
         migration = command.migration
         source = self._pools.get(migration.segment.instance_id)
         destination = self._pools.get(migration.destination_id)
@@ -37,7 +37,7 @@ class SegmentMover:
                 self._send(command.migration_id, migration, source)
             elif destination is not None:
                 self._receive(command.migration_id, migration, destination)
-        except ClusterError:
+        except (ClusterError, InvalidPlanError):
             self._fabric.cancel_migration(command.migration_id)
             return False
         return True

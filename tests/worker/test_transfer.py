@@ -1,0 +1,143 @@
+"""Migrations between processes, and between the two pools of one: all rows arrive, or nothing changes."""
+
+import pytest
+import torch
+from socket_worlds import run_in_world
+
+from loong.core.instructions import MoveKV
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.plan import KVMigration
+from loong.fabric.sockets import SocketFabric
+from loong.fabric.world import World
+from loong.worker.config import WorkerConfig
+from loong.worker.kv_pool import KVPool
+from loong.worker.transfer import SegmentMover
+
+OWNER, NUM_LAYERS, NUM_TOKENS = "request", 3, 9000  # more than two messages
+POSITIONS = (range(5), range(1, 100, 7), range(8999, 9000), range(NUM_TOKENS))
+NUM_SLOTS = 2 * NUM_TOKENS
+
+
+def make_mover(
+    fabric: SocketFabric, instance_id: InstanceId, num_slots: int
+) -> tuple[SegmentMover, dict[InstanceId, KVPool]]:
+    """One of two instances, with a pool of its own and a host tier of the same size."""
+    config = WorkerConfig(
+        instance_id=instance_id,
+        tp_rank=0,
+        num_instances=2,
+        tp_size=1,
+        model="",
+        load_format="dummy",
+        dtype=None,
+        seed=0,
+        kv_capacity=num_slots,
+        host_kv_capacity=num_slots,
+        run_directory="",
+        commands_endpoint="",
+        reports_endpoint="",
+        deadline=1.0,
+        num_threads=1,
+    )
+    pools = {
+        pool_id: KVPool(NUM_LAYERS, 2, 4, num_slots, torch.float32, torch.device("cpu"))
+        for pool_id in (instance_id, config.host_id)
+    }
+    return SegmentMover(config, pools, fabric), pools
+
+
+def rows_of(layer: int, positions: range) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [n, K, D] that no other layer, position or head has."""
+    at = torch.tensor(positions, dtype=torch.float32)[:, None, None] * 100
+    k = at + torch.arange(8.0).view(2, 4) + 10 * layer
+    return k, -k
+
+
+def fill(pool: KVPool, positions: range) -> None:
+    slots = pool.allocate(OWNER, positions)
+    for layer in range(NUM_LAYERS):
+        pool.store(layer, slots, *rows_of(layer, positions))
+
+
+def holds(pool: KVPool, positions: range) -> bool:
+    slots = pool.slots(OWNER, positions)
+    wanted = (torch.stack(rows_of(layer, positions), dim=1) for layer in range(NUM_LAYERS))
+    return all(torch.equal(pool.rows(layer, slots), kv) for layer, kv in enumerate(wanted))
+
+
+def moving(number: int, positions: range, source_id: InstanceId, destination_id: InstanceId) -> MoveKV:
+    return MoveKV(number, KVMigration(KVSegment(OWNER, positions, source_id), destination_id))
+
+
+def move_there_and_back(
+    fabric: SocketFabric, instance_id: InstanceId, tp_rank: int, source_id: int, destination_id: int
+) -> list[int]:
+    """Every shape of segment goes and comes back; the ends release as the engine would tell them."""
+    mover, pools = make_mover(fabric, instance_id, NUM_SLOTS)
+    if source_id in pools:
+        fill(pools[source_id], range(NUM_TOKENS))
+    for number, positions in enumerate(POSITIONS):
+        for migration_id, ends in (
+            (2 * number, (source_id, destination_id)),
+            (2 * number + 1, (destination_id, source_id)),
+        ):
+            assert mover.move(moving(migration_id, positions, *ends))
+            if ends[1] in pools:
+                assert holds(pools[ends[1]], positions)
+            if ends[0] in pools:
+                pools[ends[0]].release_positions(OWNER, positions)
+    return [pool.num_used for pool in pools.values()]
+
+
+@pytest.mark.parametrize(
+    ("source_id", "destination_id", "num_used"),
+    [
+        (0, 1, [[NUM_TOKENS, 0], [0, 0]]),
+        (0, 2, [[NUM_TOKENS, 0], [0, 0]]),
+        (1, 2, [[0, 0], [NUM_TOKENS, 0]]),
+        (2, 3, [[0, NUM_TOKENS], [0, 0]]),
+    ],
+)
+def test_any_segment_goes_between_any_two_pools_and_comes_back(
+    source_id: int, destination_id: int, num_used: list[list[int]]
+) -> None:
+    assert run_in_world(move_there_and_back, World(2, 1), source_id, destination_id) == num_used
+
+
+def move_where_there_is_no_room(fabric: SocketFabric, instance_id: InstanceId, tp_rank: int) -> list[bool]:
+    mover, pools = make_mover(fabric, instance_id, num_slots=10)
+    if instance_id == 0:
+        fill(pools[0], range(10))
+        fill(pools[2], range(10, 15))
+    else:
+        pools[1].allocate("neighbour", range(6))
+    done = [
+        mover.move(moving(0, range(5), 0, 1)),
+        mover.move(moving(1, range(1, 9, 2), 0, 1)),
+        instance_id == 1 or mover.move(moving(2, range(6), 0, 2)),
+    ]
+    if instance_id == 0:
+        assert holds(pools[0], range(10))
+        assert [pools[0].num_used, pools[2].num_used] == [10, 5]
+    else:
+        assert holds(pools[1], range(1, 9, 2))
+        assert pools[1].num_used == 10
+    return done
+
+
+def test_a_pool_without_room_takes_nothing_and_takes_the_next_segment_that_fits() -> None:
+    assert run_in_world(move_where_there_is_no_room, World(2, 1)) == [
+        [True, True, False],
+        [False, True, True],
+    ]
+
+
+def move_what_is_not_there(fabric: SocketFabric, instance_id: InstanceId, tp_rank: int) -> bool:
+    mover, pools = make_mover(fabric, instance_id, num_slots=10)
+    if instance_id == 0:
+        fill(pools[0], range(3))
+    return mover.move(moving(0, range(5), 0, 1))
+
+
+def test_a_segment_that_is_not_there_fails_at_both_ends() -> None:
+    assert run_in_world(move_what_is_not_there, World(2, 1), deadline=0.2) == [False, False]
