@@ -1,0 +1,72 @@
+"""An instance without an engine. Imports nothing that is slow to import."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from loong.core.events import ProducedToken
+from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.placement import InstanceId
+from loong.fabric.sockets import SocketFabric
+from loong.fabric.traffic import TrafficSnapshot
+from loong.model.load import load_model
+from loong.worker.kv_pool import KVPool
+from loong.worker.runner import BatchRunner
+
+_NEVER = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A lease is to end before `step`; the instance is told so during its step number `told_in`, from 1."""
+
+    step: int
+    told_in: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command did on one instance: `tokens` with the steps that made them."""
+
+    num_steps: int
+    tokens: tuple[tuple[int, ProducedToken], ...]
+    traffic: TrafficSnapshot
+    num_slots_used: int
+
+
+class BareInstance:
+    """Model, pool and runner; what it knows of the end of every lease is `stop`."""
+
+    def __init__(
+        self, fabric: SocketFabric, instance_id: InstanceId, folder: Path, stop: Stop | None
+    ) -> None:
+        model = load_model(str(folder), "safetensors", None, 0, fabric.tensor_parallel)
+        config, cpu = model.shard.config, torch.device("cpu")
+        self._pool = KVPool(config.num_layers, config.num_kv_heads, config.head_dim, 256, torch.float32, cpu)
+        self._runner = BatchRunner(instance_id, model, self._pool, fabric)
+        self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
+
+    def carry_out(self, command: RunBatch | ReleaseKV) -> Outcome:
+        """Do this instance's part of a command, if it has one."""
+        before, num_steps = self._fabric.traffic.snapshot(), 0
+        produced: list[tuple[int, ProducedToken]] = []
+        if isinstance(command, ReleaseKV):
+            self._pool.release(command.owner_id)
+        elif self._instance_id in command.plan.group.instance_ids:
+            stop_steps = self._stop_steps()
+            num_steps = self._runner.run(
+                command,
+                lambda: next(stop_steps),
+                lambda step, tokens: produced.extend((step, token) for token in tokens),
+            )
+        traffic = self._fabric.traffic.snapshot() - before
+        return Outcome(num_steps, tuple(produced), traffic, self._pool.num_used)
+
+    def _stop_steps(self) -> Iterator[int]:
+        """What it answers at each step's edge."""
+        for step in count(1):
+            yield self._stop.step if self._stop is not None and step >= self._stop.told_in else _NEVER
