@@ -1,0 +1,87 @@
+"""Many steps on one plan: whatever ends a lease, no token is lost or repeated."""
+
+from pathlib import Path
+
+import pytest
+from cluster import After, Cluster
+from plans import in_group
+from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
+
+from loong.core.cost_model import CostModel
+from loong.core.events import BatchFinished, TokensProduced
+from loong.core.instructions import RunBatch, StopLease
+from loong.core.plan import IterationPlan, LeaseEnd
+from loong.core.request import FinishReason
+from loong.core.snapshot import Snapshot
+
+PROMPTS = tuple(random_prompt(length, seed=length) for length in (21, 8, 33))
+
+
+def leases(cluster: Cluster) -> list[tuple[RunBatch, int, int]]:
+    """The decode batches, with the steps of which tokens were told and those that each says it took."""
+    told = [what for what in cluster.log if isinstance(what, RunBatch) and what.inputs[0].num_output_tokens]
+    taken = {what.batch_id: what.num_steps for what in cluster.log if isinstance(what, BatchFinished)}
+    steps = {what.batch_id: what.step + 1 for what in cluster.log if isinstance(what, TokensProduced)}
+    return [(batch, steps[batch.batch_id], taken[batch.batch_id]) for batch in told]
+
+
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (2, 6, 10), (10, 3, 3)])
+@pytest.mark.parametrize("dop", [1, 3, 4])
+def test_a_group_takes_all_steps_by_itself_while_requests_end(
+    cluster: Cluster, folder: Path, dop: int, lengths: tuple[int, ...]
+) -> None:
+    requests = [greedy_request(prompt, count) for prompt, count in zip(PROMPTS, lengths, strict=True)]
+    assert_exact(folder, requests, cluster.run(requests, in_group(*range(dop), num_steps=20)))
+    ((_, num_told, num_steps),) = leases(cluster)
+    assert num_told == num_steps == max(lengths) - 1
+
+
+def test_a_request_that_draws_a_stop_token_leaves_its_lease(cluster: Cluster, folder: Path) -> None:
+    tokens, _ = expected(folder, PROMPTS[0], 9)
+    stop_id = tokens[4]
+    stopping = greedy_request(PROMPTS[0], 9, stop_token_ids=(stop_id,))
+    others = [greedy_request(prompt, 9) for prompt in PROMPTS[1:]]
+    outputs = cluster.run([stopping, *others], in_group(3, 1, 0, num_steps=20))
+    assert_exact(folder, others, outputs)
+    produced = outputs[stopping.request_id]
+    assert [token.token_id for token in produced] == tokens[: tokens.index(stop_id) + 1]
+    assert produced[-1].finish_reason is FinishReason.STOP
+    assert [num_steps for *_, num_steps in leases(cluster)] == [8]
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3, 5, 8])
+def test_the_engine_ends_a_lease_at_a_coming_step(cluster: Cluster, folder: Path, distance: int) -> None:
+    """When another request comes, the lease is to end `distance` steps later, or as soon as it can."""
+    ends: list[LeaseEnd] = []
+    run_all = in_group(0, 2, 3, num_steps=40)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        for batch in snapshot.batches:
+            last_step = min(batch.num_steps_taken + distance, batch.last_step)
+            if snapshot.waiting and batch.plan.num_steps > 1 and batch.num_steps_taken < last_step:
+                ends.append(LeaseEnd(batch.batch_id, last_step))
+                return IterationPlan(lease_ends=(ends[-1],))
+        return run_all(snapshot, cost_model)
+
+    requests = [greedy_request(prompt, 40) for prompt in PROMPTS[:2]]
+    late = greedy_request(PROMPTS[2], 6)
+    outputs = cluster.run(
+        [*requests, late], policy, arrivals={late.request_id: After(requests[0].request_id, 4)}
+    )
+    assert_exact(folder, [*requests, late], outputs)
+    assert ends
+    for batch, num_told, num_steps in leases(cluster):
+        assert num_told == num_steps
+        assert all(num_steps >= end.step for end in ends if end.batch_id == batch.batch_id)
+
+
+def test_an_abort_ends_the_lease_that_computes_the_request(cluster: Cluster, folder: Path) -> None:
+    requests = [greedy_request(prompt, 40) for prompt in PROMPTS]
+    leaving = {requests[1].request_id: 3}
+    outputs = cluster.run(requests, in_group(1, 2, num_steps=60), leaving=leaving)
+    assert_exact(folder, [requests[0], requests[2]], outputs)
+    assert len(outputs[requests[1].request_id]) == 3
+    (stop,) = (told for told in cluster.log if isinstance(told, StopLease))
+    (first, _, num_steps), *_ = leases(cluster)
+    assert stop.batch_id == first.batch_id
+    assert num_steps >= stop.step
