@@ -8,8 +8,8 @@ READY := $(VENV)/.ready
 .PHONY: demo test check format setup clean
 
 demo: $(READY)
-	$(BIN)/loong bench --workload mixed --length-scale 1/64 --num-requests 80 --request-rate 8 --seed 1 \
-		--num-instances 4 --extra-server-args='--kv-cache-tokens 4096' --policy esp,static-sp \
+	$(BIN)/loong bench --workload mixed --length-scale 1/64 --num-requests 100 --request-rate 10 --seed 1 \
+		--num-instances 4 --extra-server-args='--kv-cache-tokens 3072' --policy esp,static-sp \
 		--output-dir demo-report
 
 test: check
