@@ -12,6 +12,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError
 from loong.core.events import Drained, Event, ProducedToken, RequestAborted
+from loong.core.instance import ElasticInstance
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
@@ -63,15 +64,15 @@ class Recorder:
 class Cluster:
     """A running engine whose policy each test chooses. `log` is what happened since the last run began."""
 
-    def __init__(self, executor: WorkersExecutor, config: ClusterConfig) -> None:
-        self._executor, self._state = executor, ClusterState(config.instances)
+    def __init__(self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...]) -> None:
+        self._executor, self._state = executor, ClusterState(instances)
         self._recorder = Recorder(executor)
         self._policy: Policy = plan_nothing
         self._num_expected = 0
         self._planned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         scheduling = Scheduling(self._state, self._plan, LinearCostModel(), self._recorder)
-        capacity = sum(instance.kv_capacity for instance in config.instances)
+        capacity = sum(instance.kv_capacity for instance in instances)
         self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30))
         self.serving = asyncio.create_task(self._engine.run())
         self.serving.add_done_callback(lambda _: self._planned.set())
@@ -190,10 +191,16 @@ class _Clients:
 
 
 @contextmanager
-def running_cluster(config: ClusterConfig) -> Iterator[Cluster]:
-    """A cluster in a thread of its own, so that one serves many tests. Raises what its engine died of."""
+def running_cluster(
+    config: ClusterConfig, believed: tuple[ElasticInstance, ...] | None = None
+) -> Iterator[Cluster]:
+    """A cluster in a thread of its own, so that one serves many tests.
+
+    The engine takes its instances for `believed`, if that is given: it may be wrong about their room.
+    """
     started: Future[Cluster] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_run(config, started)))
+    instances = config.instances if believed is None else believed
+    thread = threading.Thread(target=lambda: asyncio.run(_run(config, instances, started)))
     thread.start()
     try:
         cluster = started.result()
@@ -203,10 +210,12 @@ def running_cluster(config: ClusterConfig) -> Iterator[Cluster]:
         thread.join()
 
 
-async def _run(config: ClusterConfig, started: Future[Cluster]) -> None:
+async def _run(
+    config: ClusterConfig, instances: tuple[ElasticInstance, ...], started: Future[Cluster]
+) -> None:
     try:
         async with local_workers(config) as executor:
-            cluster = Cluster(executor, config)
+            cluster = Cluster(executor, instances)
             started.set_result(cluster)
             await asyncio.wait([cluster.serving])
     except BaseException as error:
