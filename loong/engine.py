@@ -17,6 +17,7 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
+from loong.core.instructions import ReleaseKV
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import BatchSlice, Timeline
@@ -44,13 +45,19 @@ class Scheduling:
         """Take in every event, act on it, and hand it on, until the executor has drained."""
         while not isinstance(event := await self._executor.next_event(), Drained):
             self._executor.submit(self.state.apply(event))
-            if not isinstance(event, TokensProduced):  # a lease goes on by itself
-                snapshot = self.state.snapshot(event.time)
-                plan = self._policy(snapshot, self._cost_model)
-                instructions = self.state.commit(plan, event.time)
-                self._executor.submit(instructions)
-                self.timeline.record(event, snapshot, instructions)
+            has_settled = isinstance(event, TokensProduced)  # a lease goes on by itself
+            while not has_settled:
+                has_settled = self._plan(event)
             yield event
+
+    def _plan(self, event: Event) -> bool:
+        """Start what the policy wants; false if that freed KV, for no event will tell of the room."""
+        snapshot = self.state.snapshot(event.time)
+        plan = self._policy(snapshot, self._cost_model)
+        instructions = self.state.commit(plan, event.time)
+        self._executor.submit(instructions)
+        self.timeline.record(event, snapshot, instructions)
+        return not any(isinstance(instruction, ReleaseKV) for instruction in instructions)
 
 
 class Engine:
