@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from chaos import chaos
 from cluster import After, Cluster
+from plans import in_group
 from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
 
 from loong.core.cost_model import CostModel
@@ -52,3 +53,9 @@ def test_any_valid_plans_give_the_tokens_of_transformers(cluster: Cluster, folde
             t.token_id for t in outputs[victim.request_id] if t.finish_reason is not FinishReason.ABORT
         ]
         assert produced == token_ids[: len(produced)]
+
+
+def test_afterwards_every_slot_of_every_pool_can_be_used(cluster: Cluster, folder: Path) -> None:
+    """The engine's books say so anyhow; this asks the pools."""
+    request = greedy_request(random_prompt(4 * 192 - 1, seed=0), 2)
+    assert_exact(folder, [request], cluster.run([request], in_group(0, 1, 2, 3, masters=(3,))))

@@ -116,8 +116,9 @@ def offloaded_once(source_id: InstanceId, host_id: InstanceId, back_id: Instance
 def test_all_kv_goes_to_a_host_tier_and_comes_back_to_any_other_instance(
     cluster: Cluster, folder: Path, host_id: InstanceId
 ) -> None:
+    """It fills the tier to the last slot: 95 prompt tokens, and the first output token."""
     for source_id, back_id in permutations(range(4), 2):
-        request = greedy_request(random_prompt(33, seed=33), 5)
+        request = greedy_request(random_prompt(95, seed=95), 5)
         outputs = cluster.run([request], offloaded_once(source_id, host_id, back_id))
         assert_exact(folder, [request], outputs)
         committed = [told.is_committed for told in cluster.log if isinstance(told, MigrationFinished)]
