@@ -53,7 +53,7 @@ def test_a_request_that_draws_a_stop_token_leaves_its_lease(cluster: Cluster, fo
 def test_the_engine_ends_a_lease_at_a_coming_step(cluster: Cluster, folder: Path, distance: int) -> None:
     """When another request comes, the lease is to end `distance` steps later, or as soon as it can."""
     ends: list[LeaseEnd] = []
-    run_all = in_group(0, 2, 3, num_steps=40)
+    run_all = in_group(0, 2, 3, num_steps=120)
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         for batch in snapshot.batches:
@@ -63,7 +63,7 @@ def test_the_engine_ends_a_lease_at_a_coming_step(cluster: Cluster, folder: Path
                 return IterationPlan(lease_ends=(ends[-1],))
         return run_all(snapshot, cost_model)
 
-    requests = [greedy_request(prompt, 40) for prompt in PROMPTS[:2]]
+    requests = [greedy_request(prompt, 120) for prompt in PROMPTS[:2]]
     late = greedy_request(PROMPTS[2], 6)
     outputs = cluster.run(
         [*requests, late], policy, arrivals={late.request_id: After(requests[0].request_id, 4)}
@@ -76,9 +76,9 @@ def test_the_engine_ends_a_lease_at_a_coming_step(cluster: Cluster, folder: Path
 
 
 def test_an_abort_ends_the_lease_that_computes_the_request(cluster: Cluster, folder: Path) -> None:
-    requests = [greedy_request(prompt, 40) for prompt in PROMPTS]
+    requests = [greedy_request(prompt, 120) for prompt in PROMPTS]
     leaving = {requests[1].request_id: 3}
-    outputs = cluster.run(requests, in_group(1, 2, num_steps=60), leaving=leaving)
+    outputs = cluster.run(requests, in_group(1, 2, 3, num_steps=120), leaving=leaving)
     assert_exact(folder, [requests[0], requests[2]], outputs)
     assert len(outputs[requests[1].request_id]) == 3
     (stop,) = (told for told in cluster.log if isinstance(told, StopLease))
