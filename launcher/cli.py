@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(_with_dashes(sys.argv[1:] if arguments is None else arguments))
     try:
         code: int = args.run(args)
+    except KeyboardInterrupt:
+        return 130
     except LoongError as error:
         print(f"loong: error: {error}", file=sys.stderr)
         return 1

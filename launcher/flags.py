@@ -29,6 +29,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """A time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
 def or_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
     """A value, or `auto` for None."""
     return lambda text: None if text == "auto" else parse(text)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _WORKER = "from loong.worker.process import main; main()"
 _STOP_SECONDS = 5.0
+MAX_SOCKET_PATH = 107
 _LAST_WORDS_SECONDS = 0.3
 
 
@@ -37,7 +38,7 @@ class ClusterConfig:
     kv_capacity: int = 16384
     host_kv_capacity: int = 0
     deadline: float = 60.0
-    start_timeout: float = 120.0
+    start_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         for name in ("num_instances", "tp_size", "kv_capacity"):
@@ -67,26 +68,47 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
     with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
+        _check_socket_path(Path(directory))
         endpoints = _endpoints(config, Path(directory))
         executor = WorkersExecutor(endpoints)
         processes: list[asyncio.subprocess.Process] = []
-        reader = asyncio.create_task(executor.read_reports())
-        watchers: list[asyncio.Task[None]] = []
+        tasks = [_guarded(executor.read_reports(), executor), _guarded(executor.watch_silence(), executor)]
         try:
             for instance_id, tp_rank in endpoints.commands:
                 worker_config = _worker_config(config, endpoints, Path(directory), instance_id, tp_rank)
                 process = await _start(worker_config)
                 processes.append(process)
-                watchers.append(asyncio.create_task(_watch(process, instance_id, executor)))
-            async with asyncio.timeout(config.start_timeout):
-                await executor.wait_until_ready()
+                tasks.append(_guarded(_watch(process, instance_id, executor), executor))
+            await executor.wait_until_ready(config.start_timeout)
             yield executor
         finally:
-            for task in (reader, *watchers):
+            for task in tasks:
                 task.cancel()
             executor.shut_down()
             executor.close()
             await asyncio.gather(*(_stop(process) for process in processes))
+
+
+def _guarded(work: Coroutine[None, None, None], executor: WorkersExecutor) -> asyncio.Task[None]:
+    """A task whose failure is the engine's: nobody else waits for it."""
+
+    def tell(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            executor.fail(error)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(tell)
+    return task
+
+
+def _check_socket_path(directory: Path) -> None:
+    """Sockets have short names: the longest must fit beside the directory's."""
+    longest = len(str(directory / "worker-0000-00"))
+    if longest > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"sockets in {directory} would have paths of {longest} characters, but {MAX_SOCKET_PATH} are "
+            "the most; set TMPDIR to a shorter one"
+        )
 
 
 async def _start(config: WorkerConfig) -> asyncio.subprocess.Process:

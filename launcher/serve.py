@@ -5,7 +5,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loong.launcher.flags import or_auto, positive, token_count
+from loong.launcher.flags import or_auto, positive, seconds, token_count
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import POLICIES
 
 if TYPE_CHECKING:
     from loong.launcher.serving import ServeConfig
@@ -52,7 +54,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto", help="(the model's)"
     )
-    group.add_argument("--seed", type=int, default=0, help="of dummy weights (0)")
+    group.add_argument("--seed", type=int, default=0, help="of dummy weights (%(default)s)")
     group.add_argument(
         "--max-model-len",
         type=or_auto(token_count),
@@ -65,7 +67,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--device", choices=("cpu",), default="cpu", help="what instances run on (cpu)")
     group.add_argument(
-        "--num-instances", type=positive, default=4, metavar="N", help="replicas of the weights (4)"
+        "--num-instances", type=positive, default=4, metavar="N", help="replicas of the weights (%(default)s)"
     )
     group.add_argument(
         "--tensor-parallel-size",
@@ -73,7 +75,7 @@ def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="processes an instance (1)",
+        help="processes an instance (%(default)s)",
     )
     group.add_argument(
         "--kv-cache-tokens",
@@ -81,37 +83,56 @@ def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="an instance's KV pool (auto: what memory suggests, at most 65536)",
     )
-    group.add_argument(
-        "--host-kv-cache-tokens", type=token_count, default=0, metavar="N", help="an instance's host tier (0)"
-    )
 
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--policy", default="esp", help="esp, static-sp, replicas or tp (esp)")
+    defaults = PolicyConfig()
+    group.add_argument("--policy", choices=tuple(POLICIES), default="esp", help="who decides (%(default)s)")
     group.add_argument(
-        "--max-num-batched-tokens", type=token_count, metavar="N", help="of a prefill step, an instance"
+        "--max-num-batched-tokens",
+        type=positive,
+        default=defaults.max_num_batched_tokens,
+        metavar="N",
+        help="of a prefill step, an instance (%(default)s)",
     )
-    group.add_argument("--target-ttft", type=float, metavar="S", help="seconds, for requests without an SLO")
     group.add_argument(
-        "--lease-steps", type=int, metavar="N", help="decode steps that a group takes by itself"
+        "--target-ttft",
+        type=seconds,
+        default=defaults.target_ttft,
+        metavar="S",
+        help="of requests without an SLO (%(default)s)",
+    )
+    group.add_argument(
+        "--lease-steps",
+        type=positive,
+        default=defaults.lease_steps,
+        metavar="N",
+        help="decode steps that a group takes by itself (%(default)s)",
     )
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="(127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, help="(8000)")
+    group.add_argument("--host", default="127.0.0.1", help="(%(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="(%(default)s)")
     group.add_argument(
         "--api-key", action="append", default=[], metavar="KEY", help="may be given repeatedly"
     )
     group.add_argument(
-        "--max-waiting-requests", type=int, metavar="N", help="more are refused with 503 and Retry-After"
+        "--max-waiting-requests",
+        type=positive,
+        default=4096,
+        metavar="N",
+        help="more are refused with 503 and Retry-After (%(default)s)",
+    )
+    group.add_argument(
+        "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)s)"
     )
     group.add_argument(
         "--drain-timeout",
-        type=float,
+        type=seconds,
         default=30.0,
         metavar="S",
-        help="seconds for open requests at the end (30)",
+        help="for open requests to finish at the end (%(default)s)",
     )
 
 
@@ -119,12 +140,12 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
     from loong.launcher.local import ClusterConfig
     from loong.launcher.memory import fit_kv_capacity
     from loong.launcher.serving import ServeConfig
-    from loong.model.shapes import find_config
+    from loong.model.shapes import SHAPES, find_config
     from loong.model.tiny import tiny_model
-    from loong.scheduler.config import PolicyConfig
     from loong.server.settings import ServerSettings
 
-    tiny = tiny_model(_cache_folder())
+    is_built_in = args.model is None or (args.load_format == "dummy" and args.model in SHAPES)
+    tiny = tiny_model(_cache_folder()) if is_built_in else None
     model = args.model or str(tiny)
     dtype = None if args.dtype == "auto" else args.dtype
     model_config = find_config(model, args.load_format, dtype)
@@ -139,22 +160,17 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
             num_instances=args.num_instances,
             tp_size=args.tensor_parallel_size,
             kv_capacity=fit_kv_capacity(model_config, args.num_instances, args.kv_cache_tokens),
-            host_kv_capacity=args.host_kv_cache_tokens,
+            start_timeout=args.start_timeout,
         ),
         policy_name=args.policy,
-        policy=PolicyConfig(**_given(args, "max_num_batched_tokens", "target_ttft", "lease_steps")),
-        server=ServerSettings(name, tuple(args.api_key), **_given(args, "max_waiting_requests")),
-        tokenizer_folder=Path(model) if (Path(model) / "tokenizer.json").exists() else tiny,
+        policy=PolicyConfig(args.target_ttft, args.max_num_batched_tokens, args.lease_steps),
+        server=ServerSettings(name, tuple(args.api_key), max_waiting_requests=args.max_waiting_requests),
+        tokenizer_folder=tiny or Path(model),  # built-in shapes bring none: bytes will do
         max_model_len=args.max_model_len,
         host=args.host,
         port=args.port,
         drain_timeout=args.drain_timeout,
     )
-
-
-def _given(args: argparse.Namespace, *names: str) -> dict[str, int]:
-    """The flags that were given; the others keep the defaults of what they configure."""
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _cache_folder() -> Path:

@@ -10,7 +10,7 @@ from time import perf_counter
 import uvloop
 
 from loong.core.cluster_state import ClusterState
-from loong.core.errors import ConfigError
+from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.engine import Engine, Scheduling
 from loong.launcher.local import ClusterConfig, local_workers
@@ -63,7 +63,7 @@ def serve_until_stopped(config: ServeConfig) -> int:
 async def _serve(config: ServeConfig) -> int:
     limits = _limits(config)
     policy = make_policy(config.policy_name, config.policy)
-    tokenizer = Tokenizer.from_folder(config.tokenizer_folder)
+    tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     signals = _StopSignals()
     start = perf_counter()
     with bound_socket(config.host, config.port) as listener:
@@ -77,25 +77,33 @@ async def _serve(config: ServeConfig) -> int:
             status = asyncio.create_task(log_status(engine))
             try:
                 _log_banner(config, limits)
-                return await _until_over(running, signals)
+                await _until_over(running, signals)
             finally:
                 status.cancel()
                 await runner.cleanup()
                 executor.post(Drained())
                 await asyncio.wait([running])
+    return 0 if running.exception() is None else 1
 
 
-async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> int:
-    """Wait for a signal or the engine's failure, whichever is first; the exit code."""
+async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> None:
+    """Wait for a signal or the engine's failure, whichever is first."""
+    running.add_done_callback(_log_failure)
     told_to_stop = asyncio.create_task(signals.wait())
     await asyncio.wait([running, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
-    if not running.done():
+    if running.done():
+        logger.error("/health tells so for %.0f s, then the server ends", FAILURE_GRACE_SECONDS)
+        await asyncio.wait([told_to_stop], timeout=FAILURE_GRACE_SECONDS)
+    else:
         logger.info("draining: new connections are refused, open requests finish")
-        return 0
-    logger.error("the engine failed: %s", running.exception())
-    logger.error("/health tells so for %.0f s, then the server ends", FAILURE_GRACE_SECONDS)
-    await asyncio.wait([told_to_stop], timeout=FAILURE_GRACE_SECONDS)
-    return 1
+
+
+def _log_failure(running: asyncio.Task[None]) -> None:
+    error = None if running.cancelled() else running.exception()
+    if isinstance(error, ClusterError):
+        logger.error("the engine failed: %s", error)
+    elif error is not None:
+        logger.error("the engine failed, by a bug of its own:", exc_info=error)
 
 
 class _StopSignals:
@@ -121,26 +129,26 @@ class _StopSignals:
 
 def _limits(config: ServeConfig) -> EngineLimits:
     model = config.model
-    capacity = admissible_tokens(config.policy_name, config.cluster.instances)
-    max_model_len = config.max_model_len or min(model.max_length, capacity)
+    max_request_kv = admissible_tokens(config.policy_name, config.cluster.instances)
+    max_model_len = config.max_model_len or min(model.max_length, max_request_kv)
     model.check_max_length(max_model_len)
     if max_model_len > model.max_length:
         raise ConfigError(
             f"--max-model-len is {max_model_len}, but the model was made for {model.max_length}"
         )
-    return EngineLimits(max_model_len, capacity, model.vocab_size)
+    return EngineLimits(max_model_len, max_request_kv, model.vocab_size)
 
 
 def _log_banner(config: ServeConfig, limits: EngineLimits) -> None:
     cluster = config.cluster
     logger.info(
         "policy %s; KV room for %s tokens on each of %d instances, %s in all; "
-        "requests of up to %s tokens, %.1f at once at that length",
+        "requests of up to %s tokens, of which %s fit at once",
         config.policy_name,
         f"{cluster.kv_capacity:,}",
         cluster.num_instances,
         f"{cluster.kv_capacity * cluster.num_instances:,}",
         f"{limits.max_model_len:,}",
-        limits.kv_capacity / limits.max_model_len,
+        f"{cluster.kv_capacity * cluster.num_instances // limits.max_model_len:,}",
     )
     logger.info("serving %s on http://%s:%d", config.server.served_model_name, config.host, config.port)

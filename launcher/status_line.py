@@ -27,8 +27,6 @@ def status_line(before: Snapshot, now: Snapshot) -> str:
     seconds = now.now - before.now
     num_computed = now.stats.num_computed_tokens - before.stats.num_computed_tokens
     num_output = now.stats.num_output_tokens - before.stats.num_output_tokens
-    used = sum(instance.kv_used for instance in now.instances)
-    capacity = sum(instance.kv_capacity for instance in now.instances)
     counts = {
         dop: count - before.stats.num_batches_by_dop.get(dop, 0)
         for dop, count in sorted(now.stats.num_batches_by_dop.items())
@@ -36,6 +34,7 @@ def status_line(before: Snapshot, now: Snapshot) -> str:
     by_dop = " ".join(f"{dop}:{count}" for dop, count in counts.items() if count) or "none"
     return (
         f"{num_computed / seconds:.0f} tokens/s computed, {num_output / seconds:.0f} tokens/s out; "
-        f"{len(now.running)} running, {len(now.waiting)} waiting; KV {100 * used / capacity:.1f} % used; "
+        f"{len(now.running)} running, {len(now.waiting)} waiting; "
+        f"KV {100 * now.kv_used / now.kv_capacity:.1f} % used; "
         f"batches by DoP {by_dop}"
     )

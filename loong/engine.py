@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, LoongError
 from loong.core.events import (
     Drained,
     Event,
@@ -29,7 +30,7 @@ from loong.server.engine_client import EngineLimits, Health
 logger = logging.getLogger(__name__)
 
 MAX_SLICES = 50_000
-MAX_SILENCE_SECONDS = 5.0
+HEALTHY_SILENCE_SECONDS = 4.0  # of heartbeats that are a second apart
 
 
 class Scheduling:
@@ -42,13 +43,13 @@ class Scheduling:
         self.timeline = Timeline(MAX_SLICES)
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Take in every event, act on it, and hand it on, until the executor has drained."""
+        """Take in every event, hand it on, and act on it, until the executor has drained."""
         while not isinstance(event := await self._executor.next_event(), Drained):
             self._executor.submit(self.state.apply(event))
-            has_settled = isinstance(event, TokensProduced)  # a lease goes on by itself
+            yield event
+            has_settled = not _calls_for_a_plan(event)
             while not has_settled:
                 has_settled = self._plan(event)
-            yield event
 
     def _plan(self, event: Event) -> bool:
         """Start what the policy wants; false if that freed KV, for no event will tell of the room."""
@@ -58,6 +59,13 @@ class Scheduling:
         self._executor.submit(instructions)
         self.timeline.record(event, snapshot, instructions)
         return not any(isinstance(instruction, ReleaseKV) for instruction in instructions)
+
+
+def _calls_for_a_plan(event: Event) -> bool:
+    """Whether a policy may want to act: on all but the tokens of a lease that goes on by itself."""
+    if not isinstance(event, TokensProduced):
+        return True
+    return any(token.finish_reason is not None for token in event.tokens)
 
 
 class Engine:
@@ -74,11 +82,8 @@ class Engine:
         try:
             async for event in self._scheduling.events():
                 self._deliver(event)
-        except ClusterError as error:
-            self._failure = str(error)
-            raise
         finally:
-            self._failure = self._failure or "the engine has stopped"
+            self._failure = _reason(sys.exception())
             for stream in self._streams.values():
                 stream.put_nowait(None)
 
@@ -110,7 +115,7 @@ class Engine:
         silence = self._executor.seconds_since_heard
         if self._failure is not None:
             return Health(is_alive=False, message=self._failure)
-        if silence > MAX_SILENCE_SECONDS:
+        if silence > HEALTHY_SILENCE_SECONDS:
             return Health(is_alive=False, message=f"a worker has been silent for {silence:.1f} s")
         return Health(is_alive=True, message="ok")
 
@@ -131,10 +136,14 @@ class Engine:
                 for token in event.tokens:
                     if (stream := self._streams.get(token.request_id)) is not None:
                         stream.put_nowait(token)
-            case RequestAborted():
-                if (stream := self._streams.get(event.request_id)) is not None:
-                    stream.put_nowait(ProducedToken(event.request_id, 0, event.reason))
             case InstanceLost():
                 raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
             case _:
                 pass
+
+
+def _reason(error: BaseException | None) -> str:
+    """Why an engine has stopped, for clients and operators."""
+    if error is None or isinstance(error, asyncio.CancelledError):
+        return "the engine has stopped"
+    return str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"

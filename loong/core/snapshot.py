@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from loong.core.instance import ElasticInstance
+from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId, RequestView
@@ -69,3 +69,13 @@ class Snapshot:
     def idle_instances(self) -> tuple[ElasticInstance, ...]:
         """The instances that can run a batch now."""
         return tuple(instance for instance in self.instances if instance.is_idle)
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens of KV that all instances hold; host tiers do not count."""
+        return sum(i.kv_capacity for i in self.instances if i.kind is not InstanceKind.HOST)
+
+    @property
+    def kv_used(self) -> int:
+        """Tokens of it that are in use or reserved."""
+        return sum(i.kv_used for i in self.instances if i.kind is not InstanceKind.HOST)

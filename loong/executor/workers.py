@@ -37,6 +37,8 @@ from loong.wire import (
 
 logger = logging.getLogger(__name__)
 
+MAX_SILENCE_SECONDS = 20.0  # of heartbeats that are a second apart
+
 WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
 
 
@@ -64,7 +66,7 @@ class WorkersExecutor:
         self._reports.setsockopt(zmq.RCVHWM, 0)
         self._reports.bind(endpoints.reports)
         self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
-        self._events: asyncio.Queue[Event | Drained] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | Drained | BaseException] = asyncio.Queue()
         self._waiting_for: defaultdict[tuple[str, int], set[WorkerId]] = defaultdict(set)
         self._rolled_back: set[int] = set()
         self._not_ready = set(endpoints.commands)
@@ -89,9 +91,17 @@ class WorkersExecutor:
         """How long the quietest worker has been silent."""
         return monotonic() - min(self._last_heard.values())
 
-    async def wait_until_ready(self) -> None:
-        """Wait for every worker's weights and pools. Raises `ClusterError` if one is lost before."""
-        await self._ready
+    async def wait_until_ready(self, timeout: float) -> None:
+        """Wait for every worker's weights and pools.
+
+        Raises `ClusterError` if one is lost before, or not ready within `timeout` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self._ready
+        except TimeoutError:
+            late = sorted({instance_id for instance_id, _ in self._not_ready})
+            raise ClusterError(f"instances {late} were not ready within {timeout:g} s") from None
 
     def post(self, event: Event | Drained) -> None:
         """Put an event of this process into the stream."""
@@ -103,9 +113,16 @@ class WorkersExecutor:
             self._ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
         self.post(InstanceLost(self.now, instance_id, reason))
 
+    def fail(self, error: BaseException) -> None:
+        """Let whoever waits for the next event have this error instead."""
+        self._events.put_nowait(error)
+
     async def next_event(self) -> Event | Drained:
-        """The next event in the order in which they became known."""
-        return await self._events.get()
+        """The next event in the order in which they became known. Raises what `fail` was given."""
+        event = await self._events.get()
+        if isinstance(event, BaseException):
+            raise event
+        return event
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Send each instruction to the workers that have a part in it."""
@@ -126,6 +143,17 @@ class WorkersExecutor:
         """Turn reports into events until cancelled."""
         while True:
             self._translate(decode_report(await self._reports.recv()))
+
+    async def watch_silence(self) -> None:
+        """Once all are ready, give up a worker that has been silent for too long; until cancelled."""
+        await self._ready
+        self._last_heard = dict.fromkeys(self._last_heard, monotonic())
+        while True:
+            await asyncio.sleep(MAX_SILENCE_SECONDS / 10)
+            (instance_id, _), heard_at = min(self._last_heard.items(), key=lambda item: item[1])
+            if monotonic() - heard_at > MAX_SILENCE_SECONDS:
+                self.lose(instance_id, f"it was silent for {MAX_SILENCE_SECONDS:g} s")
+                return
 
     def shut_down(self) -> None:
         """Tell all workers to end."""

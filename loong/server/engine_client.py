@@ -12,10 +12,10 @@ from loong.core.timeline import BatchSlice
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What bounds a request, in tokens."""
+    """What bounds a request, in tokens; `max_request_kv` is what the cluster holds of one, by its policy."""
 
     max_model_len: int
-    kv_capacity: int  # of the whole cluster
+    max_request_kv: int
     vocab_size: int
 
 
@@ -52,5 +52,5 @@ class EngineClient(Protocol):
         ...
 
     def timeline(self) -> Sequence[BatchSlice]:
-        """The batches of the last minutes, oldest first."""
+        """The last batches, oldest first."""
         ...

@@ -48,9 +48,8 @@ async def generate(
         raise
     except (asyncio.CancelledError, GeneratorExit):
         if reason is FinishReason.ABORT:
-            logger.info(
-                "request %s aborted: client left after %d tokens", request.request_id, output.num_tokens
-            )
+            num_tokens = output.num_tokens
+            logger.info("request %s aborted after %d tokens: nobody listens", request.request_id, num_tokens)
         raise
     finally:
         server.metrics.saw_end(reason, time.monotonic() - arrived_at, output.num_tokens)

@@ -92,8 +92,7 @@ class ClusterCollector(Collector):
         """Take a snapshot and say it in metrics."""
         snapshot = self._snapshot()
         stats = snapshot.stats
-        capacity = sum(instance.kv_capacity for instance in snapshot.instances)
-        used = sum(instance.kv_used for instance in snapshot.instances)
+        capacity, used = snapshot.kv_capacity, snapshot.kv_used
         yield self._gauge("vllm:num_requests_running", "Requests being computed.", len(snapshot.running))
         yield self._gauge("vllm:num_requests_waiting", "Requests without KV.", len(snapshot.waiting))
         yield self._gauge(

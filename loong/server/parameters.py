@@ -47,7 +47,7 @@ def max_output_tokens(fields: GenerationFields, num_prompt_tokens: int, limits: 
     """
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    room = min(limits.max_model_len, limits.kv_capacity) - num_prompt_tokens
+    room = min(limits.max_model_len, limits.max_request_kv) - num_prompt_tokens
     if room < 1:
         what = f"the prompt has {num_prompt_tokens} tokens and needs room for one more"
         raise _too_long(what, fields.prompt_field, num_prompt_tokens + 1, limits)
@@ -65,7 +65,7 @@ def max_output_tokens(fields: GenerationFields, num_prompt_tokens: int, limits: 
 def _too_long(what: str, param: str, num_tokens: int, limits: EngineLimits) -> ApiError:
     bounds = (
         (limits.max_model_len, "the model's length is {} tokens"),
-        (limits.kv_capacity, "the cluster has KV room for {} tokens"),
+        (limits.max_request_kv, "the cluster has KV room for {} tokens of one request"),
     )
     passed = " and ".join(text.format(bound) for bound, text in bounds if num_tokens > bound)
     return bad_request(f"{what}, but {passed}", param, "context_length_exceeded")

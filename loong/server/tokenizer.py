@@ -40,8 +40,11 @@ class Tokenizer:
         self.chat_template = chat_template
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read the tokenizer of a model folder; raise `ConfigError` if its files are missing or damaged."""
+    def from_folder(cls, folder: Path, eos_token_ids: Iterable[TokenId] = ()) -> "Tokenizer":
+        """Read the tokenizer of a model folder; raise `ConfigError` if its files are missing or damaged.
+
+        `eos_token_ids` are the model's; the tokenizer's own counts as well.
+        """
         backend = _read_backend(folder / "tokenizer.json")
         config = _read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(config)
@@ -51,7 +54,7 @@ class Tokenizer:
         eos_id = backend.token_to_id(eos) if eos is not None else None
         return cls(
             backend,
-            eos_token_ids=[*_model_eos_token_ids(folder), *([] if eos_id is None else [eos_id])],
+            eos_token_ids=[*eos_token_ids, *([] if eos_id is None else [eos_id])],
             prefix_token_ids=[] if bos_id is None else [bos_id],
             chat_template=_read_chat_template(folder, config, special_tokens),
         )
@@ -144,16 +147,6 @@ def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content
     return tokens
-
-
-def _model_eos_token_ids(folder: Path) -> list[TokenId]:
-    for name in ("generation_config.json", "config.json"):
-        match _read_json(folder / name).get("eos_token_id"):
-            case int(token_id):
-                return [token_id]
-            case list(token_ids):
-                return [token_id for token_id in token_ids if isinstance(token_id, int)]
-    return []
 
 
 def _read_chat_template(

@@ -13,6 +13,8 @@ import pytest
 from openai import AsyncOpenAI
 from served import Served, assert_gone, served, wait_until
 
+from loong.server.listen import bound_socket
+
 POOL = 256
 NUM_INSTANCES = 3
 
@@ -135,6 +137,31 @@ def test_a_killed_worker_ends_streams_with_an_error_and_the_server_with_a_code(t
         assert_gone(workers)
 
 
+def test_a_worker_that_dies_idle_is_told_of_within_five_seconds(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "2") as server:
+        workers = server.worker_pids()
+        os.kill(workers[0], signal.SIGKILL)
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503, 5, "/health to tell")
+        with pytest.raises(openai.InternalServerError, match="instance 0"):
+            greedy(server, [5], 1)
+        assert server.process.wait(30) == 1
+        assert_gone(workers)
+
+
+def test_a_worker_that_stops_ends_streams_with_an_error(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "1") as server:
+        (worker,) = server.worker_pids()
+        stream = server.client.completions.create(
+            model="loong-tiny", prompt="x", max_tokens=10000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(openai.APIError, match="silent"):
+            list(stream)
+        assert server.process.wait(60) == 1
+        assert_gone([worker])
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_open_requests_finish_and_leaves_nothing(tmp_path: Path, number: int) -> None:
     with served(tmp_path, "--num-instances", "2") as server:
@@ -149,6 +176,8 @@ def test_a_signal_lets_open_requests_finish_and_leaves_nothing(tmp_path: Path, n
         assert server.process.wait(30) == 0
         assert_gone(workers)
         assert not run_directories(server)
+        with bound_socket("127.0.0.1", httpx.URL(server.url).port or 0):
+            pass  # the port is free
 
 
 def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def test_a_count_is_a_whole_number_from_1(text: str) -> None:
         (["serve", "--kv-cache-tokens", "500M"], "--kv-cache-tokens"),
         (["serve", "--max-model-len", "2m"], "2000000"),
         (["serve", "--port", "99999"], "99999"),
+        (["serve", "--lease-steps", "0"], "--lease-steps"),
+        (["serve", "--drain-timeout", "-5"], "--drain-timeout"),
         (["serve", "--nonsense"], "--nonsense"),
         ([], "COMMAND"),
     ],

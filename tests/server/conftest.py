@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.model.tiny import tiny_model
+from loong.model.tiny import CONFIG, tiny_model
 from loong.server.app import create_app
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
@@ -16,7 +16,7 @@ from loong.server.tokenizer import Tokenizer
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """The built-in one, in which the token id of a byte is the byte."""
     folder: Path = tiny_model(tmp_path_factory.mktemp("models"))
-    return Tokenizer.from_folder(folder)
+    return Tokenizer.from_folder(folder, CONFIG.eos_token_ids)
 
 
 @pytest.fixture

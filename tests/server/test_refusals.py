@@ -166,7 +166,7 @@ async def test_what_does_not_fit_is_refused_with_all_its_numbers(
 
 
 async def test_a_cluster_smaller_than_the_model_bounds_requests_too(serving: Serving) -> None:
-    engine = ScriptedEngine(limits=EngineLimits(max_model_len=4096, kv_capacity=100, vocab_size=264))
+    engine = ScriptedEngine(limits=EngineLimits(max_model_len=4096, max_request_kv=100, vocab_size=264))
     async with serving(engine) as url:
         error = await error_of(url, PATH, 400, prompt=[1] * 90, max_tokens=20)
         assert "110" in error["message"]

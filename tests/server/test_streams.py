@@ -13,7 +13,7 @@ from loong.server.engine_client import EngineLimits
 PATH = "/v1/completions"
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
-BIG = EngineLimits(max_model_len=2**21, kv_capacity=2**21, vocab_size=264)
+BIG = EngineLimits(max_model_len=2**21, max_request_kv=2**21, vocab_size=264)
 
 
 @asynccontextmanager
@@ -84,7 +84,7 @@ async def test_a_client_that_leaves_ends_its_request(
     (request,) = engine.requests
     assert engine.num_produced[request.request_id] == pause_at
     assert load == 0
-    left = f"request {request.request_id} aborted: client left after {pause_at} tokens"
+    left = f"request {request.request_id} aborted after {pause_at} tokens: nobody listens"
     assert left in caplog.messages
 
 

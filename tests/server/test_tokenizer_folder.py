@@ -42,19 +42,19 @@ async def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "eos_token_ids"),
+    ("config", "of_the_model", "eos_token_ids"),
     [
-        ({}, ()),
-        ({"tokenizer_config": {"eos_token": "</s>"}}, (1,)),
-        ({"config": {"eos_token_id": 3}}, (3,)),
-        ({"config": {"eos_token_id": 3}, "generation_config": {"eos_token_id": [2, 1]}}, (1, 2)),
-        ({"tokenizer_config": {"eos_token": "</s>"}, "generation_config": {"eos_token_id": 3}}, (1, 3)),
+        ({}, (), ()),
+        ({"eos_token": "</s>"}, (), (1,)),
+        ({}, (3, 2), (2, 3)),
+        ({"eos_token": "</s>"}, (1, 3), (1, 3)),
     ],
 )
-def test_all_that_end_a_sequence_are_found(
-    tmp_path: Path, files: dict[str, object], eos_token_ids: tuple[int, ...]
+def test_the_model_and_its_tokenizer_both_say_what_ends_a_sequence(
+    tmp_path: Path, config: dict[str, object], of_the_model: tuple[int, ...], eos_token_ids: tuple[int, ...]
 ) -> None:
-    assert Tokenizer.from_folder(_write(tmp_path, **files)).eos_token_ids == eos_token_ids  # type: ignore[arg-type]
+    tokenizer = Tokenizer.from_folder(_write(tmp_path, tokenizer_config=config), of_the_model)
+    assert tokenizer.eos_token_ids == eos_token_ids
 
 
 def test_a_template_comes_from_its_own_file_first(tmp_path: Path) -> None:

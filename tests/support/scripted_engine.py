@@ -14,7 +14,7 @@ from loong.core.snapshot import Snapshot
 from loong.core.timeline import BatchSlice
 from loong.server.engine_client import EngineLimits, Health
 
-SMALL = EngineLimits(max_model_len=2048, kv_capacity=4096, vocab_size=264)
+SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
 AT_REST = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
 
 Reply: TypeAlias = Callable[[Request], Sequence[TokenId]]
