@@ -8,7 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails, from_json
 
 from loong.core.request import MAX_LOGPROBS
@@ -86,6 +94,13 @@ class GenerationFields(Schema, ABC):
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
 
+    @field_validator("stream_options")
+    @classmethod
+    def _is_for_streams(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if not info.data.get("stream"):
+            raise ValueError("stream_options are for requests with stream set to true")
+        return options
+
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
@@ -98,7 +113,7 @@ class CompletionFields(GenerationFields):
     prompt_field = "prompt"
     default_max_tokens = 16
 
-    prompt: Any  # checked by `prompts.prompt_token_ids`: a million ids are not worth a schema each
+    prompt: Any  # checked by `prompts.completion_prompt`: a million ids are not worth a schema each
     add_special_tokens: bool = True
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
