@@ -141,5 +141,5 @@ def _decode(frame: bytes, decoders: _Decoders[Message]) -> Message:
     try:
         name, body = _envelope.decode(frame)
         return decoders[name].decode(body)
-    except (msgspec.DecodeError, KeyError, LoongError) as error:
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, LoongError) as error:
         raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
