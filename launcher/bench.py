@@ -4,13 +4,14 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from loong.core.errors import ConfigError
-from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig
+from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig, Server
+from loong.launcher.bench_policies import servers_by_policy
 from loong.launcher.embedded import ServerConfig
 from loong.workloads.slo import NAMED_RULES, SLORule, parse_slo
 from loong.workloads.workload import WORKLOADS, own_pace
@@ -122,29 +123,29 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _config(args: argparse.Namespace) -> BenchConfig:
-    server: ServerConfig | ExternalServer
-    if args.base_url is None:
-        policies = tuple((args.policy or DEFAULT_POLICY).split(","))
-        server = ServerConfig(
-            model=args.model,
-            num_instances=args.num_instances,
-            tensor_parallel_size=args.tensor_parallel_size,
-            extra_arguments=args.extra_server_args,
-            start_timeout=args.start_timeout,
-        )
-    else:
-        if args.policy is not None:
-            raise ConfigError(f"--policy {args.policy} is fixed by the server at --base-url; leave one out")
-        server = ExternalServer(_base_url(args.base_url), args.model)
-        policies = (server.base_url,)
     return BenchConfig(
-        server=server,
-        policies=policies,
+        servers=_servers(args),
         load=_load_config(args),
         slo=_slo(args),
         output_dir=args.output_dir,
         api_key=os.environ.get("OPENAI_API_KEY"),
     )
+
+
+def _servers(args: argparse.Namespace) -> Mapping[str, Server]:
+    if args.base_url is not None:
+        if args.policy is not None:
+            raise ConfigError(f"--policy {args.policy} is fixed by the server at --base-url; leave one out")
+        base_url = _base_url(args.base_url)
+        return {base_url: ExternalServer(base_url, args.model)}
+    server = ServerConfig(
+        model=args.model,
+        num_instances=args.num_instances,
+        tensor_parallel_size=args.tensor_parallel_size,
+        extra_arguments=args.extra_server_args,
+        start_timeout=args.start_timeout,
+    )
+    return servers_by_policy((args.policy or DEFAULT_POLICY).split(","), server)
 
 
 def _load_config(args: argparse.Namespace) -> LoadConfig:

@@ -1,7 +1,9 @@
 """What `loong bench` was asked to do, checked."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from loong.core.errors import ConfigError
 from loong.launcher.embedded import ServerConfig
@@ -44,19 +46,15 @@ class ExternalServer:
     model: str | None
 
 
+Server: TypeAlias = ServerConfig | ExternalServer
+
+
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """One `loong bench`: a run against `server`, or one for each policy if the server is ours to start."""
+    """One `loong bench`: a run for each of `servers`, which are named by policy, or by URL if not ours."""
 
-    server: ServerConfig | ExternalServer
-    policies: tuple[str, ...]
+    servers: Mapping[str, Server]
     load: LoadConfig
     slo: SLORule
     output_dir: Path | None
     api_key: str | None = field(repr=False)
-
-    def __post_init__(self) -> None:
-        if not self.policies or "" in self.policies:
-            raise ConfigError("--policy needs one name or several with commas, such as esp,static-sp")
-        if len(set(self.policies)) < len(self.policies):
-            raise ConfigError(f"--policy {','.join(self.policies)} names a policy twice")

@@ -44,12 +44,12 @@ class ServerConfig:
         if not self.start_timeout > 0:
             raise ConfigError(f"--start-timeout {self.start_timeout:g} is not above 0 s")
 
-    def command(self, policy: str, port: int) -> list[str]:
-        """Return the command line; it works from a checkout and from an installed copy."""
+    def arguments(self, policy: str) -> list[str]:
+        """Return the command as a user would type it after `loong`, without an address."""
         return [
-            *(sys.executable, "-c", ENTRY, "serve"),
+            "serve",
             *([] if self.model is None else [self.model]),
-            *("--policy", policy, "--host", "127.0.0.1", "--port", str(port)),
+            *("--policy", policy),
             *("--num-instances", str(self.num_instances)),
             *("--tensor-parallel-size", str(self.tensor_parallel_size)),
             *self.extra_arguments,
@@ -65,8 +65,8 @@ def embedded_server(config: ServerConfig, policy: str, log_path: Path) -> Iterat
     """
     for attempt in range(START_ATTEMPTS):
         port = _free_port()
-        command = config.command(policy, port)
-        with _running(command, log_path) as process:
+        arguments = [*config.arguments(policy), "--host", "127.0.0.1", "--port", str(port)]
+        with _running([sys.executable, "-c", ENTRY, *arguments], log_path) as process:
             if _is_healthy_in_time(process, port, config.start_timeout):
                 yield f"http://127.0.0.1:{port}"
                 return
@@ -78,7 +78,8 @@ def embedded_server(config: ServerConfig, policy: str, log_path: Path) -> Iterat
                 if status is None
                 else f"ended with status {status}"
             )
-            raise ServerUnusableError(f"`{_shown(command)}` {what}; its last lines:\n{_last_lines(log_path)}")
+            command = shlex.join(["loong", *arguments])
+            raise ServerUnusableError(f"`{command}` {what}; its last lines:\n{_last_lines(log_path)}")
 
 
 @contextlib.contextmanager
@@ -141,11 +142,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _shown(command: Sequence[str]) -> str:
-    """Return the command as a user would type it."""
-    return shlex.join(["loong", *command[command.index("serve") :]])
 
 
 def _last_lines(log_path: Path) -> str:

@@ -83,12 +83,12 @@ def main() -> None:
     parser.add_argument("--tensor-parallel-size", type=int)
     parser.add_argument("--max-model-len", type=int, default=1_000_000)
     parser.add_argument("--fail-over", type=int, help="fail requests with longer prompts")
-    parser.add_argument("--fail-to-start", action="store_true")
+    parser.add_argument("--fail-to-start-as", metavar="POLICY")
     parser.add_argument("--never-healthy", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--hold", type=Path, help="keep this FIFO open, here and in a child that never ends")
     args = parser.parse_args()
-    if args.fail_to_start:
+    if args.fail_to_start_as == args.policy:
         sys.exit("no such model: stub")
     if args.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -77,6 +77,28 @@ def test_failed_requests_are_misses_and_make_the_exit_code_nonzero(
     assert "stub is out of room" in printed
 
 
+def test_what_was_measured_is_kept_when_a_later_policy_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--policy", "esp,replicas,static-sp", "--extra-server-args=--fail-to-start-as replicas"]
+    with pytest.raises(ServerUnusableError, match="--policy replicas"):
+        run_bench(*QUICK, *flags, "--output-dir", str(tmp_path))
+    captured = capsys.readouterr()
+    assert "Not measured: replicas, static-sp" in captured.err
+    assert list(last_line(captured.out)["runs"]) == ["esp"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [(run["policy"], run["completed"]) for run in results["runs"]] == [("esp", 9)]
+    assert results["configuration"]["policies"] == ["esp", "replicas", "static-sp"]
+    assert (tmp_path / "timeline.png").is_file()
+
+
+def test_nothing_runs_if_a_later_policy_cannot(tmp_path: Path) -> None:
+    output_dir = tmp_path / "out"
+    with pytest.raises(ConfigError, match="'swift'"):
+        run_bench(*QUICK, "--policy", "esp,swift", "--output-dir", str(output_dir))
+    assert not output_dir.exists()
+
+
 def test_a_closed_loop_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_bench(*QUICK, "--workload", "leval", "--max-concurrency", "2", "--goodput", "e2el:60000") == 0
     assert last_line(capsys.readouterr().out)["workload"] == "leval"

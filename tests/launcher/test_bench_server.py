@@ -88,7 +88,7 @@ def test_a_server_that_dies_shows_its_last_words(tmp_path: Path) -> None:
         pytest.raises(
             ServerUnusableError, match=r"(?s)loong serve --policy esp.*status 1.*no such model: stub"
         ),
-        embedded_server(config("--fail-to-start"), "esp", tmp_path / "log"),
+        embedded_server(config("--fail-to-start-as", "esp"), "esp", tmp_path / "log"),
     ):
         pass
 
@@ -113,11 +113,10 @@ def test_a_port_that_was_taken_meanwhile_is_tried_again_with_another(
             assert status_of(base_url, "/health") == 200
 
 
-def test_the_command_is_what_a_user_would_type() -> None:
-    command = ServerConfig("my/model", 4, 2, ("--dtype", "float32"), 1.0).command("static-sp", 8123)
-    assert " ".join(command[3:]) == (
-        "serve my/model --policy static-sp --host 127.0.0.1 --port 8123 --num-instances 4 "
-        "--tensor-parallel-size 2 --dtype float32"
+def test_the_arguments_are_what_a_user_would_type() -> None:
+    arguments = ServerConfig("my/model", 4, 2, ("--dtype", "float32"), 1.0).arguments("static-sp")
+    assert " ".join(arguments) == (
+        "serve my/model --policy static-sp --num-instances 4 --tensor-parallel-size 2 --dtype float32"
     )
 
 
