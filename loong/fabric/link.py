@@ -10,7 +10,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from loong.fabric.errors import DeadlineError, PeerLostError
+from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.mailbox import Address, Mailbox
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
@@ -18,6 +18,7 @@ from loong.fabric.world import World
 _FRAME = struct.Struct("<QQQ")  # channel, batch or migration id, bytes that follow
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _LARGEST_PROMPT_BYTES = 128 << 10  # fits a socket's buffer; costs the caller what posting it would, 20 us
+_LARGEST_FRAME_BYTES = 64 << 30  # more than any message; a header that says more is damaged
 
 
 class Link:
@@ -51,8 +52,12 @@ class Link:
         """Send one frame. The payload may be reused once the future is done, at once if there is none.
 
         Raises, here or by the future, PeerLostError, or DeadlineError when the peer stopped reading; the link
-        is then cut, for half a frame may be on its way.
+        is then cut, for half a frame may be on its way. Raises InvalidMessageError beyond 64 GiB.
         """
+        if len(payload) > _LARGEST_FRAME_BYTES:
+            raise InvalidMessageError(
+                f"{address.verb}: {len(payload)} bytes, but a frame holds {_LARGEST_FRAME_BYTES}"
+            )
         with self._ordering:
             if self.is_lost:
                 raise PeerLostError(address.verb, *self._peer)
@@ -98,17 +103,21 @@ class Link:
                 raise BlockingIOError
 
     def _read_until_lost(self) -> None:
-        with suppress(OSError, EOFError, ValueError):  # gone, or not a frame of ours: lost in each case
-            while True:
-                self._read_frame()
-        self.is_lost = True
-        self.cut()
-        self._mailbox.wake()
+        try:
+            with suppress(OSError, EOFError, ValueError):  # gone, or not a frame of ours: lost in each case
+                while True:
+                    self._read_frame()
+        finally:  # whatever ended the reader, nobody is to wait for it
+            self.is_lost = True
+            self.cut()
+            self._mailbox.wake()
 
     def _read_frame(self) -> None:
         header = bytearray(_FRAME.size)
         self._fill(memoryview(header))
         channel, batch_or_migration_id, num_bytes = _FRAME.unpack(header)
+        if num_bytes > _LARGEST_FRAME_BYTES:
+            raise ValueError(f"a frame of {num_bytes} bytes, where {_LARGEST_FRAME_BYTES} are the most")
         payload = torch.empty(num_bytes, dtype=torch.uint8)
         self._fill(memory_of(payload))
         self._mailbox.deliver(Address(Channel(channel), batch_or_migration_id, self.rank), payload)

@@ -1,14 +1,19 @@
 """One link, its other end held by the test: what leaves at once, what waits its turn, what goes wrong."""
 
+import mmap
+import os
 import socket
 import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
+from time import monotonic
 
 import pytest
+from torch import Tensor
 
-from loong.fabric.errors import DeadlineError, PeerLostError
+from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link
 from loong.fabric.mailbox import Address, Mailbox
 from loong.fabric.traffic import Channel
@@ -18,6 +23,7 @@ WORLD = World(2, 1)
 HEADER = struct.Struct("<QQQ")
 LARGE = bytes(range(256)) * (1 << 14)  # 4 MB: no socket's buffer holds it
 SMALL = b"small"
+LARGEST = 64 << 30
 NEVER = 600.0
 
 
@@ -41,8 +47,8 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def make_link(ours: socket.socket, deadline: float = NEVER) -> Link:
-    return Link(WORLD, 1, ours, Mailbox(WORLD), deadline)
+def make_link(ours: socket.socket, deadline: float = NEVER, mailbox: Mailbox | None = None) -> Link:
+    return Link(WORLD, 1, ours, mailbox or Mailbox(WORLD), deadline)
 
 
 def test_a_small_frame_is_gone_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -101,3 +107,60 @@ def test_closing_ends_what_is_under_way_and_leaves_no_thread(
     assert threading.active_count() == before
     assert sent is not None
     assert isinstance(sent.exception(0), PeerLostError)
+
+
+def assert_waits_fail(link: Link, mailbox: Mailbox) -> None:
+    """A wait for the peer of `link` ends because it is lost, whose link is then cut."""
+    with pytest.raises(PeerLostError, match="ring of batch 0: instance 1"):
+        mailbox.take(Address(Channel.RING, 0, 1), (link,), monotonic() + NEVER, NEVER)
+    assert link.is_lost
+
+
+@pytest.mark.parametrize("header", [(1, 0, LARGEST + 1), (1, 0, (1 << 64) - 1), (99, 0, 0)])
+def test_a_damaged_header_ends_the_waits_on_the_peer(
+    ends: tuple[socket.socket, socket.socket], header: tuple[int, int, int]
+) -> None:
+    mailbox = Mailbox(WORLD)
+    link = make_link(ends[0], mailbox=mailbox)
+    ends[1].sendall(HEADER.pack(*header))
+    assert_waits_fail(link, mailbox)
+    assert ends[1].recv(1) == b""
+    link.close()
+
+
+class FullMailbox(Mailbox):
+    """A mailbox that has no room."""
+
+    def deliver(self, address: Address, message: Tensor) -> None:
+        raise MemoryError
+
+
+def test_an_error_of_the_reader_itself_ends_the_waits_too_and_is_not_hidden(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_type))
+    mailbox = FullMailbox(WORLD)
+    link = make_link(ends[0], mailbox=mailbox)
+    ends[1].sendall(HEADER.pack(Channel.RING, 0, 0))
+    assert_waits_fail(link, mailbox)
+    link.close()
+    assert errors == [MemoryError]
+
+
+def test_a_message_longer_than_a_frame_may_be_is_refused(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    link = make_link(ends[0])
+    hole = tmp_path / "hole"  # takes neither memory nor disk
+    hole.touch()
+    os.truncate(hole, LARGEST + 1)
+    with (
+        hole.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
+        memoryview(memory) as payload,
+        pytest.raises(InvalidMessageError, match=f"ring of batch 0: {LARGEST + 1} bytes"),
+    ):
+        link.send(Address(Channel.RING, 0, 0), payload)
+    assert send(link, 1, SMALL) is None
+    link.close()
