@@ -53,12 +53,6 @@ class KVPool:
         """Slots that some owner maps to; shared ones count once."""
         return len(self._num_owners) - self.num_free
 
-    @property
-    def owners(self) -> frozenset[OwnerId]:
-        """All that have a slot."""
-        with self._lock:
-            return frozenset(self._maps)
-
     def allocate(self, owner_id: OwnerId, positions: range) -> Tensor:
         """Take a free slot for each of `positions` and return them, [n].
 
@@ -114,10 +108,6 @@ class KVPool:
     def rows(self, layer: int, slots: Tensor) -> Tensor:
         """Copy out the KV [n, 2, K, D] of slots [n]."""
         return self._layers[layer].index_select(0, slots)
-
-    def kv(self, layer: int) -> Tensor:
-        """The memory itself, [num_slots, 2, K, D], for kernels that read through slots."""
-        return self._layers[layer]
 
     def empty_rows(self, num_tokens: int) -> Tensor:
         """Room outside the pool for the KV of tokens in all layers, [num_layers, n, 2, K, D]."""
