@@ -1,8 +1,8 @@
 """What a data plane reports instead of waiting for ever.
 
 ClusterError
-├── PeerLostError          a peer's process is gone, or was fenced off
-├── BatchAbandonedError    a peer left the batch by an error of its own
+├── PeerLostError          a peer's process is gone
+├── AbandonedError         a peer left the batch or migration by an error of its own
 └── DeadlineError          a peer is there, yet what it owes did not come in time
 LoongError
 └── InvalidMessageError    the caller broke a rule of the verbs: a bug  (also ValueError)
@@ -21,8 +21,8 @@ class PeerLostError(ClusterError):
         self.tp_rank = tp_rank
 
 
-class BatchAbandonedError(ClusterError):
-    """(`instance_id`, `tp_rank`) left the batch by an error of its own; it is there for the next."""
+class AbandonedError(ClusterError):
+    """(`instance_id`, `tp_rank`) left a batch or migration by its own error; it is there for the next."""
 
     def __init__(self, verb: str, instance_id: int, tp_rank: int) -> None:
         super().__init__(f"{verb}: instance {instance_id} (tensor-parallel rank {tp_rank}) left by an error")

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from loong.core.errors import ClusterError
-from loong.fabric.errors import BatchAbandonedError, DeadlineError, PeerLostError
-from loong.fabric.traffic import Channel
+from loong.fabric.errors import AbandonedError, DeadlineError, PeerLostError
+from loong.fabric.traffic import Channel, Plane
 from loong.fabric.world import World
 
 
@@ -24,8 +24,8 @@ class Address(NamedTuple):
     @property
     def verb(self) -> str:
         """The address in the words of an error message."""
-        kind = "migration" if self.channel is Channel.SEGMENT else "batch"
-        return f"{self.channel.name.lower()} of {kind} {self.batch_or_migration_id}"
+        plane = self.channel.plane
+        return f"{self.channel.name.lower()} of {plane.name.lower()} {self.batch_or_migration_id}"
 
 
 class Peer(Protocol):
@@ -46,8 +46,7 @@ class Mailbox:
         self._world = world
         self._changed = Condition()
         self._messages: dict[Address, deque[Tensor]] = {}
-        self._last_closed_batch = -1
-        self._cancelled_migrations: set[int] = set()
+        self._last_closed = dict.fromkeys(Plane, -1)
 
     def deliver(self, address: Address, message: Tensor) -> None:
         """Add a message (uint8 [num_bytes]), unless nobody will ever want it."""
@@ -59,8 +58,8 @@ class Mailbox:
     def take(self, address: Address, peers: Collection[Peer], deadline: float, seconds: float) -> Tensor:
         """The next message at `address`, waiting until `deadline` (monotonic; `seconds` from the start).
 
-        Raises PeerLostError once any of `peers` is lost and the message has not come, BatchAbandonedError
-        once any has left the batch by an error, else DeadlineError.
+        Raises PeerLostError once any of `peers` is lost and the message has not come, AbandonedError
+        once any has left the batch or migration by an error, else DeadlineError.
         """
 
         def is_decided() -> bool:
@@ -73,38 +72,38 @@ class Mailbox:
             late = DeadlineError(address.verb, *self._world.place(address.source), seconds)
             raise self._broken(address, peers) or late
 
+    def check(self, address: Address, peers: Collection[Peer]) -> None:
+        """Raise what `take` raises if any of `peers` is lost or has left, without waiting."""
+        with self._changed:
+            if error := self._broken(address, peers):
+                raise error
+
     def wake(self) -> None:
         """Let every waiter look again: a peer was lost."""
         with self._changed:
             self._changed.notify_all()
 
-    @property
-    def last_closed_batch(self) -> int:
-        """The greatest id of a batch that is over, -1 before the first."""
-        return self._last_closed_batch
+    def last_closed(self, plane: Plane) -> int:
+        """The greatest id of a batch or migration that is over, -1 before the first."""
+        return self._last_closed[plane]
 
-    def close_batch(self, batch_id: int) -> None:
-        """Drop every message of this batch and of those before it, now and later."""
+    def close(self, plane: Plane, batch_or_migration_id: int) -> None:
+        """Drop every message of this batch or migration and of those before it, now and later."""
         with self._changed:
-            self._last_closed_batch = batch_id
-            self._drop_stale()
-
-    def cancel_migration(self, migration_id: int) -> None:
-        """Drop every message of this migration, now and later."""
-        with self._changed:
-            self._cancelled_migrations.add(migration_id)
-            self._drop_stale()
+            self._last_closed[plane] = batch_or_migration_id
+            self._messages = {
+                address: queue for address, queue in self._messages.items() if not self._is_stale(address)
+            }
 
     def _broken(self, address: Address, peers: Collection[Peer]) -> ClusterError | None:
         """Why no more is to be waited for at `address`."""
         for peer in peers:
             if peer.is_lost:
                 return PeerLostError(address.verb, *self._world.place(peer.rank))
-        if address.channel is Channel.SEGMENT:
-            return None
+        abandoned = address.channel.plane.abandoned
         for peer in peers:
-            if address._replace(channel=Channel.ABANDONED, source=peer.rank) in self._messages:
-                return BatchAbandonedError(address.verb, *self._world.place(peer.rank))
+            if address._replace(channel=abandoned, source=peer.rank) in self._messages:
+                return AbandonedError(address.verb, *self._world.place(peer.rank))
         return None
 
     def _pop(self, address: Address) -> Tensor:
@@ -115,11 +114,4 @@ class Mailbox:
         return message
 
     def _is_stale(self, address: Address) -> bool:
-        if address.channel is Channel.SEGMENT:
-            return address.batch_or_migration_id in self._cancelled_migrations
-        return address.batch_or_migration_id <= self._last_closed_batch
-
-    def _drop_stale(self) -> None:
-        self._messages = {
-            address: queue for address, queue in self._messages.items() if not self._is_stale(address)
-        }
+        return address.batch_or_migration_id <= self._last_closed[address.channel.plane]

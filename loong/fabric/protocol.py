@@ -15,8 +15,8 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Return once the outgoing tensors may be reused and the incoming ones are filled.
 
-        Raises PeerLostError as soon as a process of the group is gone, BatchAbandonedError as soon as one has
-        left the batch by an error, DeadlineError when a peer is silent for the fabric's deadline. Outgoing
+        Raises PeerLostError as soon as a process that takes part is gone, AbandonedError as soon as one has
+        left by an error of its own, DeadlineError when a peer is silent for the fabric's deadline. Outgoing
         tensors may then still be on their way: let go of them, and write nothing into them.
         """
 
@@ -43,8 +43,12 @@ class Fabric(Protocol):
     """One process's end of the data plane.
 
     All tensors are contiguous, and both ends know the size of each message; an empty tensor is no message.
-    Verbs may be called inside `batch` only, by one thread; the segment verbs need no batch and
-    may run in other threads at the same time. A verb raises what its `Pending` raises.
+    The segment verbs may be called inside `migration` only, all others inside `batch` only; one thread may
+    be in a batch while another is in a migration. A verb raises what its `Pending` raises.
+
+    Ids grow from batch to batch, and from migration to migration, on every process. Once one is left, by its
+    end or by an error, whatever still comes for it, or for an earlier one, is dropped. Who leaves by an error
+    of its own tells the others, whose waits end at once.
     """
 
     traffic: Traffic
@@ -54,11 +58,7 @@ class Fabric(Protocol):
         """The collectives of this instance's processes."""
 
     def batch(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[None]:
-        """Open the batch that the verbs belong to; `group` holds the ids of the instances that run it.
-
-        Ids grow from batch to batch on every process. Once a batch is left, by its end or by an error,
-        whatever still comes for it, or for an earlier one, is dropped.
-        """
+        """Open the batch that the verbs belong to; `group` holds the ids of the instances that run it."""
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """Send to the next instance of the ring, receive from the previous; sizes may differ at each hop."""
@@ -71,17 +71,14 @@ class Fabric(Protocol):
     def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
         """Every process of `group` learns the payload [N] int64 that tp rank 0 of each instance gave."""
 
-    def send_segment(self, migration_id: int, destination: int, tensor: Tensor) -> Pending:
-        """Send KV at rest to the same tp rank of instance `destination`; several in a row stay in order."""
+    def migration(self, migration_id: int, peer_id: int) -> AbstractContextManager[None]:
+        """Open a migration with the same tp rank of instance `peer_id`, at its other end."""
 
-    def receive_segment(self, migration_id: int, source: int, tensor: Tensor) -> Pending:
-        """Receive what `source` sends with the same migration id."""
+    def send_segment(self, tensor: Tensor) -> Pending:
+        """Send KV at rest to the peer; several in a row stay in order."""
 
-    def cancel_migration(self, migration_id: int) -> None:
-        """Drop what came, and what may still come, for a migration that was rolled back."""
-
-    def fence(self, instance_id: int) -> None:
-        """Cut an instance off: waits on it fail at once and nothing it sends is read any more."""
+    def receive_segment(self, tensor: Tensor) -> Pending:
+        """Receive KV at rest from the peer."""
 
     def close(self) -> None:
         """Leave: drop every connection, end every thread. To the peers, this process is then lost."""

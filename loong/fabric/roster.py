@@ -7,9 +7,8 @@ So each pair connects exactly once, whoever comes first, and a restarted process
 import fcntl
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import IntEnum, unique
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic, sleep
@@ -18,19 +17,12 @@ from loong.core.errors import ClusterError
 from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link
 from loong.fabric.mailbox import Mailbox
+from loong.fabric.traffic import Plane
 from loong.fabric.world import World
 
 _HELLO = struct.Struct("<II")  # rank, plane
 _WELCOME = b"\x01"
 _LONGEST_SOCKET_PATH = 107  # Linux, sun_path without its closing zero
-
-
-@unique
-class Plane(IntEnum):
-    """Migrations have connections of their own: a long segment must not delay a batch's small messages."""
-
-    BATCH = 0
-    MIGRATION = 1
 
 
 class Roster:
@@ -73,14 +65,6 @@ class Roster:
         if link is None or link.is_lost:
             raise PeerLostError(verb, *self._world.place(peer))
         return link
-
-    def cut(self, peers: Iterable[int]) -> None:
-        """Cut the connections to these peers, where there are any."""
-        with self._changed:
-            links = [self._links.get((peer, plane)) for peer in peers for plane in Plane]
-        for link in links:
-            if link is not None:
-                link.cut()
 
     def close(self) -> None:
         """Stop listening, cut every connection, end every thread."""

@@ -1,6 +1,6 @@
 """The data plane between CPU processes of one host, over Unix sockets."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from loong.core.errors import ClusterError
-from loong.fabric.errors import BatchAbandonedError, InvalidMessageError, PeerLostError
+from loong.fabric.errors import AbandonedError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link, bytes_of, memory_of
 from loong.fabric.mailbox import Address, Mailbox
 from loong.fabric.protocol import Pending
-from loong.fabric.roster import Plane, Roster
+from loong.fabric.roster import Roster
 from loong.fabric.tensor_parallel import TensorParallelGroup
-from loong.fabric.traffic import Channel, Traffic
+from loong.fabric.traffic import Channel, Plane, Traffic
 from loong.fabric.world import World
 
 
@@ -28,6 +28,14 @@ class _Batch:
     batch_id: int
     group: tuple[int, ...]
     links: Mapping[int, Link]  # by rank, without this process
+
+
+@dataclass(frozen=True, slots=True)
+class _Migration:
+    """The migration that is open, and the process at its other end."""
+
+    migration_id: int
+    link: Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class SocketFabric:
         self._mailbox = Mailbox(world)
         self._roster = Roster(directory, world, rank, self._mailbox, deadline)
         self._open_batch: _Batch | None = None
+        self._open_migration: _Migration | None = None
         self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
 
     def wait_for_peers(self) -> None:
@@ -83,23 +92,16 @@ class SocketFabric:
         """See Fabric."""
         if self._open_batch is not None:
             raise InvalidMessageError(f"batch {batch_id} opened inside batch {self._open_batch.batch_id}")
-        if batch_id <= self._mailbox.last_closed_batch:
-            raise InvalidMessageError(f"batch {batch_id} after batch {self._mailbox.last_closed_batch}")
         if self._instance_id not in group:
             raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
         ranks = [rank for i in group for rank in self._world.ranks(i) if rank != self._rank]
         links = {rank: self._roster.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
-        batch = self._open_batch = _Batch(batch_id, group, links)
-        try:
-            yield
-        except (PeerLostError, BatchAbandonedError):  # the others see it, or were told, as we were
-            raise
-        except BaseException:
-            self._abandon(batch)
-            raise
-        finally:
-            self._open_batch = None
-            self._mailbox.close_batch(batch_id)
+        with self._opened(Plane.BATCH, batch_id, links.values()):
+            self._open_batch = _Batch(batch_id, group, links)
+            try:
+                yield
+            finally:
+                self._open_batch = None
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """See Fabric."""
@@ -128,27 +130,35 @@ class SocketFabric:
         self._exchange_ranks(dict.fromkeys(listeners, payload), speakers, Channel.CONTROL).wait()
         return received
 
-    def send_segment(self, migration_id: int, destination: int, tensor: Tensor) -> Pending:
+    @contextmanager
+    def migration(self, migration_id: int, peer_id: int) -> Iterator[None]:
         """See Fabric."""
-        link = self._migration_link(destination, migration_id)
-        address = Address(Channel.SEGMENT, migration_id, self._rank)
-        sent = self._send(link, address, tensor) if _is_message(tensor) else None
+        if self._open_migration is not None:
+            raise InvalidMessageError(
+                f"migration {migration_id} opened inside migration {self._open_migration.migration_id}"
+            )
+        link = self._roster.link(self._counterpart(peer_id), Plane.MIGRATION, f"migration {migration_id}")
+        with self._opened(Plane.MIGRATION, migration_id, [link]):
+            self._open_migration = _Migration(migration_id, link)
+            try:
+                yield
+            finally:
+                self._open_migration = None
+
+    def send_segment(self, tensor: Tensor) -> Pending:
+        """See Fabric."""
+        migration = self._current_migration()
+        address = Address(Channel.SEGMENT, migration.migration_id, self._rank)
+        self._mailbox.check(address, (migration.link,))
+        sent = self._send(migration.link, address, tensor) if _is_message(tensor) else None
         return _Transfer(self._mailbox, (sent,) if sent else (), (), (), self._deadline)
 
-    def receive_segment(self, migration_id: int, source: int, tensor: Tensor) -> Pending:
+    def receive_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
-        link = self._migration_link(source, migration_id)
-        address = Address(Channel.SEGMENT, migration_id, link.rank)
+        migration = self._current_migration()
+        address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
         incoming = ((address, tensor),) if _is_message(tensor) else ()
-        return _Transfer(self._mailbox, (), incoming, (link,), self._deadline)
-
-    def cancel_migration(self, migration_id: int) -> None:
-        """See Fabric."""
-        self._mailbox.cancel_migration(migration_id)
-
-    def fence(self, instance_id: int) -> None:
-        """See Fabric."""
-        self._roster.cut(self._world.ranks(instance_id))
+        return _Transfer(self._mailbox, (), incoming, (migration.link,), self._deadline)
 
     def close(self) -> None:
         """See Fabric."""
@@ -174,10 +184,26 @@ class SocketFabric:
         )
         return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.links.values(), self._deadline)
 
-    def _abandon(self, batch: _Batch) -> None:
+    @contextmanager
+    def _opened(self, plane: Plane, batch_or_migration_id: int, links: Iterable[Link]) -> Iterator[None]:
+        """Until a batch or migration ends: then nothing of it is left, and whoever waits for us was told."""
+        last = self._mailbox.last_closed(plane)
+        if batch_or_migration_id <= last:
+            kind = plane.name.lower()
+            raise InvalidMessageError(f"{kind} {batch_or_migration_id} after {kind} {last}")
+        try:
+            yield
+        except (PeerLostError, AbandonedError):  # the others see it, or were told, as we were
+            raise
+        except BaseException:
+            self._abandon(Address(plane.abandoned, batch_or_migration_id, self._rank), links)
+            raise
+        finally:
+            self._mailbox.close(plane, batch_or_migration_id)
+
+    def _abandon(self, address: Address, links: Iterable[Link]) -> None:
         """Tell the others that nothing more comes from here, so that they do not wait for the deadline."""
-        address = Address(Channel.ABANDONED, batch.batch_id, self._rank)
-        for link in batch.links.values():
+        for link in links:
             with suppress(ClusterError):
                 self._send(link, address, torch.empty(0, dtype=torch.uint8))
 
@@ -201,6 +227,11 @@ class SocketFabric:
             )
         return self._open_batch
 
+    def _current_migration(self) -> _Migration:
+        if self._open_migration is None:
+            raise InvalidMessageError("no migration is open: segments need `with fabric.migration(...)`")
+        return self._open_migration
+
     def _link_in(self, batch: _Batch, rank: int) -> Link:
         if rank not in batch.links:
             instance_id = self._world.instance_id(rank)
@@ -208,10 +239,6 @@ class SocketFabric:
                 f"instance {instance_id} is not in the group {batch.group} of the batch"
             )
         return batch.links[rank]
-
-    def _migration_link(self, instance_id: int, migration_id: int) -> Link:
-        verb = f"segment of migration {migration_id}"
-        return self._roster.link(self._counterpart(instance_id), Plane.MIGRATION, verb)
 
     def _counterpart(self, instance_id: int) -> int:
         return self._world.rank(instance_id, self._world.tp_rank(self._rank))

@@ -8,6 +8,19 @@ from typing import NamedTuple
 
 
 @unique
+class Plane(IntEnum):
+    """Migrations have connections of their own: a long segment must not delay a batch's small messages."""
+
+    BATCH = 0
+    MIGRATION = 1
+
+    @property
+    def abandoned(self) -> "Channel":
+        """Where a process says that it left a batch or migration by an error of its own."""
+        return Channel.BATCH_ABANDONED if self is Plane.BATCH else Channel.MIGRATION_ABANDONED
+
+
+@unique
 class Channel(IntEnum):
     """What a message is for. Messages of different channels are never mistaken for one another."""
 
@@ -17,7 +30,14 @@ class Channel(IntEnum):
     CONTROL = 4
     TENSOR_PARALLEL = 5
     SEGMENT = 6
-    ABANDONED = 7  # the sender has left the batch by an error
+    BATCH_ABANDONED = 7
+    MIGRATION_ABANDONED = 8
+
+    @property
+    def plane(self) -> Plane:
+        """What its messages belong to: a batch or a migration."""
+        is_of_migration = self in (Channel.SEGMENT, Channel.MIGRATION_ABANDONED)
+        return Plane.MIGRATION if is_of_migration else Plane.BATCH
 
 
 class Sent(NamedTuple):

@@ -18,8 +18,9 @@ _TOKENS_PER_MESSAGE = 4096
 class SegmentMover:
     """This worker's part in migrations between its own pools (by instance id) and those of others.
 
-    The destination takes slots first and copies into them; neither end frees anything. The engine releases
-    the source's slots when both ends are done, or the destination's if either failed.
+    The destination takes slots first and copies into them; neither end frees anything. An end that fails
+    tells the other, so both are soon done. The engine then releases the source's slots, or the
+    destination's if either failed.
     """
 
     def __init__(self, config: WorkerConfig, pools: Mapping[InstanceId, KVPool], fabric: Fabric) -> None:
@@ -34,11 +35,10 @@ class SegmentMover:
             if source is not None and destination is not None:
                 self._copy(migration, source, destination)
             elif source is not None:
-                self._send(command.migration_id, migration, source)
+                self._send(command, source)
             elif destination is not None:
-                self._receive(command.migration_id, migration, destination)
+                self._receive(command, destination)
         except (ClusterError, InvalidPlanError):
-            self._fabric.cancel_migration(command.migration_id)
             return False
         return True
 
@@ -50,24 +50,25 @@ class SegmentMover:
             kv = source.rows(layer, from_slots)
             destination.store(layer, to_slots, kv[:, 0], kv[:, 1])
 
-    def _send(self, migration_id: int, migration: KVMigration, pool: KVPool) -> None:
-        peer_id = self._config.home_of(migration.destination_id)
-        for positions in _pieces(migration.segment.positions):
-            slots = pool.slots(migration.segment.owner_id, positions)
-            kv = torch.stack([pool.rows(layer, slots) for layer in range(pool.num_layers)])
-            self._fabric.send_segment(migration_id, peer_id, kv).wait()
+    def _send(self, command: MoveKV, pool: KVPool) -> None:
+        segment, peer_id = command.migration.segment, self._config.home_of(command.migration.destination_id)
+        with self._fabric.migration(command.migration_id, peer_id):
+            for positions in _pieces(segment.positions):
+                slots = pool.slots(segment.owner_id, positions)
+                kv = torch.stack([pool.rows(layer, slots) for layer in range(pool.num_layers)])
+                self._fabric.send_segment(kv).wait()
 
-    def _receive(self, migration_id: int, migration: KVMigration, pool: KVPool) -> None:
-        peer_id = self._config.home_of(migration.segment.instance_id)
-        owner_id = migration.segment.owner_id
-        slots = pool.allocate(owner_id, migration.segment.positions)
-        done = 0
-        for positions in _pieces(migration.segment.positions):
-            kv = pool.empty_rows(len(positions))
-            self._fabric.receive_segment(migration_id, peer_id, kv).wait()
-            for layer in range(pool.num_layers):
-                pool.store(layer, slots[done : done + len(positions)], kv[layer, :, 0], kv[layer, :, 1])
-            done += len(positions)
+    def _receive(self, command: MoveKV, pool: KVPool) -> None:
+        segment = command.migration.segment
+        with self._fabric.migration(command.migration_id, self._config.home_of(segment.instance_id)):
+            slots = pool.allocate(segment.owner_id, segment.positions)
+            done = 0
+            for positions in _pieces(segment.positions):
+                kv = pool.empty_rows(len(positions))
+                self._fabric.receive_segment(kv).wait()
+                for layer in range(pool.num_layers):
+                    pool.store(layer, slots[done : done + len(positions)], kv[layer, :, 0], kv[layer, :, 1])
+                done += len(positions)
 
 
 def _pieces(positions: range) -> Iterator[range]:

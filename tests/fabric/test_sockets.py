@@ -1,13 +1,14 @@
 """Every verb between real processes: what is sent arrives where it should, and is counted once."""
 
 import itertools
+from contextlib import suppress
 from threading import Thread
 
 import pytest
 import torch
 from socket_worlds import run_in_world
 
-from loong.fabric.errors import InvalidMessageError
+from loong.fabric.errors import AbandonedError, InvalidMessageError
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Channel, Sent, TrafficSnapshot
 from loong.fabric.world import World
@@ -122,11 +123,10 @@ def migrate_during_a_ring(fabric: SocketFabric, instance_id: int, tp_rank: int) 
     received = [torch.zeros(1 << 19) for _ in halves]
 
     def migrate() -> None:
-        for sent, into in zip(halves, received, strict=True):
-            pending = (
-                fabric.send_segment(7, 1, sent) if instance_id == 0 else fabric.receive_segment(7, 0, into)
-            )
-            pending.wait()
+        with fabric.migration(7, 1 - instance_id):
+            for sent, into in zip(halves, received, strict=True):
+                pending = fabric.send_segment(sent) if instance_id == 0 else fabric.receive_segment(into)
+                pending.wait()
 
     migration = Thread(target=migrate)
     migration.start()
@@ -218,19 +218,21 @@ def test_what_is_left_of_one_batch_is_not_taken_for_the_next() -> None:
     assert run_in_world(leave_messages_behind, World(2, 1))[1] == block(10).tolist()
 
 
-def cancel_then_receive_another(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[int]:
+def fail_then_receive_another(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[int]:
     incoming = torch.empty(6, dtype=torch.int64)
-    if instance_id == 0:
-        fabric.send_segment(5, 1, block(1)).wait()
-        fabric.send_segment(6, 1, block(2)).wait()
-    else:
-        fabric.receive_segment(6, 0, incoming).wait()
-        fabric.cancel_migration(5)
+    for migration_id in (5, 6):
+        with suppress(AbandonedError, ZeroDivisionError), fabric.migration(migration_id, 1 - instance_id):
+            if instance_id == 0:
+                fabric.send_segment(block(migration_id)).wait()
+            elif migration_id == 5:
+                raise ZeroDivisionError
+            else:
+                fabric.receive_segment(incoming).wait()
     return incoming.tolist()
 
 
-def test_a_cancelled_migration_leaves_the_others_alone() -> None:
-    assert run_in_world(cancel_then_receive_another, World(2, 1))[1] == block(2).tolist()
+def test_what_is_left_of_a_failed_migration_is_not_taken_for_the_next() -> None:
+    assert run_in_world(fail_then_receive_another, World(2, 1))[1] == block(6).tolist()
 
 
 def misuse(fabric: SocketFabric, instance_id: int, tp_rank: int) -> None:
@@ -252,6 +254,23 @@ def misuse(fabric: SocketFabric, instance_id: int, tp_rank: int) -> None:
         with pytest.raises(InvalidMessageError, match=r"24 bytes came from rank . where 12 were expected"):
             fabric.ring_step((0, 1), x, x[0].clone()).wait()
     with pytest.raises(InvalidMessageError, match="batch 4 after batch 4"), fabric.batch(4, (0, 1)):
+        pass
+    misuse_a_migration(fabric, 1 - instance_id, x)
+
+
+def misuse_a_migration(fabric: SocketFabric, peer_id: int, x: torch.Tensor) -> None:
+    with pytest.raises(InvalidMessageError, match="no migration is open"):
+        fabric.send_segment(x)
+    with (
+        fabric.migration(4, peer_id),
+        pytest.raises(InvalidMessageError, match="migration 5 opened inside migration 4"),
+        fabric.migration(5, peer_id),
+    ):
+        pass
+    with (
+        pytest.raises(InvalidMessageError, match="migration 3 after migration 4"),
+        fabric.migration(3, peer_id),
+    ):
         pass
 
 

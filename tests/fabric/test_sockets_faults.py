@@ -1,4 +1,4 @@
-"""Peers that die, stop, wake up late, are fenced off or come back: always an error, never a hang."""
+"""Peers that die, stop, wake up late, leave by an error or come back: always an error, never a hang."""
 
 import os
 import signal
@@ -13,9 +13,8 @@ import torch
 from processes import Exited, context, run_on_ranks
 from socket_worlds import run_in_world
 
-from loong.fabric.errors import BatchAbandonedError, DeadlineError, InvalidMessageError, PeerLostError
+from loong.fabric.errors import AbandonedError, DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.sockets import SocketFabric
-from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 
 NEVER = 600.0  # a deadline no test lives to see
@@ -107,13 +106,13 @@ def fail(fabric: SocketFabric, ring: tuple[int, ...], num_steps: int) -> None:
 def abandon_one_batch(fabric: SocketFabric, instance_id: int, tp_rank: int) -> tuple[int, list[float]]:
     """Instance 1 leaves batch 0 by an error; all take part in batch 1. Returns who was said to have left."""
     ring, incoming = (0, 1, 2), torch.zeros(1)
-    part, expected = (fail, ZeroDivisionError) if instance_id == 1 else (turn, BatchAbandonedError)
+    part, expected = (fail, ZeroDivisionError) if instance_id == 1 else (turn, AbandonedError)
     with pytest.raises(expected) as caught, fabric.batch(0, ring):
         part(fabric, ring, 2)
     with fabric.batch(1, ring):
         fabric.ring_step(ring, torch.tensor([float(instance_id)]), incoming).wait()
     error = caught.value
-    return error.instance_id if isinstance(error, BatchAbandonedError) else -1, incoming.tolist()
+    return error.instance_id if isinstance(error, AbandonedError) else -1, incoming.tolist()
 
 
 def test_an_error_in_one_process_ends_the_batch_on_all_and_leaves_the_next_alone() -> None:
@@ -121,19 +120,26 @@ def test_an_error_in_one_process_ends_the_batch_on_all_and_leaves_the_next_alone
     assert results == [(1, [2.0]), (-1, [0.0]), (1, [1.0])]
 
 
-def wait_for_the_fenced(fabric: SocketFabric, instance_id: int, tp_rank: int) -> int:
-    """Nobody sends; instance 0 has another thread fence instance 1 off, once both have joined."""
-    with fabric.batch(0, (0, 1)):
-        fabric.exchange_control((0, 1), torch.zeros(1, dtype=torch.int64))
-    if instance_id == 0:
-        threading.Thread(target=fabric.fence, args=(1,)).start()
-    with pytest.raises(PeerLostError) as caught, fabric.batch(1, (0, 1)):
-        fabric.exchange({}, {1 - instance_id: torch.zeros(1)}, Channel.PARTIALS).wait()
-    return caught.value.instance_id
+def abandon_one_migration(fabric: SocketFabric, instance_id: int, tp_rank: int) -> float:
+    """Instance 1 leaves migration 0 by an error; instance 0 may then neither wait for it nor send more."""
+    x = torch.ones(1)
+    if instance_id == 1:
+        with pytest.raises(ZeroDivisionError), fabric.migration(0, 0):
+            raise ZeroDivisionError
+        with fabric.migration(1, 0):
+            fabric.send_segment(2 * x).wait()
+    else:
+        with fabric.migration(0, 1):
+            for verb in (fabric.receive_segment, fabric.send_segment):
+                with pytest.raises(AbandonedError, match=r"segment of migration 0: instance 1 .* left"):
+                    verb(x).wait()
+        with fabric.migration(1, 1):
+            fabric.receive_segment(x).wait()
+    return x.item()
 
 
-def test_fencing_an_instance_ends_the_waits_on_it_and_its_own() -> None:
-    assert run_in_world(wait_for_the_fenced, World(2, 1), deadline=NEVER) == [1, 0]
+def test_an_error_at_one_end_of_a_migration_ends_it_at_the_other_and_leaves_the_next_alone() -> None:
+    assert run_in_world(abandon_one_migration, World(2, 1), deadline=NEVER) == [2.0, 1.0]
 
 
 def die_and_return(rank: int, directory: Path, is_dead: Event) -> float:
