@@ -55,7 +55,7 @@ class Scheduling:
         """Start what the policy wants; false if that freed KV, for no event will tell of the room."""
         snapshot = self.state.snapshot(event.time)
         plan = self._policy(snapshot, self._cost_model)
-        instructions = self.state.commit(plan, event.time)
+        instructions = self.state.commit(plan, snapshot)
         self._executor.submit(instructions)
         self.timeline.record(event, snapshot, instructions)
         return not any(isinstance(instruction, ReleaseKV) for instruction in instructions)

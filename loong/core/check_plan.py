@@ -44,7 +44,7 @@ def check_groups_are_idle(snapshot: Snapshot, plan: IterationPlan) -> None:
                 raise InvalidPlanError(f"a batch names instance {instance_id}, which does not exist")
             if instance.kind is InstanceKind.HOST:
                 raise InvalidPlanError(f"instance {instance_id} is a host tier and runs no batch")
-            if instance.batch_id is not None:
+            if not instance.is_idle:
                 raise InvalidPlanError(f"instance {instance_id} is running batch {instance.batch_id}")
             if instance_id in taken:
                 raise InvalidPlanError(f"instance {instance_id} is given two batches")

@@ -64,11 +64,10 @@ class MigrationFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted:
-    """A request is to end now: its client left, or it failed (`reason` says which)."""
+    """A request is to end now: its client left."""
 
     time: float
     request_id: RequestId
-    reason: FinishReason = FinishReason.ABORT
 
 
 @dataclass(frozen=True, slots=True)

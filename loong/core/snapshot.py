@@ -12,7 +12,11 @@ from loong.core.request import RequestId, RequestView
 
 @dataclass(frozen=True, slots=True)
 class RunningBatch:
-    """A batch in flight. `last_step` is where its lease will end at the latest."""
+    """A batch in flight.
+
+    `last_step` is the step before which its lease is to end. A group that hears of it too late goes beyond,
+    but never beyond `plan.num_steps`.
+    """
 
     batch_id: int
     plan: BatchPlan
@@ -44,7 +48,7 @@ class ClusterStats:
 class Snapshot:
     """All that a policy may know. Waiting requests have no KV; running ones have, or are in a batch.
 
-    Both are in order of arrival.
+    Both are in order of arrival. `version` is that of the state: each event and each plan makes another.
     """
 
     now: float
@@ -54,6 +58,7 @@ class Snapshot:
     batches: tuple[RunningBatch, ...] = ()
     migrations: tuple[KVMigration, ...] = ()
     stats: ClusterStats = field(default_factory=ClusterStats)
+    version: int = 0
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:
@@ -64,11 +69,6 @@ class Snapshot:
     def request(self) -> dict[RequestId, RequestView]:
         """Live requests by id."""
         return {view.request_id: view for view in (*self.waiting, *self.running)}
-
-    @property
-    def idle_instances(self) -> tuple[ElasticInstance, ...]:
-        """The instances that can run a batch now."""
-        return tuple(instance for instance in self.instances if instance.is_idle)
 
     @property
     def kv_capacity(self) -> int:

@@ -62,7 +62,7 @@ class RandomPolicy:
                     yield KVMigration(replace(segment, positions=positions), target)
 
     def batches(self, views: list[RequestView]) -> tuple[BatchPlan, ...]:
-        idle = [i.instance_id for i in self.snapshot.idle_instances]
+        idle = [i.instance_id for i in self.snapshot.instances if i.is_idle]
         self.random.shuffle(idle)
         cut = self.random.randint(0, len(idle))
         found = (self.batch(tuple(ids), views) for ids in (idle[:cut], idle[cut:]) if ids)

@@ -16,7 +16,7 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.instructions import MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
+from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import (
     BatchPlan,
@@ -61,10 +61,14 @@ def token(batch_id: int, step: int, token_id: int, reason: FinishReason | None =
 def prefilled(*masters: InstanceId) -> ClusterState:
     """As `cluster`, with r's prompt striped over the masters, and its first token, 60."""
     state = cluster()
-    state.commit(IterationPlan((prefill(*masters),)), 0.0)
+    commit(state, IterationPlan((prefill(*masters),)), 0.0)
     state.apply(token(1, 0, 60))
     state.apply(BatchFinished(1.0, 1, 1))
     return state
+
+
+def commit(state: ClusterState, plan: IterationPlan, now: float) -> tuple[Instruction, ...]:
+    return state.commit(plan, state.snapshot(now))
 
 
 def used(state: ClusterState) -> list[int]:
@@ -75,14 +79,14 @@ def used(state: ClusterState) -> list[int]:
 def test_a_batch_tells_its_group_the_tokens_and_reserves_their_slots() -> None:
     state, plan = cluster(), prefill(1, 0)
     given = RequestInput("r", PROMPT, 4, 0, Placement(), PARAMS)
-    assert state.commit(IterationPlan((plan,)), 0.0) == (RunBatch(1, plan, (given,)),)
+    assert commit(state, IterationPlan((plan,)), 0.0) == (RunBatch(1, plan, (given,)),)
     assert used(state) == [2, 2, 0, 0]
     assert [i.batch_id for i in state.snapshot(0.0).instances] == [1, 1, None, None]
 
 
 def test_a_chunk_before_the_last_samples_nothing() -> None:
     state = cluster()
-    (run,) = state.commit(IterationPlan((prefill(2, chunk=range(3)),)), 0.0)
+    (run,) = commit(state, IterationPlan((prefill(2, chunk=range(3)),)), 0.0)
     assert isinstance(run, RunBatch)
     assert run.inputs == (RequestInput("r", PROMPT[:3], 4, 0, Placement(), None),)
     with pytest.raises(InvalidEventError, match="of r, which it does not sample"):
@@ -96,11 +100,11 @@ def test_a_chunk_before_the_last_samples_nothing() -> None:
 def test_a_lease_that_ends_early_gives_back_the_slots_of_steps_not_taken() -> None:
     state = prefilled(0, 1)
     plan = lease(5, 0, 1)
-    state.commit(IterationPlan((plan,)), 1.0)
+    commit(state, IterationPlan((plan,)), 1.0)
     assert used(state) == [2, 7, 0, 0]
     state.apply(token(2, 0, 61))
     end = IterationPlan(lease_ends=(LeaseEnd(2, 2),))
-    assert state.commit(end, 1.0) == (StopLease(2, plan.group, 2),)
+    assert commit(state, end, 1.0) == (StopLease(2, plan.group, 2),)
     state.apply(token(2, 1, 62))
     assert state.apply(BatchFinished(2.0, 2, 2)) == ()
     assert used(state) == [2, 4, 0, 0]
@@ -110,7 +114,7 @@ def test_a_lease_that_ends_early_gives_back_the_slots_of_steps_not_taken() -> No
 
 def test_a_request_that_ends_frees_its_kv_when_its_batch_is_done() -> None:
     state = prefilled(0, 1)
-    state.commit(IterationPlan((lease(5, 0, 1, 2),)), 1.0)
+    commit(state, IterationPlan((lease(5, 0, 1, 2),)), 1.0)
     assert state.apply(token(2, 0, 61, FinishReason.STOP)) == ()
     assert state.apply(RequestAborted(2.0, "r")) == ()  # its client left just then
     assert state.apply(BatchFinished(2.0, 2, 1)) == (ReleaseKV("r", (0, 1, 2)),)
@@ -120,7 +124,7 @@ def test_a_request_that_ends_frees_its_kv_when_its_batch_is_done() -> None:
 
 def test_an_abort_ends_the_lease_at_the_next_step() -> None:
     state = prefilled(0)
-    state.commit(IterationPlan((lease(5, 0),)), 1.0)
+    commit(state, IterationPlan((lease(5, 0),)), 1.0)
     state.apply(token(2, 0, 61))
     assert state.apply(RequestAborted(1.5, "r")) == (StopLease(2, ESPGroup((0,)), 2),)
     assert state.apply(RequestAborted(1.6, "r")) == ()
@@ -140,7 +144,9 @@ def test_a_migration_commits_by_releasing_its_source_and_rolls_back_by_its_desti
     segment = KVSegment("r", range(0, 4, 2), 0)
     for migration_id, is_committed in ((2, False), (3, True)):
         migration = KVMigration(segment, 2)
-        assert state.commit(IterationPlan(migrations=(migration,)), 1.0) == (MoveKV(migration_id, migration),)
+        assert commit(state, IterationPlan(migrations=(migration,)), 1.0) == (
+            MoveKV(migration_id, migration),
+        )
         assert used(state) == [2, 2, 2, 0]
         stale = 0 if is_committed else 2
         assert state.apply(MigrationFinished(2.0, migration_id, is_committed)) == (
@@ -151,17 +157,17 @@ def test_a_migration_commits_by_releasing_its_source_and_rolls_back_by_its_desti
 
 def test_a_preempted_request_waits_and_is_computed_again_with_what_it_produced() -> None:
     state = prefilled(0, 1)
-    assert state.commit(IterationPlan(preemptions=(Preemption("r"),)), 1.0) == (ReleaseKV("r", (0, 1)),)
+    assert commit(state, IterationPlan(preemptions=(Preemption("r"),)), 1.0) == (ReleaseKV("r", (0, 1)),)
     (view,) = state.snapshot(1.0).waiting
     assert (view.num_uncomputed_tokens, view.num_output_tokens) == (5, 1)
-    (run,) = state.commit(IterationPlan((prefill(3, chunk=range(5)),)), 1.0)
+    (run,) = commit(state, IterationPlan((prefill(3, chunk=range(5)),)), 1.0)
     assert isinstance(run, RunBatch)
     assert run.inputs[0].token_ids == (*PROMPT, 60)
 
 
 def test_when_an_instance_is_lost_its_peers_free_even_what_they_had_only_reserved() -> None:
     state = cluster()
-    state.commit(IterationPlan((prefill(0, 1, 2),)), 0.0)
+    commit(state, IterationPlan((prefill(0, 1, 2),)), 0.0)
     assert state.apply(InstanceLost(1.0, 1)) == (ReleaseKV("r", (0, 2)),)
     assert used(state) == [0, 0, 0]
     assert [i.batch_id for i in state.snapshot(1.0).instances] == [None] * 3
@@ -170,14 +176,14 @@ def test_when_an_instance_is_lost_its_peers_free_even_what_they_had_only_reserve
 
 def test_a_source_that_is_lost_in_a_migration_costs_the_destination_its_slots() -> None:
     state = prefilled(0)
-    state.commit(IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)
+    commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)
     assert state.apply(InstanceLost(1.0, 0)) == (ReleaseKV("r", (1,)),)
     assert used(state) == [0, 0, 0]
 
 
 def test_a_destination_that_is_lost_in_a_migration_costs_nothing() -> None:
     state = prefilled(0)
-    state.commit(IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)
+    commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)
     assert state.apply(InstanceLost(1.0, 1)) == ()
     assert used(state) == [4, 0, 0]
     (view,) = state.snapshot(1.0).running
@@ -186,7 +192,7 @@ def test_a_destination_that_is_lost_in_a_migration_costs_nothing() -> None:
 
 def test_a_loss_waits_for_a_migration_of_the_same_request_between_two_others() -> None:
     state = prefilled(0, 1)
-    state.commit(IterationPlan(migrations=(KVMigration(KVSegment("r", range(1, 4, 2), 1), 2),)), 1.0)
+    commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(1, 4, 2), 1), 2),)), 1.0)
     assert state.apply(InstanceLost(1.0, 0)) == ()
     assert used(state) == [2, 2, 0]
     assert state.apply(MigrationFinished(2.0, 2, is_committed=True)) == (
@@ -199,7 +205,7 @@ def test_a_loss_waits_for_a_migration_of_the_same_request_between_two_others() -
 
 def test_scale_ups_and_downs_are_counted_from_one_batch_to_the_next() -> None:
     state = prefilled(0, 1)
-    state.commit(IterationPlan((lease(1, 0, 1, 2),)), 1.0)
+    commit(state, IterationPlan((lease(1, 0, 1, 2),)), 1.0)
     stats = state.snapshot(1.0).stats
     assert (stats.num_scale_ups, stats.num_scale_downs) == (1, 0)
     assert stats.num_batches_by_dop == {2: 1, 3: 1}
@@ -224,7 +230,7 @@ def test_an_event_that_cannot_have_happened_is_refused_and_changes_nothing(
     event: Event, message: str
 ) -> None:
     state = prefilled(0)
-    state.commit(IterationPlan((lease(3, 0),)), 1.0)
+    commit(state, IterationPlan((lease(3, 0),)), 1.0)
     before = state.snapshot(1.0)
     with pytest.raises(InvalidEventError, match=message):
         state.apply(event)
@@ -235,9 +241,21 @@ def test_an_event_that_cannot_have_happened_is_refused_and_changes_nothing(
 def test_a_request_may_not_go_on_past_its_last_token() -> None:
     state = ClusterState((ElasticInstance(0, 1, InstanceKind.FULL, 20),))
     state.apply(RequestArrived(0.0, Request("r", PROMPT, SamplingParams(max_tokens=1), 0.0)))
-    state.commit(IterationPlan((prefill(0),)), 0.0)
+    commit(state, IterationPlan((prefill(0),)), 0.0)
     with pytest.raises(InvalidEventError, match="request r goes on after 1 of at most 1 tokens"):
         state.apply(token(1, 0, 60))
+
+
+def test_a_plan_made_before_an_event_or_another_plan_is_refused() -> None:
+    state, plan = prefilled(0), IterationPlan((lease(3, 0),))
+    before = state.snapshot(1.0)
+    state.apply(RequestAborted(1.0, "s"))
+    with pytest.raises(InvalidPlanError, match="for version 4 of the state, but it is at 5"):
+        state.commit(plan, before)
+    after = state.snapshot(1.0)
+    state.commit(plan, after)
+    with pytest.raises(InvalidPlanError, match="for version 5 of the state, but it is at 6"):
+        state.commit(plan, after)
 
 
 def test_a_refused_plan_changes_nothing() -> None:
@@ -245,5 +263,5 @@ def test_a_refused_plan_changes_nothing() -> None:
     before = state.snapshot(1.0)
     plan = IterationPlan((lease(3, 0),), preemptions=(Preemption("r"),))
     with pytest.raises(InvalidPlanError, match="r is planned 2 times"):
-        state.commit(plan, 1.0)
+        commit(state, plan, 1.0)
     assert state.snapshot(1.0) == before

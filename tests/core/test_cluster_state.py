@@ -190,11 +190,9 @@ class Cluster(RuleBasedStateMachine):
     def abort(self, index: int) -> None:
         """Of a request in any state, ended and gone ones included."""
         if len(self.requests) > index:
-            self.abort_request(sorted(self.requests)[-index - 1], FinishReason.ABORT)
-
-    def abort_request(self, request_id: RequestId, reason: FinishReason) -> None:
-        self.ended.add(request_id)
-        self.apply(RequestAborted(self.now(), request_id, reason))
+            request_id = sorted(self.requests)[-index - 1]
+            self.ended.add(request_id)
+            self.apply(RequestAborted(self.now(), request_id))
 
     @rule(seed=seeds, num_turns=st.integers(1, 40))
     def go_on(self, seed: int, num_turns: int) -> None:
@@ -212,9 +210,9 @@ class Cluster(RuleBasedStateMachine):
     def commit(self, plan: IterationPlan) -> None:
         before = self.view()
         with pytest.raises(InvalidPlanError, match="nobody"):
-            self.state.commit(replace(plan, preemptions=(*plan.preemptions, Preemption("nobody"))), 0.0)
+            self.state.commit(replace(plan, preemptions=(*plan.preemptions, Preemption("nobody"))), before)
         assert self.view() == before
-        instructions = self.state.commit(plan, self.time)
+        instructions = self.state.commit(plan, before)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 self.check_inputs(instruction)
@@ -244,14 +242,10 @@ class Cluster(RuleBasedStateMachine):
         batch.num_steps_taken += 1
         for request_id in sampled:
             batch.num_computed[request_id] = step + 1
-        failed = sampled.pop() if sampled and random.random() < 0.05 else None
         cut = random.randint(0, len(sampled))  # two masters report in turn
         for part in (sampled[:cut], sampled[cut:]):
             tokens = tuple(self.token(batch, request_id, random) for request_id in part)
             self.apply(TokensProduced(self.now(), batch_id, step, tokens))
-        if failed is not None:
-            batch.left.add(failed)
-            self.abort_request(failed, FinishReason.ERROR)
 
     def token(self, batch: ToyBatch, request_id: RequestId, random: Random) -> ProducedToken:
         token_id, outputs = random.randint(STOP_TOKEN, 12), self.outputs[request_id]
@@ -259,6 +253,8 @@ class Cluster(RuleBasedStateMachine):
             return ProducedToken(request_id, token_id)
         outputs.append(token_id)
         reason = self.requests[request_id].sampling_params.finish_reason(len(outputs), token_id)
+        if random.random() < 0.05:
+            reason = FinishReason.ERROR
         if reason is not None:
             batch.left.add(request_id)
             self.ended.add(request_id)

@@ -45,7 +45,7 @@ def apart(groups: Mapping[RequestId, tuple[InstanceId, ...]], num_steps: Mapping
     """Each request alone on its group, all of its prompt at once; in leases if it has `num_steps`."""
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
-        idle = {instance.instance_id for instance in snapshot.idle_instances}
+        idle = {instance.instance_id for instance in snapshot.instances if instance.is_idle}
         batches: list[BatchPlan] = []
         for view in plannable(snapshot):
             request_id, group = view.request_id, groups[view.request_id]

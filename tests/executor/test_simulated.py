@@ -44,7 +44,7 @@ class Stage:
         return events
 
     def commit(self, plan: IterationPlan) -> None:
-        self.executor.submit(self.state.commit(plan, self.executor.now))
+        self.executor.submit(self.state.commit(plan, self.state.snapshot(self.executor.now)))
 
     def run(self, batch: BatchPlan) -> None:
         self.commit(IterationPlan(batches=(batch,)))

@@ -116,7 +116,7 @@ class _Draw:
 
     def _batches(self, views: list[RequestView]) -> Iterator[BatchPlan]:
         """Groups of idle instances, each around a request whose KV they hold, with others that fit."""
-        idle = {instance.instance_id for instance in self.snapshot.idle_instances}
+        idle = {instance.instance_id for instance in self.snapshot.instances if instance.is_idle}
         while views and idle:
             held = set(views[0].placement.instance_ids)
             extra = sorted(idle - held)
