@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.workers import Endpoints, WorkersExecutor
-from loong.worker.config import WorkerConfig, host_tier_id
+from loong.worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 

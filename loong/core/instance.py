@@ -41,6 +41,16 @@ class ElasticInstance:
         return self.batch_id is None and self.kind is not InstanceKind.HOST
 
 
+def host_tier_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
+    """The id of the host tier that an instance keeps; `num_instances` does not count host tiers."""
+    return num_instances + instance_id
+
+
+def home_instance_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
+    """The instance whose processes keep the pool of `instance_id`: itself, or whose host tier it is."""
+    return instance_id % num_instances
+
+
 @dataclass(frozen=True, slots=True)
 class ESPGroup:
     """The instances that run one batch; their order is the ring order."""

@@ -20,6 +20,7 @@ from loong.core.events import (
     MigrationFinished,
     TokensProduced,
 )
+from loong.core.instance import home_instance_id
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.wire import (
@@ -52,7 +53,7 @@ class Endpoints:
 
     def workers_of(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
         """The ranks of an instance, or of the instance that keeps a host tier."""
-        home_id = instance_id % self.num_instances
+        home_id = home_instance_id(instance_id, self.num_instances)
         return tuple(worker_id for worker_id in self.commands if worker_id[0] == home_id)
 
 

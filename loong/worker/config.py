@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
 
 
@@ -37,9 +38,4 @@ class WorkerConfig:
 
     def home_of(self, instance_id: InstanceId) -> InstanceId:
         """The instance whose processes keep the pool of `instance_id`, itself or its host tier."""
-        return instance_id % self.num_instances
-
-
-def host_tier_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
-    """The id of the host tier of an instance."""
-    return num_instances + instance_id
+        return home_instance_id(instance_id, self.num_instances)

@@ -1,7 +1,7 @@
 import pytest
 
 from loong.core.errors import InvalidPlanError
-from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind, home_instance_id, host_tier_id
 from loong.core.placement import KVSegment
 from loong.core.plan import KVMigration
 
@@ -47,3 +47,10 @@ def test_a_migration_goes_somewhere_else() -> None:
     with pytest.raises(InvalidPlanError, match="already on instance 1"):
         KVMigration(segment, 1)
     assert KVMigration(segment, 2).arriving == KVSegment("r", range(0, 8, 2), 2)
+
+
+def test_an_instance_is_home_to_itself_and_to_its_host_tier() -> None:
+    for instance_id in range(3):
+        for kept_id in (instance_id, host_tier_id(instance_id, 3)):
+            assert home_instance_id(kept_id, 3) == instance_id
+    assert [host_tier_id(i, 3) for i in range(3)] == [3, 4, 5]
