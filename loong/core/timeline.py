@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loong.core.events import BatchFinished, Event
+from loong.core.events import BatchFinished, Event, InstanceLost
 from loong.core.instance import ESPGroup
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import InstanceId
@@ -49,9 +49,19 @@ class Timeline:
                     kv_used,
                 )
             )
+        if isinstance(event, InstanceLost):
+            self._drop_batches_of(event.instance_id)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 self._running[instruction.batch_id] = (instruction, event.time)
+
+    def _drop_batches_of(self, instance_id: InstanceId) -> None:
+        """A batch that lost an instance never finishes."""
+        self._running = {
+            batch_id: (batch, started_at)
+            for batch_id, (batch, started_at) in self._running.items()
+            if instance_id not in batch.plan.group.instance_ids
+        }
 
 
 def _phase(batch: RunBatch) -> str:

@@ -1,0 +1,28 @@
+"""Which batches the timeline of `loong.core.timeline` keeps."""
+
+from loong.core.events import BatchFinished, Event, InstanceLost
+from loong.core.instance import ESPGroup
+from loong.core.instructions import RunBatch
+from loong.core.plan import BatchPlan
+from loong.core.snapshot import Snapshot
+from loong.core.timeline import Timeline
+
+
+def told(*events: Event) -> list[tuple[int, float, float]]:
+    """Batches 1 on (0, 1) and 2 on (2,) start at time 1; id, start and end of the slices after `events`."""
+    batches = [RunBatch(i, BatchPlan(ESPGroup(group), (), ()), ()) for i, group in ((1, (0, 1)), (2, (2,)))]
+    timeline = Timeline(max_slices=9)
+    timeline.record(InstanceLost(1.0, 9), Snapshot(1.0, ()), batches)
+    for event in events:
+        timeline.record(event, Snapshot(event.time, ()), ())
+    return [(piece.batch_id, piece.started_at, piece.ended_at) for piece in timeline.slices]
+
+
+def test_a_batch_is_a_slice_once_it_has_finished() -> None:
+    assert told(BatchFinished(3.0, 2, 1)) == [(2, 1.0, 3.0)]
+    assert told(BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1)) == [(2, 1.0, 3.0), (1, 1.0, 4.0)]
+
+
+def test_a_batch_whose_instance_is_lost_never_is() -> None:
+    events = (InstanceLost(2.0, 1), BatchFinished(3.0, 1, 1), BatchFinished(4.0, 2, 1))
+    assert told(*events) == [(2, 1.0, 4.0)]
