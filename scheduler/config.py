@@ -21,4 +21,5 @@ class PolicyConfig:
         for name in ("target_ttft", "max_num_batched_tokens", "lease_steps"):
             value = getattr(self, name)
             if not value > 0:
-                raise ConfigError(f"{name} must be above 0, but is {value}")
+                flag = name.replace("_", "-")
+                raise ConfigError(f"{name} (--{flag}) must be above 0, but is {value}")

@@ -14,7 +14,8 @@ def test_an_unknown_policy_is_named_beside_those_that_exist() -> None:
 
 @pytest.mark.parametrize("field", ["target_ttft", "max_num_batched_tokens", "lease_steps"])
 def test_a_config_of_nothing_is_refused(field: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field} must be above 0, but is 0"):
+    flag = field.replace("_", "-")
+    with pytest.raises(ConfigError, match=rf"{field} \(--{flag}\) must be above 0, but is 0"):
         PolicyConfig(**{field: 0})
 
 
