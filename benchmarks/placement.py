@@ -6,13 +6,13 @@ never enumerated. The last row is the same prompt after a prefill in chunks, eac
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from itertools import pairwise
 from os import getloadavg
-from pathlib import Path
 from statistics import median
 from time import perf_counter
+
+from result import print_result
 
 from loong.core.check_plan import check_plan
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
@@ -21,9 +21,7 @@ from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
 from loong.core.positions import is_partition, stripe
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.launcher.machine import machine_facts
 
-RESULTS = Path(__file__).parent / "results" / "placement.jsonl"
 CEILING = 1e-3
 REQUEST = "prompt"
 
@@ -108,15 +106,12 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, default=2_000_000, help="length of the prompt")
     parser.add_argument("--num-instances", type=int, default=8, help="instances of the group")
     parser.add_argument("--num-repeats", type=int, default=2000, help="runs of each row")
-    parser.add_argument("--save", action="store_true", help=f"append the result to {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help="append the result to results/placement.jsonl")
     arguments = parser.parse_args()
     load_before = getloadavg()[0]
     rows = measure(arguments.num_tokens, arguments.num_instances, arguments.num_repeats)
     print_table(arguments.num_tokens, arguments.num_instances, rows)
-    result = {
-        "benchmark": "placement",
-        "machine": machine_facts(),
-        "load_average": [load_before, getloadavg()[0]],
+    numbers = {
         "num_tokens": arguments.num_tokens,
         "num_instances": arguments.num_instances,
         "num_repeats": arguments.num_repeats,
@@ -124,11 +119,7 @@ def main() -> None:
         "is_below_ceiling": rows["all of these"]["median"] < CEILING,
         "rows": rows,
     }
-    line = json.dumps(result)
-    print(line)
-    if arguments.save:
-        with RESULTS.open("a") as file:
-            file.write(line + "\n")
+    print_result("placement", load_before, numbers, save=arguments.save)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the floor or the processor seconds of both, spread over the cores there are, whi
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +23,7 @@ from time import perf_counter, process_time
 from typing import NamedTuple
 
 import torch
+from result import print_result
 from torch import Tensor
 
 from loong.attention.local import accumulate
@@ -37,10 +37,8 @@ from loong.fabric.protocol import Pending
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.kernels import Partial
-from loong.launcher.machine import machine_facts
 from loong.worker.kv_pool import KVPool
 
-RESULTS = Path(__file__).parent / "results" / "ring_overlap.jsonl"
 NUM_HEADS, HEAD_DIM = 8, 128
 BLOCK_TOKENS = (32, 64, 128, 256, 512)
 NUM_PASSES = 2  # in one measurement, as a model's layers follow one another
@@ -232,7 +230,7 @@ def main() -> None:
     parser.add_argument("--num-instances", type=int, default=2, help="processes of the ring (default 2)")
     parser.add_argument("--num-kv-heads", type=int, default=8, help=f"KV heads of {NUM_HEADS} (default 8)")
     parser.add_argument("--num-repeats", type=int, default=41, help="repeats of each way (default 41)")
-    parser.add_argument("--save", action="store_true", help=f"append the result to {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help="append the result to results/ring_overlap.jsonl")
     arguments = parser.parse_args()
     load_before = getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="loong-") as folder:
@@ -244,10 +242,7 @@ def main() -> None:
     by_size = zip(BLOCK_TOKENS, zip(*results, strict=True), strict=True)
     rows = [row_of(setup, block_tokens, list(measured)) for block_tokens, measured in by_size]
     print_table(setup, rows)
-    result = {
-        "benchmark": "ring_overlap",
-        "machine": machine_facts(),
-        "load_average": [load_before, getloadavg()[0]],
+    numbers = {
         "num_instances": setup.num_instances,
         "num_heads": NUM_HEADS,
         "num_kv_heads": setup.num_kv_heads,
@@ -256,11 +251,7 @@ def main() -> None:
         "num_passes": NUM_PASSES,
         "rows": [asdict(row) for row in rows],
     }
-    line = json.dumps(result)
-    print(line)
-    if arguments.save:
-        with RESULTS.open("a") as file:
-            file.write(line + "\n")
+    print_result("ring_overlap", load_before, numbers, save=arguments.save)
 
 
 if __name__ == "__main__":
