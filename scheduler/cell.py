@@ -4,6 +4,7 @@ A batch must hold all KV of its requests, so instances that share a request at r
 is merging cells; a cell of the final plan becomes one batch.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,11 +16,10 @@ from loong.core.snapshot import RunningBatch, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`free` is the free slots of each instance. While `batches` are in flight, the cell has to wait.
+    """While `batches` are in flight, the cell has to wait; `free` is the free slots of each instance after.
 
-    `num_wished` is the room that its requests need to compute their prompts and one full lease;
-    `num_pending` the prompt tokens to compute. Requests of batches in flight are not counted: they have
-    reserved what they need.
+    `num_wished` is the room that its requests need to compute their prompts and one full lease, less what
+    those in flight have reserved; `num_pending` the prompt tokens to compute of those at rest.
     """
 
     free: Mapping[InstanceId, int] = field(default_factory=dict)
@@ -109,11 +109,6 @@ def full_instances(instances: Iterable[ElasticInstance]) -> tuple[ElasticInstanc
     return tuple(instance for instance in instances if instance.kind is InstanceKind.FULL)
 
 
-def free_cell(instances: Iterable[ElasticInstance]) -> Cell:
-    """A cell of these instances, without requests."""
-    return Cell({instance.instance_id: instance.kv_free for instance in instances})
-
-
 def merge_touching(cells: Iterable[Cell]) -> list[Cell]:
     """The fewest merges after which no two cells share an instance."""
     apart: list[Cell] = []
@@ -138,10 +133,14 @@ def cells_of(
 
     Requests with KV elsewhere, in a host tier, are left alone.
     """
-    free = {instance.instance_id: instance.kv_free for instance in full_instances(snapshot.instances)}
-    cells = [free_cell(instances) for instances in partition]
+    free = _free_slots(snapshot)
+    cells = [Cell({i.instance_id: free[i.instance_id] for i in part}) for part in partition]
     cells += [
-        Cell({i: free[i] for i in batch.plan.group.instance_ids if i in free}, batches=(batch,))
+        Cell(
+            {i: free[i] for i in batch.plan.group.instance_ids if i in free},
+            batches=(batch,),
+            num_wished=_num_wished_beyond(batch, snapshot, lease_steps),
+        )
         for batch in snapshot.batches
     ]
     for view in snapshot.running:
@@ -149,6 +148,28 @@ def cells_of(
         if view.is_plannable and free.keys() >= set(holders):
             cells.append(Cell({i: free[i] for i in holders}).joined(view, lease_steps))
     return merge_touching(cells)
+
+
+def _free_slots(snapshot: Snapshot) -> dict[InstanceId, int]:
+    """Free slots of full instances, with those that requests which have ended hold until their batch ends."""
+    free = {instance.instance_id: instance.kv_free for instance in full_instances(snapshot.instances)}
+    held: Counter[InstanceId] = Counter()
+    for view in snapshot.running:
+        if view.has_ended and view.batch_id is not None:
+            held.update(view.placement.tokens_by_instance())
+    for batch in snapshot.batches:
+        for segment in batch.plan.writes:
+            if snapshot.request[segment.owner_id].has_ended:
+                held[segment.instance_id] += len(segment.positions)
+    return {instance_id: slots + held[instance_id] for instance_id, slots in free.items()}
+
+
+def _num_wished_beyond(batch: RunningBatch, snapshot: Snapshot, lease_steps: int) -> int:
+    """The room that the requests of a batch wish, less what they have reserved."""
+    views = (snapshot.request[request_id] for request_id in batch.plan.request_ids)
+    num_wished = sum(num_wished_tokens(view, lease_steps) for view in views if not view.has_ended)
+    writes = (s for s in batch.plan.writes if not snapshot.request[s.owner_id].has_ended)
+    return num_wished - sum(len(segment.positions) for segment in writes)
 
 
 def _num_pending(view: RequestView) -> int:

@@ -94,6 +94,29 @@ def test_64_requests_whose_outputs_cannot_all_fit_share_the_room(name: str) -> N
     assert run.stats.num_preemptions > 0
 
 
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_a_request_starts_soon_after_the_end_of_the_one_whose_room_it_waits_for(name: str) -> None:
+    ending, going_on = timed_request(0, 100, 20), timed_request(1, 20, 200)
+    waiting = timed_request(2, 100, 10, arrival_time=0.05)
+    run = simulate(name, [300], [ending, going_on, waiting], config=PolicyConfig(lease_steps=64))
+    room_at, started_at = run.token_times["r000"][-1], run.token_times["r002"][0]
+    steps = [time for time in run.token_times["r001"] if room_at < time <= started_at]
+    assert waiting.arrival_time < room_at
+    assert 1 <= len(steps) <= 2
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("num_prompt", [None, 200])
+def test_no_lease_ends_for_a_request_that_ends_if_its_room_helps_nobody(
+    name: str, num_prompt: int | None
+) -> None:
+    requests = [timed_request(0, 100, 20), timed_request(1, 20, 200)]
+    if num_prompt is not None:  # it finds no room beside a full lease of the other
+        requests.append(timed_request(2, num_prompt, 10, arrival_time=0.05))
+    run = simulate(name, [300], requests, config=PolicyConfig(lease_steps=64))
+    assert not any(plan.lease_ends for _, plan in run.plans)
+
+
 @pytest.mark.parametrize("name", ["esp", "static-sp"])
 def test_a_prompt_longer_than_one_pool_is_spread(name: str) -> None:
     requests = [timed_request(0, 350, 51), timed_request(1, 30, 20, 0.01), timed_request(2, 300, 100, 0.02)]
