@@ -1,0 +1,89 @@
+"""What `loong bench` promises, on real servers: groups of many sizes, measured, drawn, and nothing left."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from served import wait_until
+
+from loong.launcher.embedded import ENTRY
+
+MARK = "LOONG_TEST_BENCH"  # in the environment of a benchmark and of all that it starts
+LOAD = ("--workload", "mixed", "--length-scale", "1/64", "--request-rate", "inf", "--num-warmups", "0")
+RELAXED = ("--goodput", "ttft:60000")
+# The longest of these prompts need all four pools, others two or three, and many share one; small chunks let
+# a prompt that began on few instances go on with more.
+ELASTIC = ("--seed", "2", "--num-requests", "30", "--num-instances", "4")
+SMALL = "--extra-server-args=--kv-cache-tokens 1792 --max-num-batched-tokens 128"
+
+
+@contextmanager
+def benchmark(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A benchmark that writes into `folder`, which its processes can be told by."""
+    command = [sys.executable, "-c", ENTRY, "bench", *LOAD, *RELAXED, *arguments, "--output-dir", str(folder)]
+    environment = {**os.environ, MARK: str(folder)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The processes of a benchmark, however they were started."""
+    mark = f"{MARK}={folder}".encode()
+    return [int(p.name) for p in Path("/proc").glob("[0-9]*") if mark in _environment(p)]
+
+
+def _environment(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return []
+
+
+def results_of(folder: Path) -> dict[str, dict[str, Any]]:
+    runs = json.loads((folder / "results.json").read_text())["runs"]
+    return {run["policy"]: run for run in runs}
+
+
+def dops_of(run: dict[str, Any]) -> set[int]:
+    return {int(dop) for dop, num_batches in run["num_batches_by_dop"].items() if num_batches}
+
+
+def test_elastic_groups_grow_and_keep_kv_where_static_ones_stay_as_they_are(tmp_path: Path) -> None:
+    with benchmark(tmp_path, *ELASTIC, SMALL, "--policy", "esp,static-sp") as process:
+        wait_until(lambda: len(processes_of(tmp_path)) >= 6, 60, "benchmark, server and four workers")
+        printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert processes_of(tmp_path) == []
+    runs = results_of(tmp_path)
+    assert [(run["num_prompts"], run["completed"], run["failed"]) for run in runs.values()] == [
+        (30, 30, 0)
+    ] * 2
+    assert len(dops_of(runs["esp"])) >= 3
+    assert runs["esp"]["num_scale_ups"] > 0
+    assert runs["esp"]["num_retained_tokens"] > 0
+    assert dops_of(runs["static-sp"]) == {4}
+    assert runs["static-sp"]["num_scale_ups"] == 0
+    assert json.loads(printed.splitlines()[-1])["runs"].keys() == runs.keys()
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "static-sp" in (tmp_path / "timeline.svg").read_text()
+
+
+def test_tensor_parallelism_is_measured_with_all_processes_and_kv_in_one_instance(tmp_path: Path) -> None:
+    flags = ("--num-requests", "6", "--num-instances", "2", "--extra-server-args=--kv-cache-tokens 4k")
+    with benchmark(tmp_path, *flags, "--policy", "tp") as process:
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    run = results_of(tmp_path)["tp"]
+    assert run["completed"] == 6
+    assert dops_of(run) == {1}
+    assert (run["server"]["num_instances"], run["server"]["tensor_parallel_size"]) == (1, 2)
+    assert "KV room for 8,000 tokens" in (tmp_path / "server-tp.log").read_text()
