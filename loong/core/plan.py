@@ -1,8 +1,9 @@
 """What a policy decides: batches, the instances that run them, and where KV goes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import ESPGroup
@@ -32,7 +33,7 @@ class QueryBlock:
         return replace(self, positions=shifted)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchPlan:
     """A batch for one group.
 
@@ -49,15 +50,29 @@ class BatchPlan:
     @property
     def request_ids(self) -> tuple[RequestId, ...]:
         """The requests of the batch, each once, in the order of their first blocks."""
-        return tuple(dict.fromkeys(block.request_id for block in self.queries))
+        return tuple(self._blocks)
 
     def blocks_of(self, request_id: RequestId) -> tuple[QueryBlock, ...]:
         """The blocks of one request."""
-        return tuple(block for block in self.queries if block.request_id == request_id)
+        return tuple(self._blocks.get(request_id, ()))
 
     def writes_of(self, request_id: RequestId) -> tuple[KVSegment, ...]:
         """Where the new KV of one request goes."""
-        return tuple(segment for segment in self.writes if segment.owner_id == request_id)
+        return tuple(self._writes.get(request_id, ()))
+
+    @cached_property
+    def _blocks(self) -> Mapping[RequestId, list[QueryBlock]]:
+        blocks: dict[RequestId, list[QueryBlock]] = {}
+        for block in self.queries:
+            blocks.setdefault(block.request_id, []).append(block)
+        return blocks
+
+    @cached_property
+    def _writes(self) -> Mapping[RequestId, list[KVSegment]]:
+        writes: dict[RequestId, list[KVSegment]] = {}
+        for segment in self.writes:
+            writes.setdefault(segment.owner_id, []).append(segment)
+        return writes
 
     def at_step(self, step: int, live: Iterable[RequestId]) -> "BatchPlan":
         """Step number `step` of a lease, for the requests that have not left it."""
