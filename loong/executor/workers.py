@@ -11,7 +11,7 @@ from typing import TypeAlias, assert_never
 import zmq
 import zmq.asyncio
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, InvalidEventError
 from loong.core.events import (
     BatchFinished,
     Drained,
@@ -69,6 +69,7 @@ class WorkersExecutor:
         self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
         self._events: asyncio.Queue[Event | Drained | BaseException] = asyncio.Queue()
         self._waiting_for: defaultdict[tuple[str, int], set[WorkerId]] = defaultdict(set)
+        self._first_done: dict[int, BatchDone] = {}  # by batch; the others must agree
         self._rolled_back: set[int] = set()
         self._not_ready = set(endpoints.commands)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,7 +142,7 @@ class WorkersExecutor:
             self._send(workers, encode(instruction))
 
     async def read_reports(self) -> None:
-        """Turn reports into events until cancelled."""
+        """Turn reports into events until cancelled. Raises `InvalidEventError` if workers contradict."""
         while True:
             self._translate(decode_report(await self._reports.recv()))
 
@@ -198,14 +199,26 @@ class WorkersExecutor:
             case StepDone():
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case BatchDone():
-                if self._is_last("batch", report.batch_id, (report.instance_id, report.tp_rank)):
-                    self.post(BatchFinished(self.now, report.batch_id, report.num_steps))
+                self._end_batch(report)
             case MigrationDone():
                 self._end_migration(report)
             case WorkerFailed():
                 self.lose(report.instance_id, report.message)
             case _:
                 assert_never(report)
+
+    def _end_batch(self, report: BatchDone) -> None:
+        batch_id = report.batch_id
+        first = self._first_done.setdefault(batch_id, report)
+        if report.num_steps != first.num_steps:
+            raise InvalidEventError(
+                f"batch {batch_id} took {first.num_steps} steps on rank {first.tp_rank} of instance "
+                f"{first.instance_id}, but {report.num_steps} on rank {report.tp_rank} of instance "
+                f"{report.instance_id}"
+            )
+        if self._is_last("batch", batch_id, (report.instance_id, report.tp_rank)):
+            del self._first_done[batch_id]
+            self.post(BatchFinished(self.now, batch_id, report.num_steps))
 
     def _end_migration(self, report: MigrationDone) -> None:
         migration_id = report.migration_id

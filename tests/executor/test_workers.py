@@ -1,0 +1,65 @@
+"""Reports of workers, through a real socket, become events or an error."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import zmq
+
+from loong.core.errors import InvalidEventError
+from loong.core.events import BatchFinished, Drained, Event
+from loong.core.instance import ESPGroup
+from loong.core.instructions import RunBatch
+from loong.core.plan import BatchPlan
+from loong.executor.workers import Endpoints, WorkersExecutor
+from loong.wire import BatchDone, encode
+
+WORKERS = ((0, 0), (0, 1), (1, 0), (1, 1))
+
+
+@contextmanager
+def executor_and_reports() -> Iterator[tuple[WorkersExecutor, "zmq.Socket[bytes]"]]:
+    """An executor of two instances of two ranks, and the socket that stands for all its workers."""
+    with TemporaryDirectory() as name, zmq.Context() as context, context.socket(zmq.PUSH) as reports:
+        folder = Path(name)
+        commands = {(i, rank): f"ipc://{folder}/{i}-{rank}" for i, rank in WORKERS}
+        executor = WorkersExecutor(Endpoints(f"ipc://{folder}/reports", commands, num_instances=2))
+        reports.connect(f"ipc://{folder}/reports")
+        try:
+            yield executor, reports
+        finally:
+            executor.close()
+
+
+async def told_of(num_steps: Iterable[int]) -> Event | Drained | None:
+    """What an executor tells, or raises, when the workers of batch 7 have taken these numbers of steps."""
+    with executor_and_reports() as (executor, reports):
+        executor.submit([RunBatch(7, BatchPlan(ESPGroup((0, 1)), (), ()), ())])
+        for (instance_id, tp_rank), count in zip(WORKERS, num_steps, strict=True):
+            reports.send(encode(BatchDone(7, instance_id, tp_rank, count)))
+        telling = asyncio.create_task(executor.next_event())
+        reading = asyncio.create_task(executor.read_reports())
+        (first,), (other,) = await asyncio.wait((telling, reading), return_when=asyncio.FIRST_COMPLETED)
+        other.cancel()
+        return first.result()
+
+
+def test_a_batch_is_finished_when_all_its_workers_are() -> None:
+    event = asyncio.run(told_of((5, 5, 5, 5)))
+    assert isinstance(event, BatchFinished)
+    assert (event.batch_id, event.num_steps) == (7, 5)
+
+
+@pytest.mark.parametrize("odd", range(1, len(WORKERS)))
+def test_workers_that_took_different_numbers_of_steps_are_an_error(odd: int) -> None:
+    num_steps = [5] * len(WORKERS)
+    num_steps[odd] = 6
+    instance_id, tp_rank = WORKERS[odd]
+    message = (
+        f"batch 7 took 5 steps on rank 0 of instance 0, but 6 on rank {tp_rank} of instance {instance_id}"
+    )
+    with pytest.raises(InvalidEventError, match=message):
+        asyncio.run(told_of(num_steps))
