@@ -1,15 +1,16 @@
-"""One cluster for all tests that need nothing special of theirs.
+"""Clusters for all tests that need nothing special of theirs.
 
-Its model has a rope that changes with the length of the sequence, so it shows whoever loses count of
-positions or lengths. Its pools are small, so a few leaked slots are missed soon.
+Their model has a rope that changes with the length of the sequence, so it shows whoever loses count of
+positions or lengths. Their pools are small, so a few leaked slots are missed soon.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, running_cluster
+from cluster import Cluster
 from families import write_tiny_model
+from leak_checks import shared_cluster
 
 from loong.launcher.local import ClusterConfig
 
@@ -22,5 +23,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cluster(folder: Path) -> Iterator[Cluster]:
     """Instances 0 to 3, and their host tiers 4 to 7."""
-    with running_cluster(ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96)) as running:
+    with shared_cluster(ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def sharded(folder: Path) -> Iterator[Cluster]:
+    """Instances 0 and 1 of two ranks each, and their host tiers 2 and 3."""
+    config = ClusterConfig(str(folder), num_instances=2, tp_size=2, kv_capacity=384, host_kv_capacity=96)
+    with shared_cluster(config) as running:
+        yield running
+
+
+@pytest.fixture(params=["cluster", "sharded"])
+def any_cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Each of the two, for what the ranks of an instance may do differently."""
+    found: Cluster = request.getfixturevalue(request.param)
+    return found

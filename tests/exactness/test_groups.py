@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from cluster import After, Cluster, running_cluster
+from cluster import After, Cluster
 from families import write_tiny_model
+from leak_checks import shared_cluster
 from plans import decode, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
@@ -28,7 +29,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> Iterator[Cluster]:
     """Two instances with room for a prompt that takes long."""
-    with running_cluster(ClusterConfig(str(llama), num_instances=2, kv_capacity=4096)) as running:
+    with shared_cluster(ClusterConfig(str(llama), num_instances=2, kv_capacity=4096)) as running:
         yield running
 
 

@@ -36,24 +36,24 @@ def test_a_group_takes_all_steps_by_itself_while_requests_end(
     assert num_told == num_steps == max(lengths) - 1
 
 
-def test_a_request_that_draws_a_stop_token_leaves_its_lease(cluster: Cluster, folder: Path) -> None:
+def test_a_request_that_draws_a_stop_token_leaves_its_lease(any_cluster: Cluster, folder: Path) -> None:
     tokens, _ = expected(folder, PROMPTS[0], 9)
     stop_id = tokens[4]
     stopping = greedy_request(PROMPTS[0], 9, stop_token_ids=(stop_id,))
     others = [greedy_request(prompt, 9) for prompt in PROMPTS[1:]]
-    outputs = cluster.run([stopping, *others], in_group(3, 1, 0, num_steps=20))
+    outputs = any_cluster.run([stopping, *others], in_group(*any_cluster.full_ids[::-1], num_steps=20))
     assert_exact(folder, others, outputs)
     produced = outputs[stopping.request_id]
     assert [token.token_id for token in produced] == tokens[: tokens.index(stop_id) + 1]
     assert produced[-1].finish_reason is FinishReason.STOP
-    assert [num_steps for *_, num_steps in leases(cluster)] == [8]
+    assert [num_steps for *_, num_steps in leases(any_cluster)] == [8]
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 5, 8])
-def test_the_engine_ends_a_lease_at_a_coming_step(cluster: Cluster, folder: Path, distance: int) -> None:
+def test_the_engine_ends_a_lease_at_a_coming_step(any_cluster: Cluster, folder: Path, distance: int) -> None:
     """When another request comes, the lease is to end `distance` steps later, or as soon as it can."""
     ends: list[LeaseEnd] = []
-    run_all = in_group(0, 2, 3, num_steps=120)
+    run_all = in_group(*any_cluster.full_ids[-3:], num_steps=120)
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         for batch in snapshot.batches:
@@ -65,23 +65,24 @@ def test_the_engine_ends_a_lease_at_a_coming_step(cluster: Cluster, folder: Path
 
     requests = [greedy_request(prompt, 120) for prompt in PROMPTS[:2]]
     late = greedy_request(PROMPTS[2], 6)
-    outputs = cluster.run(
+    outputs = any_cluster.run(
         [*requests, late], policy, arrivals={late.request_id: After(requests[0].request_id, 4)}
     )
     assert_exact(folder, [*requests, late], outputs)
     assert ends
-    for batch, num_told, num_steps in leases(cluster):
+    for batch, num_told, num_steps in leases(any_cluster):
         assert num_told == num_steps
         assert all(num_steps >= end.step for end in ends if end.batch_id == batch.batch_id)
 
 
-def test_an_abort_ends_the_lease_that_computes_the_request(cluster: Cluster, folder: Path) -> None:
+def test_an_abort_ends_the_lease_that_computes_the_request(any_cluster: Cluster, folder: Path) -> None:
     requests = [greedy_request(prompt, 120) for prompt in PROMPTS]
     leaving = {requests[1].request_id: 3}
-    outputs = cluster.run(requests, in_group(1, 2, 3, num_steps=120), leaving=leaving)
+    policy = in_group(*any_cluster.full_ids[-3:], num_steps=120)
+    outputs = any_cluster.run(requests, policy, leaving=leaving)
     assert_exact(folder, [requests[0], requests[2]], outputs)
     assert len(outputs[requests[1].request_id]) == 3
-    (stop,) = (told for told in cluster.log if isinstance(told, StopLease))
-    (first, _, num_steps), *_ = leases(cluster)
+    (stop,) = (told for told in any_cluster.log if isinstance(told, StopLease))
+    (first, _, num_steps), *_ = leases(any_cluster)
     assert stop.batch_id == first.batch_id
     assert num_steps >= stop.step

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from random import Random
 
 import pytest
-from cluster import Cluster, running_cluster
+from cluster import Cluster
+from leak_checks import shared_cluster
 from plans import decode, move, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
@@ -79,21 +80,26 @@ def num_moves_beside_batches(cluster: Cluster) -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_part_of_the_kv_moves_while_other_groups_run(cluster: Cluster, folder: Path, seed: int) -> None:
+def test_any_part_of_the_kv_moves_while_other_groups_run(
+    any_cluster: Cluster, folder: Path, seed: int
+) -> None:
     """Strided parts of every segment go to busy instances and to host tiers, and come back."""
+    full_ids = any_cluster.full_ids
+    group, home_ids = full_ids[: len(full_ids) // 2], full_ids[len(full_ids) // 2 :]
+    targets = (*home_ids, *any_cluster.host_ids)
     random = Random(seed)
 
     def moves(view: RequestView) -> Iterator[KVMigration]:
         for segment in view.placement.segments:
             part = segment.positions[random.randrange(len(segment.positions)) :: random.randint(1, 3)]
-            yield KVMigration(replace(segment, positions=part), random.randint(2, 7))
+            yield KVMigration(replace(segment, positions=part), random.choice(targets))
 
     mover = greedy_request(random_prompt(31, seed=31), 7)
-    others = [greedy_request(random_prompt(length, seed=length), 40) for length in (6, 40)]
-    homes = {others[0].request_id: 2, others[1].request_id: 3}
-    outputs = cluster.run([mover, *others], moving_before_steps((1, 0), moves, homes))
+    others = [greedy_request(random_prompt(6 + 17 * i, seed=i), 40) for i in home_ids]
+    homes = {other.request_id: i for other, i in zip(others, home_ids, strict=True)}
+    outputs = any_cluster.run([mover, *others], moving_before_steps(group, moves, homes))
     assert_exact(folder, [mover, *others], outputs)
-    assert num_moves_beside_batches(cluster) >= 8
+    assert num_moves_beside_batches(any_cluster) >= 8
 
 
 def offloaded_once(source_id: InstanceId, host_id: InstanceId, back_id: InstanceId) -> Policy:
@@ -112,16 +118,16 @@ def offloaded_once(source_id: InstanceId, host_id: InstanceId, back_id: Instance
     return policy
 
 
-@pytest.mark.parametrize("host_id", [4, 5, 6, 7])
-def test_all_kv_goes_to_a_host_tier_and_comes_back_to_any_other_instance(
-    cluster: Cluster, folder: Path, host_id: InstanceId
+def test_all_kv_goes_to_any_host_tier_and_comes_back_to_any_other_instance(
+    any_cluster: Cluster, folder: Path
 ) -> None:
     """It fills the tier to the last slot: 95 prompt tokens, and the first output token."""
-    for source_id, back_id in permutations(range(4), 2):
+    pairs = permutations(any_cluster.full_ids, 2)
+    for host_id, (source_id, back_id) in product(any_cluster.host_ids, pairs):
         request = greedy_request(random_prompt(95, seed=95), 5)
-        outputs = cluster.run([request], offloaded_once(source_id, host_id, back_id))
+        outputs = any_cluster.run([request], offloaded_once(source_id, host_id, back_id))
         assert_exact(folder, [request], outputs)
-        committed = [told.is_committed for told in cluster.log if isinstance(told, MigrationFinished)]
+        committed = [told.is_committed for told in any_cluster.log if isinstance(told, MigrationFinished)]
         assert committed == [True, True]
 
 
@@ -130,7 +136,7 @@ def short_of_room(folder: Path) -> Iterator[Cluster]:
     """Two instances whose host tiers, 2 and 3, have room for 8 tokens each; the engine believes in 64."""
     config = ClusterConfig(str(folder), num_instances=2, kv_capacity=64, host_kv_capacity=8)
     believed = replace(config, host_kv_capacity=64).instances
-    with running_cluster(config, believed) as running:
+    with shared_cluster(config, believed) as running:
         yield running
 
 

@@ -4,15 +4,15 @@ import asyncio
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError
-from loong.core.events import Drained, Event, ProducedToken, RequestAborted
-from loong.core.instance import ElasticInstance
+from loong.core.events import Drained, Event, ProducedToken
+from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
@@ -65,10 +65,13 @@ class Cluster:
     """A running engine whose policy each test chooses. `log` is what happened since the last run began."""
 
     def __init__(self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...]) -> None:
+        self.full_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
+        self.host_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
         self._executor, self._state = executor, ClusterState(instances)
         self._recorder = Recorder(executor)
         self._policy: Policy = plan_nothing
         self._num_expected = 0
+        self._clients: _Clients | None = None
         self._planned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         scheduling = Scheduling(self._state, self._plan, LinearCostModel(), self._recorder)
@@ -109,8 +112,9 @@ class Cluster:
             raise AssertionError(f"stuck after\n{happened}\nin {self._engine.snapshot()}") from error
 
     def abort(self, request_id: RequestId) -> None:
-        """End a request now; for policies, which run in the engine's thread."""
-        self._executor.post(RequestAborted(self._executor.now, request_id))
+        """Let the client of a request go now; for policies, which run in the engine's thread."""
+        assert self._clients is not None
+        self._clients.leave(request_id)
 
     def stop(self) -> None:
         """Let the engine end."""
@@ -118,7 +122,7 @@ class Cluster:
             self._loop.call_soon_threadsafe(self._executor.post, Drained())
 
     async def _serve(self, clients: "_Clients", policy: Policy, timeout: float) -> Outputs:
-        self._policy = policy
+        self._policy, self._clients = policy, clients
         self._recorder.log.clear()
         stats = self._engine.snapshot().stats
         self._num_expected = stats.num_arrived + clients.num_first
@@ -158,6 +162,8 @@ class _Clients:
         self.requests = requests
         self._engine, self._arrivals, self._leaving = engine, arrivals, leaving
         self._moments = {moment: asyncio.Event() for moment in arrivals.values()}
+        self._outputs: Outputs = {request.request_id: [] for request in requests}
+        self._tasks: dict[RequestId, asyncio.Task[None]] = {}
 
     @property
     def num_first(self) -> int:
@@ -166,24 +172,29 @@ class _Clients:
 
     async def outputs(self) -> Outputs:
         """The tokens that each client got."""
-        outputs = await asyncio.gather(*(self._collect(request) for request in self.requests))
-        return {request.request_id: tokens for request, tokens in zip(self.requests, outputs, strict=True)}
+        self._tasks = {r.request_id: asyncio.create_task(self._collect(r)) for r in self.requests}
+        await asyncio.gather(*self._tasks.values())
+        return self._outputs
 
-    async def _collect(self, request: Request) -> list[ProducedToken]:
+    def leave(self, request_id: RequestId) -> None:
+        """Let a client go."""
+        self._tasks[request_id].cancel()
+
+    async def _collect(self, request: Request) -> None:
         request_id = request.request_id
         if (arrival := self._arrivals.get(request_id)) is not None:
             await self._moments[arrival].wait()
-        tokens: list[ProducedToken] = []
-        async with aclosing(self._engine.generate(request)) as stream:
-            while self._leaving.get(request_id) != len(tokens):
-                if (token := await anext(stream, None)) is None:
-                    break
-                tokens.append(token)
-                self._pass(After(request_id, len(tokens)))
+        tokens = self._outputs[request_id]
+        with suppress(asyncio.CancelledError):  # it is gone
+            async with aclosing(self._engine.generate(request)) as stream:
+                while self._leaving.get(request_id) != len(tokens):
+                    if (token := await anext(stream, None)) is None:
+                        break
+                    tokens.append(token)
+                    self._pass(After(request_id, len(tokens)))
         for moment in self._moments:
             if moment.request_id == request_id:
                 self._pass(moment)
-        return tokens
 
     def _pass(self, moment: After) -> None:
         if moment in self._moments:
@@ -202,12 +213,11 @@ def running_cluster(
     instances = config.instances if believed is None else believed
     thread = threading.Thread(target=lambda: asyncio.run(_run(config, instances, started)))
     thread.start()
-    try:
+    with ExitStack() as ending:
+        ending.callback(thread.join)
         cluster = started.result()
+        ending.callback(cluster.stop)
         yield cluster
-        cluster.stop()
-    finally:
-        thread.join()
 
 
 async def _run(

@@ -1,0 +1,70 @@
+"""Finds slots that have leaked in the pools of the workers, where the engine's books cannot see them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from cluster import Cluster, running_cluster
+from plans import move, plannable, prefill
+from requests_for_tests import greedy_request, random_prompt
+
+from loong.core.cost_model import CostModel
+from loong.core.events import MigrationFinished
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.placement import InstanceId
+from loong.core.plan import IterationPlan
+from loong.core.request import RequestId
+from loong.core.snapshot import Snapshot
+from loong.launcher.local import ClusterConfig
+from loong.scheduler.policy import Policy
+
+
+@contextmanager
+def shared_cluster(
+    config: ClusterConfig, believed: tuple[ElasticInstance, ...] | None = None
+) -> Iterator[Cluster]:
+    """A `running_cluster` for many tests; when they are done, no slot of any pool may have leaked."""
+    with running_cluster(config, believed) as cluster:
+        yield cluster
+        full = [i for i in config.instances if i.kind is InstanceKind.FULL]
+        tiers = [i for i in config.instances if i.kind is InstanceKind.HOST]
+        _fill_instances(cluster, full)
+        _fill_tiers(cluster, full, tiers)
+
+
+def _fill_instances(cluster: Cluster, instances: Sequence[ElasticInstance]) -> None:
+    """A worker that cannot store what its instance has room for fails, and its engine with it."""
+    requests = [greedy_request(random_prompt(i.kv_capacity, seed=0), 1) for i in instances]
+    homes = {r.request_id: i.instance_id for r, i in zip(requests, instances, strict=True)}
+    cluster.run(requests, _prefilling_and_offloading(cluster, homes, {}))
+
+
+def _fill_tiers(
+    cluster: Cluster, instances: Sequence[ElasticInstance], tiers: Sequence[ElasticInstance]
+) -> None:
+    """A tier that cannot take what it has room for rolls the migration back."""
+    requests = [greedy_request(random_prompt(tier.kv_capacity, seed=0), 2) for tier in tiers]
+    homes = {r.request_id: i.instance_id for r, i in zip(requests, instances, strict=False)}
+    tier_ids = {r.request_id: i.instance_id for r, i in zip(requests, tiers, strict=True)}
+    cluster.run(requests, _prefilling_and_offloading(cluster, homes, tier_ids))
+    committed = [told.is_committed for told in cluster.log if isinstance(told, MigrationFinished)]
+    assert committed == [True] * len(tiers), "slots of host tiers have leaked"
+
+
+def _prefilling_and_offloading(
+    cluster: Cluster, homes: Mapping[RequestId, InstanceId], tier_ids: Mapping[RequestId, InstanceId]
+) -> Policy:
+    """Prefill each request at home; if that does not end it, offload it once, and let its client go."""
+    offloaded: set[RequestId] = set()
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        for view in plannable(snapshot):
+            request_id, home_id = view.request_id, homes[view.request_id]
+            if not view.placement.segments:
+                return IterationPlan((prefill([view], (home_id,)),))
+            if request_id not in offloaded:
+                offloaded.add(request_id)
+                return IterationPlan(migrations=move(view, home_id, tier_ids[request_id]))
+            cluster.abort(request_id)
+        return IterationPlan()
+
+    return policy
