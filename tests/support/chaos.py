@@ -32,15 +32,20 @@ def chaos(seed: int) -> Policy:
     random = Random(seed)
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
-        plan = _Draw(random, snapshot).plan()
+        plan = any_plan(random, snapshot)
         in_flight = snapshot.batches or snapshot.migrations
         for _ in range(_MAX_DRAWS):
             if in_flight or plan.batches or plan.migrations or not snapshot.request:
                 return plan
-            plan = _Draw(random, snapshot).plan()
+            plan = any_plan(random, snapshot)
         return IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in snapshot.running))
 
     return policy
+
+
+def any_plan(random: Random, snapshot: Snapshot) -> IterationPlan:
+    """Any plan that keeps the rules."""
+    return _Draw(random, snapshot).plan()
 
 
 @dataclass
@@ -51,11 +56,13 @@ class _Draw:
     snapshot: Snapshot
     free: dict[InstanceId, int] = field(init=False)
     full_ids: frozenset[InstanceId] = field(init=False)
+    host_ids: frozenset[InstanceId] = field(init=False)
 
     def __post_init__(self) -> None:
         instances = self.snapshot.instances
         self.free = {i.instance_id: i.kv_free for i in instances}
         self.full_ids = frozenset(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
+        self.host_ids = frozenset(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
 
     def plan(self) -> IterationPlan:
         """Something for each request that is at rest, or nothing."""
@@ -69,7 +76,7 @@ class _Draw:
                 preemptions.append(Preemption(view.request_id))
                 for segment in view.placement.segments:
                     self.free[segment.instance_id] += len(segment.positions)
-            elif has_kv and (choice < 0.2 or not self.full_ids.issuperset(view.placement.instance_ids)):
+            elif has_kv and (choice < 0.2 or not self.host_ids.isdisjoint(view.placement.instance_ids)):
                 migrations += self._migrations(view)
             else:
                 computed.append(view)
@@ -83,6 +90,10 @@ class _Draw:
     def _subset(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
         """Some of these, at least one, in any order."""
         return self.random.sample(instance_ids, self.random.randint(1, len(instance_ids)))
+
+    def _able(self, group: Sequence[InstanceId]) -> list[InstanceId]:
+        """Those of a group that can be masters."""
+        return [i for i in group if i in self.full_ids]
 
     def _pieces(self, positions: range, count: int) -> list[range]:
         """At most `count` parts of some positions: stripes, or runs."""
@@ -102,12 +113,14 @@ class _Draw:
     def _migrations(self, view: RequestView) -> Iterator[KVMigration]:
         """All that is on host tiers comes back to instances; if nothing is, some parts go anywhere."""
         segments = view.placement.segments
-        offloaded = [segment for segment in segments if segment.instance_id not in self.full_ids]
+        offloaded = [segment for segment in segments if segment.instance_id in self.host_ids]
         for segment in offloaded or segments:
             positions = segment.positions
             if not offloaded:
                 positions = self.random.choice(self._pieces(positions, self.random.randint(1, 3)))
-            targets = self.full_ids if offloaded else self.free.keys() - {segment.instance_id}
+            targets = (
+                self.free.keys() - self.host_ids if offloaded else self.free.keys() - {segment.instance_id}
+            )
             fitting = [i for i in sorted(targets) if self.free[i] >= len(positions)]
             if fitting and (offloaded or self.random.random() < 0.5):
                 destination_id = self.random.choice(fitting)
@@ -122,7 +135,7 @@ class _Draw:
             extra = sorted(idle - held)
             group = [*held, *self.random.sample(extra, self.random.randint(0 if held else 1, len(extra)))]
             able = [v for v in views if set(v.placement.instance_ids) <= set(group)]
-            if held <= idle and self.random.random() < 0.8:
+            if held <= idle and self.full_ids.intersection(group) and self.random.random() < 0.8:
                 self.random.shuffle(group)
                 chosen = able[: self.random.randint(1, len(able))]
                 if (batch := self._batch(tuple(group), chosen)) is not None:
@@ -147,7 +160,7 @@ class _Draw:
     def _lease(
         self, view: RequestView, group: tuple[InstanceId, ...], num_steps: int
     ) -> tuple[list[QueryBlock], list[KVSegment]] | None:
-        first, master_id = view.num_computed_tokens, self.random.choice(group)
+        first, master_id = view.num_computed_tokens, self.random.choice(self._able(group))
         positions = range(first, first + min(num_steps, view.num_remaining_tokens))
         block = QueryBlock(view.request_id, positions[:1], master_id, Transfer.QUERY)
         writes = self._stored(view, [(positions, master_id)])
@@ -159,7 +172,7 @@ class _Draw:
         """Some of the next positions, in parts of any shape, computed and stored anywhere in the group."""
         first, rest = view.num_computed_tokens, view.num_uncomputed_tokens
         count = rest if self.random.random() < 0.4 else self.random.randint(1, rest)
-        masters = self._subset(group)
+        masters = self._subset(self._able(group))
         parts = list(zip(self._pieces(range(first, first + count), len(masters)), masters, strict=False))
         transfer = self.random.choice(tuple(Transfer))
         stored = parts
