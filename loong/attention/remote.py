@@ -40,10 +40,10 @@ def query_layout(step: Step) -> QueryLayout:
     own = [block for block in blocks if block.master_id == step.instance_id]
     peers = [i for i in step.batch.group.instance_ids if i != step.instance_id]
     asked = {
-        peer_id: concatenate(row_range(step.rows[b]) for b in own if _sees_kv_on(step, b, peer_id))
+        peer_id: concatenate(row_range(step.rows[b]) for b in own if step.meets(b, peer_id))
         for peer_id in peers
     }
-    here = [block for block in blocks if _sees_kv_on(step, block, step.instance_id)]
+    here = [block for block in blocks if step.meets(block, step.instance_id)]
     served = {peer_id: _serve(step, [b for b in here if b.master_id == peer_id]) for peer_id in peers}
     return QueryLayout(
         local_calls=tuple(_pool_call(step, b, step.rows[b]) for b in here if b in step.rows),
@@ -84,11 +84,6 @@ def _answer(served: ServedQueries, step: Step, layer: int, q: Tensor) -> Tensor:
     for call in served.calls:
         accumulate(part, q, step.store.rows(layer, call.keys), call, q.shape[-1] ** -0.5)
     return torch.cat((part.out, part.lse[..., None]), dim=-1)
-
-
-def _sees_kv_on(step: Step, block: QueryBlock, instance_id: InstanceId) -> bool:
-    """Whether an instance has KV that the mask lets the block see."""
-    return any(p[0] <= block.positions[-1] for p in step.kv_on(instance_id, block.request_id))
 
 
 def _pool_call(step: Step, block: QueryBlock, queries: slice) -> AttendCall[Tensor]:

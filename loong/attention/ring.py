@@ -1,6 +1,6 @@
 """Striped ring attention: KV goes round, queries stay (LoongServe, section 4.1)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from loong.attention.step import Step, concatenate, consecutive_slices, members,
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.positions import intersection
+from loong.core.request import RequestId
 from loong.fabric.protocol import Fabric
 from loong.kernels import Partial
 
@@ -94,7 +95,7 @@ def ring_attention(
             block = incoming
 
 
-def _parts(step: Step, source_id: InstanceId) -> Mapping[str, slice]:
+def _parts(step: Step, source_id: InstanceId) -> Mapping[RequestId, slice]:
     """The rows of each request in the block that an instance sends round."""
     request_ids = step.requests(Transfer.KV)
     sizes = (sum(map(len, step.kv_on(source_id, request_id))) for request_id in request_ids)
@@ -103,21 +104,27 @@ def _parts(step: Step, source_id: InstanceId) -> Mapping[str, slice]:
 
 def _ring_block(step: Step, source_id: InstanceId) -> RingBlock:
     parts = _parts(step, source_id)
-    calls, kept_rows, kept_slots = [], [], []
-    for block, queries in step.rows.items():
-        rows = parts.get(block.request_id, slice(0, 0))
-        kv = step.kv_on(source_id, block.request_id)
-        if rows.stop > rows.start and any(p[0] <= block.positions[-1] for p in kv if p):
-            calls.append(attend_call(block, queries, rows, kv))
-    for request_id, rows in parts.items():
-        offset = rows.start
-        wanted = [w for w in step.batch.writes_of(request_id) if w.instance_id == step.instance_id]
-        for positions in step.kv_on(source_id, request_id):
-            for segment in wanted:
-                if common := intersection(positions, segment.positions):
-                    index = range(positions.index(common[0]), positions.index(common[-1]) + 1)
-                    kept_rows.append(offset + members((index[:: common.step // positions.step],)))
-                    kept_slots.append(step.slots(request_id, (common,)))
-            offset += len(positions)
-    num_tokens = max((rows.stop for rows in parts.values()), default=0)
-    return RingBlock(num_tokens, tuple(calls), concatenate(kept_rows), concatenate(kept_slots))
+    calls = tuple(
+        attend_call(block, rows, parts[block.request_id], step.kv_on(source_id, block.request_id))
+        for block, rows in step.rows.items()
+        if block.transfer is Transfer.KV and step.meets(block, source_id)
+    )
+    kept_rows, kept_slots = [], []
+    for request_id, part in parts.items():
+        for rows, positions in _kept(step, request_id, step.kv_on(source_id, request_id)):
+            kept_rows.append(part.start + rows)
+            kept_slots.append(step.slots(request_id, (positions,)))
+    num_tokens = max(part.stop for part in parts.values())
+    return RingBlock(num_tokens, calls, concatenate(kept_rows), concatenate(kept_slots))
+
+
+def _kept(step: Step, request_id: RequestId, kv: Iterable[range]) -> Iterator[tuple[Tensor, range]]:
+    """Which rows [n] int64 of a request's part of a block are to stay here, and their positions."""
+    offset = 0
+    for positions in kv:
+        for segment in step.batch.writes_of(request_id):
+            common = intersection(positions, segment.positions)
+            if common and segment.instance_id == step.instance_id:
+                rows = range(positions.index(common[0]), positions.index(common[-1]) + 1)
+                yield offset + members((rows[:: common.step // positions.step],)), common
+        offset += len(positions)

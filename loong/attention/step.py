@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loong.core.attention_tasks import fresh_segments
+from loong.core.attention_tasks import attention_tasks, fresh_segments
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import RequestId
@@ -55,6 +55,15 @@ class Step:
     def rows(self) -> dict[QueryBlock, slice]:
         """The rows of each own block."""
         return dict(zip(self.blocks, consecutive_slices(len(b.positions) for b in self.blocks), strict=True))
+
+    @cached_property
+    def _meetings(self) -> frozenset[tuple[QueryBlock, InstanceId]]:
+        tasks = attention_tasks(self.batch, self.placements)
+        return frozenset((task.block, task.segment.instance_id) for task in tasks)
+
+    def meets(self, block: QueryBlock, instance_id: InstanceId) -> bool:
+        """Whether an instance has KV that the block attends."""
+        return (block, instance_id) in self._meetings
 
     def requests(self, transfer: Transfer) -> tuple[RequestId, ...]:
         """The requests of the batch of which this travels."""

@@ -1,6 +1,6 @@
 """Which queries meet which keys and values, and where: one step of a plan, as arithmetic on ranges.
 
-Workers carry these tasks out and the cost model adds them up, so both speak of the same work.
+Workers take from it what they attend and whom they ask; tests hold it to the definition of causal attention.
 """
 
 from collections.abc import Iterator, Mapping
