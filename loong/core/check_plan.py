@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import InstanceKind
-from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, IterationPlan, Transfer
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
 from loong.core.positions import EMPTY, first_overlap, is_partition, is_subset
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
@@ -20,18 +20,14 @@ def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
 
 def check_ranges(_snapshot: Snapshot, plan: IterationPlan) -> None:
     """Whatever is computed, stored or moved is at least one position, none below 0, in ascending order."""
-    named = [
-        *(
-            (f"request {b.request_id} at master {b.master_id}", b.positions)
-            for p in plan.batches
-            for b in p.queries
-        ),
-        *((f"{segment}", segment.positions) for p in plan.batches for segment in p.writes),
-        *((f"{migration.segment}", migration.segment.positions) for migration in plan.migrations),
-    ]
-    for name, positions in named:
+    named_ranges: list[QueryBlock | KVSegment] = []
+    for batch in plan.batches:
+        named_ranges += (*batch.queries, *batch.writes)
+    named_ranges += (migration.segment for migration in plan.migrations)
+    for named in named_ranges:
+        positions = named.positions
         if not positions or positions.step < 1 or positions[0] < 0:
-            raise InvalidPlanError(f"{name} has positions {positions}: none, descending or below 0")
+            raise InvalidPlanError(f"{named} has positions {positions}: none, descending or below 0")
 
 
 def check_groups_are_idle(snapshot: Snapshot, plan: IterationPlan) -> None:

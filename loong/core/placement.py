@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from loong.core.errors import InvalidPlanError
@@ -21,18 +22,18 @@ class KVSegment:
     instance_id: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """All segments of one owner: disjoint, and in as few ranges as they fit."""
 
     segments: tuple[KVSegment, ...] = ()
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens whose KV exists, over all instances."""
         return sum(len(segment.positions) for segment in self.segments)
 
-    @property
+    @cached_property
     def instance_ids(self) -> tuple[InstanceId, ...]:
         """The instances that hold any of it, ascending."""
         return tuple(sorted({segment.instance_id for segment in self.segments}))
