@@ -29,7 +29,7 @@ EXAMPLES = """examples:
   loong bench --workload mixed --length-scale 1/64 --request-rate 4 --policy esp,static-sp
   loong bench --num-instances 2 --policy esp,tp --length-scale 1/64   (tp: the same processes, one instance)
   loong bench --base-url http://localhost:8000 --workload sharegpt --goodput ttft:2000 tpot:50
-  loong bench --workload leval --max-concurrency 8 --num-instances 8 --model my/model
+  loong bench --workload leval --max-concurrency 8 --num-instances 8 --model ./my-model
 """
 
 
@@ -77,7 +77,7 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--workload", choices=tuple(WORKLOADS), default="mixed", help="(default: mixed)")
     group.add_argument("--num-requests", type=int, default=100, help="(default: 100)")
     group.add_argument(
-        "--request-rate", type=float, help="requests per second, or inf (default: the workload's own pace)"
+        "--request-rate", type=float, help="requests per second (default: inf, or the workload's own pace)"
     )
     group.add_argument(
         "--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf is constant (default: 1)"

@@ -12,7 +12,7 @@ _EXAMPLES = """\
 examples:
   loong serve                                   a tiny built-in model on four CPU instances, no download
   loong serve ./Llama-3.1-8B --num-instances 2  a local Hugging Face folder
-  loong bench --workload mixed --policy esp,static-sp
+  loong bench --policy esp,static-sp --length-scale 1/64 --request-rate 10
 """
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import msgspec
 
@@ -67,6 +68,7 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
 
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
+    _remove_leftovers()
     with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
         _check_socket_path(Path(directory))
         endpoints = _endpoints(config, Path(directory))
@@ -99,6 +101,15 @@ def _guarded(work: Coroutine[None, None, None], executor: WorkersExecutor) -> as
     task = asyncio.create_task(work)
     task.add_done_callback(tell)
     return task
+
+
+def _remove_leftovers() -> None:
+    """Remove the run directories of servers that were killed before they could."""
+    for directory in Path(gettempdir()).glob("loong-[0-9]*-*"):
+        pid = directory.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            logger.info("removing %s, left by a server that was killed", directory)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check_socket_path(directory: Path) -> None:

@@ -87,7 +87,12 @@ def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
     defaults = PolicyConfig()
-    group.add_argument("--policy", choices=tuple(POLICIES), default="esp", help="who decides (%(default)s)")
+    group.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        default="esp",
+        help="esp: elastic; static-sp: one group; replicas: each alone; tp: one instance (%(default)s)",
+    )
     group.add_argument(
         "--max-num-batched-tokens",
         type=positive,

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 
 import uvloop
+from aiohttp import web
 
 from loong.core.cluster_state import ClusterState
 from loong.core.errors import ClusterError, ConfigError
@@ -28,6 +29,7 @@ from loong.server.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 FAILURE_GRACE_SECONDS = 10.0  # after a failure, so that whoever watches /health sees why
+LAST_WORDS_SECONDS = 2.0  # for streams that are cut off to say so
 FORCED_EXIT_CODE = 130
 
 
@@ -73,29 +75,48 @@ async def _serve(config: ServeConfig) -> int:
             engine = Engine(Scheduling(state, policy, LinearCostModel(), executor), executor, limits)
             running = asyncio.create_task(engine.run())
             app = create_app(engine, tokenizer, config.server)
-            runner = await serve(app, listener, shutdown_timeout=config.drain_timeout)
+            runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
+            signals.is_up = True
             status = asyncio.create_task(log_status(engine))
             try:
                 _log_banner(config, limits)
                 await _until_over(running, signals)
+                code = await _drain(config, engine, runner, signals)
             finally:
                 status.cancel()
-                await runner.cleanup()
                 executor.post(Drained())
                 await asyncio.wait([running])
-    return 0 if running.exception() is None else 1
+                await runner.cleanup()
+    return 1 if running.exception() is not None else code
 
 
 async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> None:
     """Wait for a signal or the engine's failure, whichever is first."""
     running.add_done_callback(_log_failure)
-    told_to_stop = asyncio.create_task(signals.wait())
+    told_to_stop = asyncio.create_task(signals.first.wait())
     await asyncio.wait([running, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         logger.error("/health tells so for %.0f s, then the server ends", FAILURE_GRACE_SECONDS)
         await asyncio.wait([told_to_stop], timeout=FAILURE_GRACE_SECONDS)
-    else:
-        logger.info("draining: new connections are refused, open requests finish")
+
+
+async def _drain(config: ServeConfig, engine: Engine, runner: web.AppRunner, signals: "_StopSignals") -> int:
+    """Refuse new connections and let open requests finish, for a while; what is left then fails.
+
+    Returns the exit code.
+    """
+    for site in list(runner.sites):
+        await site.stop()
+    timeout = config.drain_timeout
+    if num_open := engine.num_open:
+        logger.info("draining %d request(s) for at most %g s; a second signal ends it", num_open, timeout)
+    finished = asyncio.create_task(engine.wait_until_idle())
+    forced = asyncio.create_task(signals.second.wait())
+    await asyncio.wait([finished, forced], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    if num_open := engine.num_open:
+        logger.warning("%d request(s) are cut off", num_open)
+        return FORCED_EXIT_CODE if forced.done() else 1
+    return 0
 
 
 def _log_failure(running: asyncio.Task[None]) -> None:
@@ -107,22 +128,23 @@ def _log_failure(running: asyncio.Task[None]) -> None:
 
 
 class _StopSignals:
-    """SIGINT and SIGTERM: the first asks to stop once the server waits for it; any other cancels the task."""
+    """SIGINT and SIGTERM: the first asks for a drain, the second for its end, any other cancels the task.
+
+    Until the server is up, the first one cancels.
+    """
 
     def __init__(self) -> None:
-        self._is_told, self._is_waiting = asyncio.Event(), False
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self.is_up = False
         self._task = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._take)
 
-    async def wait(self) -> None:
-        """Return at the first signal."""
-        self._is_waiting = True
-        await self._is_told.wait()
-
     def _take(self) -> None:
-        if self._is_waiting and not self._is_told.is_set():
-            self._is_told.set()
+        if self.is_up and not self.first.is_set():
+            self.first.set()
+        elif self.is_up and not self.second.is_set():
+            self.second.set()
         elif self._task is not None:
             self._task.cancel()
 

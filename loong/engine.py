@@ -110,6 +110,16 @@ class Engine:
             if not has_ended and self._failure is None:
                 self._executor.post(RequestAborted(self._executor.now, request_id))
 
+    @property
+    def num_open(self) -> int:
+        """Requests whose tokens someone waits for."""
+        return len(self._streams)
+
+    async def wait_until_idle(self) -> None:
+        """Wait until nobody waits for tokens."""
+        while self._streams:  # noqa: ASYNC110 - only at the end of a server's life
+            await asyncio.sleep(0.02)
+
     def health(self) -> Health:
         """Whether the loop runs and every worker was heard from lately."""
         silence = self._executor.seconds_since_heard

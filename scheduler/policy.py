@@ -51,7 +51,10 @@ def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
     """
     kind, full = _kind(name), full_instances(instances)
     if kind.max_instances is not None and len(full) > kind.max_instances:
-        raise ConfigError(f"policy {name} runs {kind.max_instances} instance, but there are {len(full)}")
+        raise ConfigError(
+            f"policy {name} runs {kind.max_instances} instance, but there are {len(full)}; "
+            "give --num-instances 1, and --tensor-parallel-size for its processes"
+        )
     pools = sorted((instance.kv_capacity for instance in full), reverse=True)
     return sum(pools[: kind.max_request_dop])
 

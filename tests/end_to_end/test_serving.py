@@ -194,6 +194,20 @@ def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None
         assert_gone(workers)
 
 
+def test_a_drain_ends_in_time_and_says_so_to_those_it_cuts_off(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "1", "--drain-timeout", "1") as server:
+        workers = server.worker_pids()
+        stream = server.client.completions.create(
+            model="loong-tiny", prompt="x", max_tokens=60000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="stopped"):
+            list(stream)
+        assert server.process.wait(15) == 1
+        assert_gone(workers)
+
+
 def test_a_server_whose_engine_is_killed_leaves_no_worker(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "2") as server:
         workers = server.worker_pids()
