@@ -20,7 +20,7 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.request import Request, SamplingParams
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
 
 CEILING = 0.5e-3
@@ -39,7 +39,7 @@ async def measure(policy_name: str, num_requests: int, num_instances: int) -> di
     )
     params = SamplingParams(max_tokens=OUTPUT_TOKENS)
     prompt = tuple(range(PROMPT_TOKENS))
-    cost_model = LinearCostModel()
+    cost_model = WorkCostModel()
     executor = SimulatedExecutor(
         cost_model, [Request(f"r{i}", prompt, params, arrival_time=0.0) for i in range(num_requests)]
     )

@@ -18,7 +18,7 @@ from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.status_line import log_status
 from loong.model.config import ModelConfig
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.server.app import create_app
 from loong.server.engine_client import EngineLimits
@@ -72,7 +72,7 @@ async def _serve(config: ServeConfig) -> int:
         async with local_workers(config.cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             state = ClusterState(config.cluster.instances)
-            engine = Engine(Scheduling(state, policy, LinearCostModel(), executor), executor, limits)
+            engine = Engine(Scheduling(state, policy, WorkCostModel(), executor), executor, limits)
             running = asyncio.create_task(engine.run())
             app = create_app(engine, tokenizer, config.server)
             runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)

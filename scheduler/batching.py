@@ -9,6 +9,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd, Transfer
 from loong.core.request import RequestId, RequestView
+from loong.core.work import step_work
 from loong.scheduler.cell import Cell, arrival_order, num_wished_tokens
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.striping import (
@@ -92,7 +93,9 @@ def chunk_share(
     if group.dop > 1:
         candidates += _striped_shares(view, num_tokens, group, kept)
     placements = {view.request_id: view.placement}
-    return min(candidates, key=lambda share: cost_model.step_time(batch_of(group, [share]), placements))
+    return min(
+        candidates, key=lambda share: cost_model.step_time(step_work(batch_of(group, [share]), placements))
+    )
 
 
 def _striped_shares(view: RequestView, num_tokens: int, group: ESPGroup, kept: FreeSlots) -> list[Share]:

@@ -1,85 +1,90 @@
-"""A cost model with one coefficient a kind of work, added up over the busiest instance."""
+"""The cost model: seconds from counts of work, with one coefficient a kind of work."""
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from math import hypot
 
-from loong.core.placement import InstanceId, Placement
-from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.request import RequestId
+from loong.core.cost_model import PrefillTerms
+from loong.core.placement import InstanceId
+from loong.core.work import InstanceWork, StepWork
 
 
 @dataclass(frozen=True, slots=True)
-class LinearCostModel:
-    """Seconds of each kind of work; the defaults are about those of a tiny model on CPU processes.
+class Coefficients:
+    """Seconds of each kind of work (see `InstanceWork`), all layers of the model together.
 
-    A chunk of n new tokens on c cached ones, over d instances, is a(d) + b(d) n + c(d) n c + e(d) n^2.
-    `pair_time` is for a query meeting a key, `read_time` for a key and value read at all: attention takes
-    the larger. `transfer_time` is for a token's KV going from one instance to another, and a token's query
-    takes `num_queries_per_kv / 2` times that (query heads to a KV head, against a key and a value).
+    The defaults are about those of a tiny model on CPU processes.
     """
 
-    step_overhead: float = 4e-3
-    instance_overhead: float = 1e-3
-    token_time: float = 20e-6
-    pair_time: float = 10e-9
-    read_time: float = 50e-9
-    transfer_time: float = 1e-6
-    transfer_overhead: float = 1e-3
-    num_queries_per_kv: float = 4.0
+    step: float = 4e-3  # a step, whatever is in it
+    member: float = 1e-3  # each instance of the group but one
+    exchange: float = 0.0  # a step in which queries travel
+    ring: float = 0.0  # each hop of a step in which KV travels
+    weights: float = 0.0  # reading the weights: a step with any token takes no less
+    token: float = 20e-6  # computing a token
+    block: float = 0.0  # a query block
+    attend: float = 0.0  # an attention call a layer
+    decode_key: float = 50e-9  # a key and value that single queries meet
+    key: float = 50e-9  # a key and value that longer blocks read
+    pair: float = 10e-9  # a query that meets a key
+    ring_key: float = 1e-6  # a key and value that comes round the ring
+    sent_query: float = 2e-6  # a query that goes to an instance and comes back
+    kept_key: float = 0.0  # a key and value kept from the ring
+    message: float = 1e-3  # a migration, whatever is in it
+    moved_key: float = 1e-6  # a key and value moved between instances
+    offloaded_key: float = 1e-6  # a key and value moved to or from a host tier
 
-    def prefill_time(self, num_new_tokens: int, num_cached_tokens: int, dop: int) -> float:
-        """One chunk, striped over `dop` instances, its KV going round the ring."""
-        num_stripe = num_new_tokens / dop
-        num_received = (num_new_tokens + num_cached_tokens) * (dop - 1) / dop
+
+@dataclass(frozen=True, slots=True)
+class WorkCostModel:
+    """A step takes what binds its group and then as long as its busiest instance.
+
+    `overlap` is the part of attention under which ring transfers hide: 0 on CPUs, 1 with copy engines.
+    Instances from `first_host_tier_id` on are host tiers.
+    """
+
+    coefficients: Coefficients = Coefficients()
+    overlap: float = 0.0
+    first_host_tier_id: InstanceId | None = None
+
+    def step_time(self, work: StepWork, /) -> float:
+        """One step of a batch."""
+        seconds, num_others = self.coefficients, work.group.dop - 1
+        binding = seconds.step + seconds.member * num_others
+        if work.has_exchange:
+            binding += seconds.exchange
+        if work.has_ring:
+            binding += seconds.ring * num_others
+        return binding + max(map(self.instance_time, work.instances.values()))
+
+    def instance_time(self, work: InstanceWork, /) -> float:
+        """The part of a step that one instance computes by itself."""
+        seconds = self.coefficients
+        attention = max(seconds.pair * work.num_pairs, seconds.key * work.num_keys)
         return (
-            self._overhead(dop)
-            + self.token_time * num_stripe
-            + self._attend(num_stripe, num_cached_tokens)
-            + self.pair_time * num_stripe * num_new_tokens / 2
-            + self.transfer_time * num_received
+            (hypot(seconds.weights, seconds.token * work.num_tokens) if work.num_tokens else 0.0)
+            + seconds.block * work.num_blocks
+            + seconds.attend * work.num_attends
+            + seconds.decode_key * work.num_decode_keys
+            + attention
+            + max(0.0, seconds.ring_key * work.num_ring_keys - self.overlap * attention)
+            + seconds.sent_query * work.num_sent_queries
+            + seconds.kept_key * work.num_kept_keys
         )
 
-    def step_time(self, batch: BatchPlan, placements: Mapping[RequestId, Placement]) -> float:
-        """One step of any batch: its overhead and the work of the busiest instance."""
-        blocks: dict[RequestId, list[QueryBlock]] = {}
-        for block in batch.queries:
-            blocks.setdefault(block.request_id, []).append(block)
-        seconds = dict.fromkeys(batch.group.instance_ids, 0.0)
-        for request_id, chunk in blocks.items():
-            self._add_chunk(seconds, chunk, placements[request_id].tokens_by_instance())
-        return self._overhead(batch.group.dop) + max(seconds.values())
+    def prefill_terms(self, dop: int, /) -> PrefillTerms:
+        """Chunks striped over `dop` instances, as is their history, with queries that travel."""
+        seconds = self.coefficients
+        return PrefillTerms(
+            overhead=seconds.step + seconds.member * (dop - 1) + (seconds.exchange if dop > 1 else 0.0),
+            floor=seconds.weights,
+            per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop,
+            per_cached_pair=seconds.pair / dop,
+            per_new_pair=seconds.pair / (2 * dop),
+        )
 
-    def migration_time(self, num_tokens: int) -> float:
-        """One message and the KV of `num_tokens` tokens."""
-        return self.transfer_overhead + self.transfer_time * num_tokens
-
-    def _overhead(self, dop: int) -> float:
-        return self.step_overhead + self.instance_overhead * (dop - 1)
-
-    def _attend(self, num_queries: float, num_keys: float) -> float:
-        return max(self.pair_time * num_queries, self.read_time) * num_keys
-
-    def _add_chunk(
-        self, seconds: dict[InstanceId, float], chunk: list[QueryBlock], cached: Counter[InstanceId]
-    ) -> None:
-        """Add what one request costs each instance; in its chunk, a query meets half the keys on average."""
-        num_new = sum(len(block.positions) for block in chunk)
-        num_cached = cached.total()
-        holders = cached.keys() | {block.master_id for block in chunk}
-        for block in chunk:
-            num_queries, master_id = len(block.positions), block.master_id
-            seconds[master_id] += num_queries * (self.token_time + self.pair_time * num_new / 2)
-            match block.transfer:
-                case Transfer.KV:
-                    num_received = num_new + num_cached - num_queries - cached[master_id]
-                    seconds[master_id] += self._attend(num_queries, num_cached)
-                    seconds[master_id] += self.transfer_time * num_received
-                case Transfer.QUERY:
-                    num_sent = num_queries * (len(holders) - 1)
-                    seconds[master_id] += self.transfer_time * self.num_queries_per_kv / 2 * num_sent
-                    for instance_id, num_keys in cached.items():
-                        seconds[instance_id] += self._attend(num_queries, num_keys)
-                case _:
-                    assert_never(block.transfer)
+    def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
+        """One message, and the KV of `num_tokens` tokens over the link between the two."""
+        seconds = self.coefficients
+        first = self.first_host_tier_id
+        is_host = first is not None and max(source_id, destination_id) >= first
+        return seconds.message + (seconds.offloaded_key if is_host else seconds.moved_key) * num_tokens

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from loong.core.cost_model import CostModel
+from loong.core.cost_model import CostModel, prefill_time
 from loong.core.instance import ESPGroup
 from loong.core.plan import BatchPlan, IterationPlan, Preemption
 from loong.core.request import RequestView
@@ -83,7 +83,7 @@ class Dispatch:
         chunk = -(-num_tokens // num_chunks)
         num_cached = view.num_computed_tokens + (num_tokens - chunk) // 2
         waited = self.snapshot.now - view.arrival_time
-        return waited + num_chunks * self.cost_model.prefill_time(chunk, num_cached, cell.dop)
+        return waited + num_chunks * prefill_time(self.cost_model, chunk, num_cached, cell.dop)
 
 
 def shrunk(batch: BatchPlan, views: Iterable[RequestView]) -> BatchPlan:

@@ -20,6 +20,7 @@ from loong.core.events import (
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
 from loong.core.plan import BatchPlan
 from loong.core.request import FinishReason, Request, RequestId
+from loong.core.work import step_work
 
 
 @dataclass(slots=True)
@@ -87,7 +88,12 @@ class SimulatedExecutor:
                         step = max(instruction.step, running_lease.num_steps_taken + 1)
                         running_lease.last_step = min(running_lease.last_step, step)
                 case MoveKV():
-                    seconds = self._cost_model.migration_time(len(instruction.migration.segment.positions))
+                    migration = instruction.migration
+                    seconds = self._cost_model.migration_time(
+                        len(migration.segment.positions),
+                        migration.segment.instance_id,
+                        migration.destination_id,
+                    )
                     self._schedule(
                         MigrationFinished(self._now + seconds, instruction.migration_id, is_committed=True)
                     )
@@ -110,7 +116,7 @@ class SimulatedExecutor:
         if plan.num_steps > 1:
             plan = plan.at_step(step, running.live)
         placements = {given.request_id: given.placement for given in running.live.values()}
-        time = self._now + self._cost_model.step_time(plan, placements)
+        time = self._now + self._cost_model.step_time(step_work(plan, placements))
         sampled = (given for given in running.live.values() if given.sampling_params is not None)
         self._schedule(TokensProduced(time, batch_id, step, tuple(_sample(given, step) for given in sampled)))
 

@@ -15,13 +15,14 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instructions import StopLease
-from loong.core.placement import KVSegment
+from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration
 from loong.core.request import FinishReason, Request
+from loong.core.work import step_work
 from loong.executor.simulated import SimulatedExecutor
-from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.cost_model import WorkCostModel
 
-MODEL = LinearCostModel()
+MODEL = WorkCostModel()
 
 
 class Stage:
@@ -79,11 +80,12 @@ def test_a_prefill_takes_its_predicted_time_and_samples_once_it_is_whole() -> No
     stage.next_event()
     view = stage.state.snapshot(0).waiting[0]
     stage.run(prefill((view,), (0, 1), num_tokens=60))
+    batch = stage.state.snapshot(0).batches[0]
     part, finished = stage.rest()
     assert isinstance(part, TokensProduced)
     assert part.tokens == ()
     assert finished == BatchFinished(part.time, 1, 1)
-    assert part.time == MODEL.prefill_time(60, 0, 2)
+    assert part.time == MODEL.step_time(step_work(batch.plan, {"r000": Placement()}))
     stage.run(prefill(stage.state.snapshot(0).running, (0, 1)))
     last = stage.next_event()
     assert isinstance(last, TokensProduced)
@@ -130,7 +132,7 @@ def test_a_migration_takes_its_predicted_time() -> None:
     stage = Stage([timed_request(0, 10, 100)]).prefilled()
     before = stage.executor.now
     stage.commit(IterationPlan(migrations=(KVMigration(KVSegment("r000", range(0, 10, 2), 0), 1),)))
-    assert stage.rest() == [MigrationFinished(before + MODEL.migration_time(5), 2, is_committed=True)]
+    assert stage.rest() == [MigrationFinished(before + MODEL.migration_time(5, 0, 1), 2, is_committed=True)]
     assert stage.state.snapshot(0).running[0].placement.instance_ids == (0, 1)
 
 

@@ -5,9 +5,9 @@ from loong.core.placement import Placement, striped
 from loong.core.plan import Transfer
 from loong.core.request import RequestView
 from loong.scheduler.batching import choose_masters, chunk_share, chunk_sizes, keep_on_all, keep_on_fewest
-from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.cost_model import WorkCostModel
 
-MODEL = LinearCostModel()
+MODEL = WorkCostModel()
 
 
 def waiting_view(number: int, num_prompt: int) -> RequestView:

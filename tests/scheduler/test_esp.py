@@ -4,11 +4,12 @@ from random import Random
 
 from simulation import Run, simulate, timed_request
 
+from loong.core.cost_model import prefill_time
 from loong.core.plan import BatchPlan
 from loong.core.request import Request
-from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.cost_model import WorkCostModel
 
-MODEL = LinearCostModel()
+MODEL = WorkCostModel()
 
 
 def mixed_workload(num_requests: int, request_rate: float, seed: int) -> list[Request]:
@@ -61,14 +62,14 @@ def test_short_prompts_start_soon_behind_a_long_one_on_every_instance() -> None:
     long = timed_request(0, 60_000, 4)
     shorts = [timed_request(n, 20, 4, n * 0.1) for n in range(1, 10)]
     run = simulate("esp", [20_000] * 4, [long, *shorts])
-    longest_step = MODEL.prefill_time(4 * 512, 60_000, 4)
+    longest_step = prefill_time(MODEL, 4 * 512, 60_000, 4)
     assert max(run.ttft(short) for short in shorts) < 3 * longest_step < run.ttft(long) / 5
 
 
 def test_a_prompt_that_finds_only_leases_begins_at_the_end_of_their_step() -> None:
     first, second = timed_request(0, 20, 300), timed_request(1, 20, 4, 0.1)
     run = simulate("esp", [16384], [first, second])
-    assert run.ttft(second) < 3 * MODEL.prefill_time(20, 0, 1)
+    assert run.ttft(second) < 3 * prefill_time(MODEL, 20, 0, 1)
 
 
 def test_decode_rides_along_with_a_prefill_that_takes_its_instance() -> None:
@@ -77,7 +78,7 @@ def test_decode_rides_along_with_a_prefill_that_takes_its_instance() -> None:
     mixed = [batch for batch in batches_of(run) if len(batch.request_ids) == 2 and batch.num_steps == 1]
     assert mixed
     gaps = [b - a for a, b in zip(run.token_times["r000"], run.token_times["r000"][1:], strict=False)]
-    assert max(gaps) < 2 * MODEL.prefill_time(4 * 512, 7000, 4)
+    assert max(gaps) < 2 * prefill_time(MODEL, 4 * 512, 7000, 4)
 
 
 def test_prefill_waits_a_step_for_the_instances_it_wants() -> None:

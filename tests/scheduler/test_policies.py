@@ -11,7 +11,7 @@ from simulation import instances_with, simulate, timed_request
 from loong.core.events import RequestAborted
 from loong.core.request import FinishReason, Request
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
 
 POLICY_NAMES = sorted(POLICIES)
@@ -129,4 +129,4 @@ def test_the_same_snapshot_gives_the_same_plan(name: str) -> None:
     requests = [timed_request(n, 5 + 37 * n % 200, 1 + n % 9, n * 2e-3) for n in range(20)]
     run = simulate(name, [2000] * (POLICIES[name].max_instances or 3), requests)
     again = make_policy(name, PolicyConfig())
-    assert all(again(snapshot, LinearCostModel()) == plan for snapshot, plan in run.plans)
+    assert all(again(snapshot, WorkCostModel()) == plan for snapshot, plan in run.plans)

@@ -20,7 +20,7 @@ from loong.core.snapshot import Snapshot
 from loong.engine import Engine, Scheduling
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
-from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy
 from loong.server.engine_client import EngineLimits
 
@@ -74,7 +74,7 @@ class Cluster:
         self._clients: _Clients | None = None
         self._planned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        scheduling = Scheduling(self._state, self._plan, LinearCostModel(), self._recorder)
+        scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder)
         capacity = sum(instance.kv_capacity for instance in instances)
         self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30))
         self.serving = asyncio.create_task(self._engine.run())

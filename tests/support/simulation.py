@@ -14,7 +14,7 @@ from loong.core.snapshot import ClusterStats, Snapshot
 from loong.engine import Scheduling
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import LinearCostModel
+from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
 
 MAX_EVENTS = 200_000
@@ -58,7 +58,7 @@ def simulate(
     """Run until drained, checking the books at every plan, and that nothing is left."""
     run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
-    model = cost_model or LinearCostModel()
+    model = cost_model or WorkCostModel()
     executor = SimulatedExecutor(model, requests, aborts)
 
     def recorded(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:

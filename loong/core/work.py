@@ -1,0 +1,130 @@
+"""What a step makes each instance do: counts, from which a cost model makes seconds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, Placement
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.request import RequestId
+
+
+@dataclass(slots=True)
+class InstanceWork:
+    """The part of one instance in one step. Tokens are the unit where no other is named.
+
+    A query meets a key in a pair; pairs that the mask removes are not counted. Keys that single queries meet
+    (decode) are apart, because attention is bound by reading there and by computing elsewhere.
+    """
+
+    num_tokens: int = 0  # computed as a master, from embedding to output
+    num_blocks: int = 0  # query blocks that it is master of
+    num_attends: int = 0  # attention calls, a layer
+    num_decode_keys: int = 0  # read for single queries
+    num_keys: int = 0  # read for longer blocks
+    num_pairs: float = 0.0  # computed for longer blocks
+    num_ring_keys: int = 0  # keys and values received round the ring
+    num_sent_queries: int = 0  # queries that go to another instance, and come back as partials
+    num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
+
+    def plus(self, other: "InstanceWork") -> "InstanceWork":
+        """Both, done by one instance in one step."""
+        return InstanceWork(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """One step of a group: the work of each of its instances, and which transfers bind them."""
+
+    group: ESPGroup
+    instances: Mapping[InstanceId, InstanceWork]
+    has_ring: bool
+    has_exchange: bool
+
+
+def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement]) -> StepWork:
+    """The work of a batch's first step, given the KV before it."""
+    instances = {instance_id: InstanceWork() for instance_id in batch.group.instance_ids}
+    has_ring = has_exchange = False
+    for request_id in batch.request_ids:
+        blocks = batch.blocks_of(request_id)
+        held = placements[request_id].tokens_by_instance()
+        if len(blocks) == 1 and len(blocks[0].positions) == 1:
+            has_exchange |= _add_decode(instances, blocks[0].master_id, held)
+        elif blocks[0].transfer is Transfer.KV and batch.group.dop > 1:
+            _add_ring(instances, blocks, held)
+            has_ring = True
+        else:
+            has_exchange |= _add_exchange(instances, blocks, held)
+        if batch.num_steps == 1:
+            _add_kept(instances, batch, request_id)
+    return StepWork(batch.group, instances, has_ring, has_exchange)
+
+
+def _add_decode(
+    instances: Mapping[InstanceId, InstanceWork], master_id: InstanceId, held: Mapping[InstanceId, int]
+) -> bool:
+    """One token that meets its history where it is; whether some of that is elsewhere."""
+    master = instances[master_id]
+    master.num_tokens += 1
+    master.num_blocks += 1
+    master.num_attends += 1
+    master.num_decode_keys += 1
+    num_remote = 0
+    for instance_id, num_keys in held.items():
+        work = instances[instance_id]
+        work.num_decode_keys += num_keys
+        if instance_id != master_id:
+            work.num_attends += 1
+            num_remote += 1
+    master.num_sent_queries += num_remote
+    return num_remote > 0
+
+
+def _add_ring(
+    instances: Mapping[InstanceId, InstanceWork],
+    blocks: tuple[QueryBlock, ...],
+    held: Mapping[InstanceId, int],
+) -> None:
+    """Every master meets all KV, which comes to it; a query meets half of the chunk's keys on average."""
+    num_new = sum(len(block.positions) for block in blocks)
+    num_cached = sum(held.values())
+    for block in blocks:
+        num_queries, work = len(block.positions), instances[block.master_id]
+        work.num_tokens += num_queries
+        work.num_blocks += 1
+        work.num_attends += len(instances)
+        work.num_keys += num_new + num_cached
+        work.num_pairs += num_queries * (num_cached + (num_new + 1) / 2)
+        work.num_ring_keys += num_new + num_cached - num_queries - held.get(block.master_id, 0)
+
+
+def _add_exchange(
+    instances: Mapping[InstanceId, InstanceWork],
+    blocks: tuple[QueryBlock, ...],
+    held: Mapping[InstanceId, int],
+) -> bool:
+    """Every instance that has KV of the request, old or new, meets all its queries; whether any travel."""
+    num_new = sum(len(block.positions) for block in blocks)
+    made = {block.master_id: len(block.positions) for block in blocks}
+    holders = made.keys() | held.keys()
+    for instance_id in holders:
+        work, num_made = instances[instance_id], made.get(instance_id, 0)
+        num_keys = held.get(instance_id, 0) + num_made
+        work.num_attends += len(blocks)
+        work.num_keys += num_keys
+        work.num_pairs += num_new * (held.get(instance_id, 0) + (num_made + num_made / num_new) / 2)
+        if num_made:
+            work.num_tokens += num_made
+            work.num_blocks += 1
+            work.num_sent_queries += num_made * (len(holders) - 1)
+    return len(holders) > 1
+
+
+def _add_kept(instances: Mapping[InstanceId, InstanceWork], batch: BatchPlan, request_id: RequestId) -> None:
+    """KV stored elsewhere than where it is made, to the nearest token an instance."""
+    made = {block.master_id: len(block.positions) for block in batch.blocks_of(request_id)}
+    for segment in batch.writes_of(request_id):
+        num_own = min(made.get(segment.instance_id, 0), len(segment.positions))
+        made[segment.instance_id] = made.get(segment.instance_id, 0) - num_own
+        instances[segment.instance_id].num_kept_keys += len(segment.positions) - num_own
