@@ -32,7 +32,7 @@ def test_the_closed_form_of_a_chunk_is_the_time_of_its_batch(
     placement = striped("r", range(num_cached), group.instance_ids) if num_cached else Placement()
     view = RequestView("r", num_new + num_cached, 0, 1, 0.0, None, placement)
     batch = batch_of(group, [striped_share(view, num_new, group, Transfer.QUERY)])
-    model = WorkCostModel(Coefficients(exchange=2e-3, weights=5e-3, key=0.0))  # long blocks: pairs bind
+    model = WorkCostModel(Coefficients(exchange=2e-3, key=0.0))  # computing binds, not reading
     # The closed form counts half a key too few for each query.
     assert seconds(batch, view, model=model) == pytest.approx(
         prefill_time(model, num_new, num_cached, dop), rel=1e-3, abs=2e-8 * num_new
