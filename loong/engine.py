@@ -138,7 +138,8 @@ class Engine:
         return self._scheduling.timeline.slices
 
     def _stamped(self, request: Request) -> Request:
-        return replace(request, arrival_time=self._executor.now)
+        prompt = tuple(request.prompt_token_ids)  # what travels to workers
+        return replace(request, arrival_time=self._executor.now, prompt_token_ids=prompt)
 
     def _deliver(self, event: Event) -> None:
         match event:

@@ -1,11 +1,14 @@
 """Messages between the engine and its workers: typed values in msgpack, one ZeroMQ frame each.
 
 No pickle crosses a socket. A message is a pair of its type's name and its fields, so a frame of an unknown
-type, or with fields that do not fit, is refused before anything is done.
+type, or with fields that do not fit, is refused before anything is done. A `range` travels as the bytes of
+its three numbers, so that it cannot be taken for a sequence of token ids. Sequences arrive as lists.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -97,15 +100,18 @@ _REPORTS: tuple[type[Report], ...] = (
 Message = TypeVar("Message")
 
 
-def _encode_other(value: object) -> tuple[int, int, int]:
+_range = Struct("<qqq")  # start, stop, step
+
+
+def _encode_other(value: object) -> bytes:
     if isinstance(value, range):
-        return value.start, value.stop, value.step
+        return _range.pack(value.start, value.stop, value.step)
     raise TypeError(f"{type(value).__name__} does not travel")
 
 
 def _decode_other(kind: type, value: Any) -> object:  # Any: what msgpack found on the wire
     if kind is range:
-        return range(*value)
+        return range(*_range.unpack(value))
     raise TypeError(f"{kind.__name__} does not travel")
 
 
@@ -141,5 +147,5 @@ def _decode(frame: bytes, decoders: _Decoders[Message]) -> Message:
     try:
         name, body = _envelope.decode(frame)
         return decoders[name].decode(body)
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, LoongError) as error:
+    except (msgspec.DecodeError, LookupError, StructError, TypeError, ValueError, LoongError) as error:
         raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error

@@ -109,7 +109,7 @@ class ClusterState:
             live = self._books.requests[token.request_id]
             if not live.has_ended:  # an aborted one is computed until its batch ends
                 batch.count_token(token.request_id, event.step)
-                live.produce(token)
+                live.produce(token, event.time)
                 num_output_tokens += 1
         batch.num_steps_taken = max(batch.num_steps_taken, event.step + 1)
         self._books.count(num_output_tokens=num_output_tokens)

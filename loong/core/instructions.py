@@ -1,5 +1,6 @@
 """What an executor is told to do. `ClusterState` makes these; nothing else does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,13 +20,13 @@ class RequestInput:
     """
 
     request_id: RequestId
-    token_ids: tuple[TokenId, ...]
+    token_ids: Sequence[TokenId]
     num_prompt_tokens: int
     num_output_tokens: int
     placement: Placement
     sampling_params: SamplingParams | None
-    prompt_token_ids: tuple[TokenId, ...] = ()
-    output_token_ids: tuple[TokenId, ...] = ()
+    prompt_token_ids: Sequence[TokenId] = ()
+    output_token_ids: Sequence[TokenId] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from loong.core.decision import Decision
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment
@@ -39,13 +40,15 @@ class BatchPlan:
 
     With `num_steps` > 1 it is a lease: every block is one decode token, the group takes up to that many
     steps by itself, and `writes` names the slots of all of them. KV that travels may be written anywhere
-    in the group; KV whose queries travel is written by the block's master.
+    in the group; KV whose queries travel is written by the block's master. `predicted_time` is how many
+    seconds its policy expects one step to take, for people to compare with what it took.
     """
 
     group: ESPGroup
     queries: tuple[QueryBlock, ...]
     writes: tuple[KVSegment, ...]
     num_steps: int = 1
+    predicted_time: float | None = None
 
     @property
     def request_ids(self) -> tuple[RequestId, ...]:
@@ -116,9 +119,10 @@ class LeaseEnd:
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """Everything a policy decides on one event. The empty plan changes nothing."""
+    """Everything a policy decides on one event. The empty plan changes nothing; `decisions` say why."""
 
     batches: tuple[BatchPlan, ...] = ()
     migrations: tuple[KVMigration, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
     lease_ends: tuple[LeaseEnd, ...] = ()
+    decisions: tuple[Decision, ...] = ()

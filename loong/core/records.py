@@ -25,14 +25,17 @@ class LiveRequest:
     has_ended: bool = False
     has_lost_kv: bool = False  # the rest of its KV is dropped as soon as it is at rest
     last_dop: int | None = None
+    first_token_time: float | None = None
 
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing that is in flight touches it."""
         return self.batch_id is None and not self.migration_ids
 
-    def produce(self, token: ProducedToken) -> None:
-        """Take in its next output token."""
+    def produce(self, token: ProducedToken, time: float) -> None:
+        """Take in its next output token, told at `time`."""
+        if self.first_token_time is None:
+            self.first_token_time = time
         self.output_token_ids.append(token.token_id)
         self.has_ended = token.finish_reason is not None
         num_tokens, max_tokens = len(self.output_token_ids), self.request.sampling_params.max_tokens
@@ -59,15 +62,19 @@ class LiveRequest:
             batch_id=self.batch_id,
             is_migrating=bool(self.migration_ids),
             has_ended=self.has_ended,
+            user=self.request.user,
+            first_token_time=self.first_token_time,
         )
 
     def input_for(self, batch: BatchPlan) -> RequestInput:
         """What the workers of a batch must be told of this request."""
         first = self.placement.num_tokens
         stop = first + sum(len(b.positions) for b in batch.blocks_of(self.request.request_id))
-        prompt, outputs = self.request.prompt_token_ids, tuple(self.output_token_ids)
+        prompt, outputs = self.request.prompt_token_ids, self.output_token_ids
         num_prompt = len(prompt)
-        token_ids = (*prompt[first:stop], *outputs[max(0, first - num_prompt) : max(0, stop - num_prompt)])
+        token_ids = prompt[first:stop]
+        if stop > num_prompt:
+            token_ids = (*token_ids, *outputs[max(0, first - num_prompt) : stop - num_prompt])
         params = self.request.sampling_params if stop == num_prompt + len(outputs) else None
         needs_history = params is not None and params.has_penalties
         return RequestInput(
@@ -78,7 +85,7 @@ class LiveRequest:
             placement=self.placement,
             sampling_params=params,
             prompt_token_ids=prompt if needs_history else (),
-            output_token_ids=outputs if needs_history else (),
+            output_token_ids=tuple(outputs) if needs_history else (),
         )
 
 

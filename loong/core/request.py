@@ -1,5 +1,6 @@
 """Requests: what a client asks for, and what a policy sees of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -87,13 +88,18 @@ class SLO:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to complete."""
+    """One sequence to complete.
+
+    The prompt is a tuple where requests are served; a simulation may give a `range`, which costs nothing
+    however long it is. `user` is whom the request is for, as in the OpenAI API; "" is nobody by name.
+    """
 
     request_id: RequestId
-    prompt_token_ids: tuple[TokenId, ...]
+    prompt_token_ids: Sequence[TokenId]
     sampling_params: SamplingParams
     arrival_time: float
     slo: SLO | None = None
+    user: str = ""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -102,7 +108,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """What a policy sees of a live request. Known tokens are the prompt's and those produced so far."""
+    """What a policy sees of a live request. Known tokens are the prompt's and those produced so far.
+
+    `first_token_time` is that of the event that told the first output token; a preemption keeps it.
+    """
 
     request_id: RequestId
     num_prompt_tokens: int
@@ -114,6 +123,8 @@ class RequestView:
     batch_id: int | None = None
     is_migrating: bool = False
     has_ended: bool = False  # finished or aborted, and waiting for its batch to end
+    user: str = ""
+    first_token_time: float | None = None
 
     @property
     def num_known_tokens(self) -> int:

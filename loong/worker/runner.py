@@ -1,6 +1,6 @@
 """Carries out one batch on one instance: a step, or the steps of a lease."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,7 @@ class _Progress:
     placement: Placement
     new_token_ids: list[TokenId]
 
-    def token_ids(self, block: QueryBlock) -> tuple[TokenId, ...] | list[TokenId]:
+    def token_ids(self, block: QueryBlock) -> Sequence[TokenId]:
         """The ids of a block's positions: given with the batch, or (in a lease) sampled last."""
         if self.new_token_ids:
             return self.new_token_ids[-1:]

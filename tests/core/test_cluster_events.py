@@ -165,6 +165,38 @@ def test_a_preempted_request_waits_and_is_computed_again_with_what_it_produced()
     assert run.inputs[0].token_ids == (*PROMPT, 60)
 
 
+def test_a_view_tells_whom_a_request_is_for_and_when_its_first_token_came() -> None:
+    state = ClusterState((ElasticInstance(0, 1, InstanceKind.FULL, 20),))
+    state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, 0.0, user="ann")))
+    (view,) = state.snapshot(0.0).waiting
+    assert (view.user, view.first_token_time) == ("ann", None)
+    commit(state, IterationPlan((prefill(0),)), 0.0)
+    state.apply(TokensProduced(3.0, 1, 0, (ProducedToken("r", 60),)))
+    state.apply(BatchFinished(4.0, 1, 1))
+    commit(state, IterationPlan((lease(1, 0),)), 4.0)
+    state.apply(TokensProduced(5.0, 2, 0, (ProducedToken("r", 61),)))
+    state.apply(BatchFinished(6.0, 2, 1))
+    commit(state, IterationPlan(preemptions=(Preemption("r"),)), 6.0)
+    (view,) = state.snapshot(6.0).waiting
+    assert (view.num_output_tokens, view.first_token_time) == (2, 3.0)
+
+
+def test_a_prompt_that_is_a_range_stays_one_until_outputs_join_it() -> None:
+    state = ClusterState((ElasticInstance(0, 1, InstanceKind.FULL, 20),))
+    state.apply(RequestArrived(0.0, Request("r", range(50, 54), PARAMS, 0.0)))
+    (run,) = commit(state, IterationPlan((prefill(0, chunk=range(3)),)), 0.0)
+    assert isinstance(run, RunBatch)
+    assert run.inputs[0].token_ids == range(50, 53)
+    state.apply(BatchFinished(1.0, 1, 1))
+    commit(state, IterationPlan((prefill(0, chunk=range(3, 4)),)), 1.0)
+    state.apply(token(2, 0, 60))
+    state.apply(BatchFinished(2.0, 2, 1))
+    commit(state, IterationPlan(preemptions=(Preemption("r"),)), 2.0)
+    (run,) = commit(state, IterationPlan((prefill(0, chunk=range(5)),)), 2.0)
+    assert isinstance(run, RunBatch)
+    assert run.inputs[0].token_ids == (50, 51, 52, 53, 60)
+
+
 def test_when_an_instance_is_lost_its_peers_free_even_what_they_had_only_reserved() -> None:
     state = cluster()
     commit(state, IterationPlan((prefill(0, 1, 2),)), 0.0)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -90,7 +91,12 @@ def test_a_request_whose_prompt_lacks_one_token_is_not_decoding() -> None:
     assert not RequestView("r", 10, 0, 8, 0.0, None, striped("r", range(9), (0,))).is_decoding
 
 
-@pytest.mark.parametrize("state", [{"batch_id": 3}, {"is_migrating": True}, {"has_ended": True}])
-def test_a_request_in_flight_or_over_cannot_be_planned(state: dict[str, bool]) -> None:
-    view = RequestView("r", 10, 0, 8, 0.0, None, striped("r", range(9), (0,)), **state)
+AT_REST = RequestView("r", 10, 0, 8, 0.0, None, striped("r", range(9), (0,)))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [replace(AT_REST, batch_id=3), replace(AT_REST, is_migrating=True), replace(AT_REST, has_ended=True)],
+)
+def test_a_request_in_flight_or_over_cannot_be_planned(view: RequestView) -> None:
     assert not view.is_plannable
