@@ -13,13 +13,15 @@ from aiohttp import web
 from loong.core.cluster_state import ClusterState
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
-from loong.engine import Engine, Scheduling
+from loong.core.timeline import Timeline
+from loong.engine import Engine
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.status_line import log_status
 from loong.model.config import ModelConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
+from loong.scheduling import Scheduling
 from loong.server.app import create_app
 from loong.server.engine_client import EngineLimits
 from loong.server.listen import bound_socket, serve
@@ -72,7 +74,9 @@ async def _serve(config: ServeConfig) -> int:
         async with local_workers(config.cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             state = ClusterState(config.cluster.instances)
-            engine = Engine(Scheduling(state, policy, WorkCostModel(), executor), executor, limits)
+            timeline = Timeline()
+            scheduling = Scheduling(state, policy, WorkCostModel(), executor, (timeline,))
+            engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
             app = create_app(engine, tokenizer, config.server)
             runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)

@@ -1,4 +1,4 @@
-"""The loop: events in, plans out; and every request's tokens to whoever asked for them."""
+"""Real workers served by the loop, and every request's tokens to whoever asked for them."""
 
 import asyncio
 import logging
@@ -6,11 +6,8 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError, LoongError
 from loong.core.events import (
-    Drained,
     Event,
     InstanceLost,
     ProducedToken,
@@ -18,62 +15,26 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.instructions import ReleaseKV
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import BatchSlice, Timeline
-from loong.executor.protocol import Executor
 from loong.executor.workers import WorkersExecutor
-from loong.scheduler.policy import Policy
+from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits, Health
 
 logger = logging.getLogger(__name__)
 
-MAX_SLICES = 50_000
 HEALTHY_SILENCE_SECONDS = 4.0  # of heartbeats that are a second apart
-
-
-class Scheduling:
-    """State, policy and executor put together: what a real engine and a simulation share."""
-
-    def __init__(
-        self, state: ClusterState, policy: Policy, cost_model: CostModel, executor: Executor
-    ) -> None:
-        self.state, self._policy, self._cost_model, self._executor = state, policy, cost_model, executor
-        self.timeline = Timeline(MAX_SLICES)
-
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """Take in every event, hand it on, and act on it, until the executor has drained."""
-        while not isinstance(event := await self._executor.next_event(), Drained):
-            self._executor.submit(self.state.apply(event))
-            yield event
-            has_settled = not _calls_for_a_plan(event)
-            while not has_settled:
-                has_settled = self._plan(event)
-
-    def _plan(self, event: Event) -> bool:
-        """Start what the policy wants; false if that freed KV, for no event will tell of the room."""
-        snapshot = self.state.snapshot(event.time)
-        plan = self._policy(snapshot, self._cost_model)
-        instructions = self.state.commit(plan, snapshot)
-        self._executor.submit(instructions)
-        self.timeline.record(event, snapshot, instructions)
-        return not any(isinstance(instruction, ReleaseKV) for instruction in instructions)
-
-
-def _calls_for_a_plan(event: Event) -> bool:
-    """Whether a policy may want to act: on all but the tokens of a lease that goes on by itself."""
-    if not isinstance(event, TokensProduced):
-        return True
-    return any(token.finish_reason is not None for token in event.tokens)
 
 
 class Engine:
     """An `EngineClient` on real workers. Arrivals and aborts go through the executor's stream of events."""
 
-    def __init__(self, scheduling: Scheduling, executor: WorkersExecutor, limits: EngineLimits) -> None:
+    def __init__(
+        self, scheduling: Scheduling, executor: WorkersExecutor, limits: EngineLimits, timeline: Timeline
+    ) -> None:
         self.limits = limits
-        self._scheduling, self._executor = scheduling, executor
+        self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
         self._streams: dict[RequestId, asyncio.Queue[ProducedToken | None]] = {}
         self._failure: str | None = None
 
@@ -135,7 +96,7 @@ class Engine:
 
     def timeline(self) -> Sequence[BatchSlice]:
         """The last batches, oldest first."""
-        return self._scheduling.timeline.slices
+        return self._timeline.slices
 
     def _stamped(self, request: Request) -> Request:
         prompt = tuple(request.prompt_token_ids)  # what travels to workers

@@ -1,13 +1,14 @@
 """What ran when: one slice a batch, for people to look at."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loong.core.events import BatchFinished, Event, InstanceLost
 from loong.core.instance import ESPGroup
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import InstanceId
+from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 
@@ -26,14 +27,25 @@ class BatchSlice:
 
 
 class Timeline:
-    """The last batches, oldest first."""
+    """An observer of the loop that keeps the last batches, oldest first."""
 
-    def __init__(self, max_slices: int) -> None:
+    def __init__(self, max_slices: int = 50_000) -> None:
         self.slices: deque[BatchSlice] = deque(maxlen=max_slices)
         self._running: dict[int, tuple[RunBatch, float]] = {}
 
-    def record(self, event: Event, snapshot: Snapshot, instructions: Iterable[Instruction]) -> None:
-        """Take in an event, the cluster after it, and what was then told to run."""
+    def took_in(self, event: Event, /) -> None:
+        """Forget the batches of a lost instance: they never finish."""
+        if isinstance(event, InstanceLost):
+            self._running = {
+                batch_id: (batch, started_at)
+                for batch_id, (batch, started_at) in self._running.items()
+                if event.instance_id not in batch.plan.group.instance_ids
+            }
+
+    def planned(
+        self, event: Event, snapshot: Snapshot, _plan: IterationPlan, instructions: Sequence[Instruction], /
+    ) -> None:
+        """Keep what ended with `event`, and what was then told to run."""
         if isinstance(event, BatchFinished) and event.batch_id in self._running:
             batch, started_at = self._running.pop(event.batch_id)
             kv_used = tuple((i.instance_id, i.kv_used) for i in snapshot.instances)
@@ -49,19 +61,9 @@ class Timeline:
                     kv_used,
                 )
             )
-        if isinstance(event, InstanceLost):
-            self._drop_batches_of(event.instance_id)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 self._running[instruction.batch_id] = (instruction, event.time)
-
-    def _drop_batches_of(self, instance_id: InstanceId) -> None:
-        """A batch that lost an instance never finishes."""
-        self._running = {
-            batch_id: (batch, started_at)
-            for batch_id, (batch, started_at) in self._running.items()
-            if instance_id not in batch.plan.group.instance_ids
-        }
 
 
 def _phase(batch: RunBatch) -> str:

@@ -3,7 +3,7 @@
 from loong.core.events import BatchFinished, Event, InstanceLost
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
-from loong.core.plan import BatchPlan
+from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import Timeline
 
@@ -12,9 +12,10 @@ def told(*events: Event) -> list[tuple[int, float, float]]:
     """Batches 1 on (0, 1) and 2 on (2,) start at time 1; id, start and end of the slices after `events`."""
     batches = [RunBatch(i, BatchPlan(ESPGroup(group), (), ()), ()) for i, group in ((1, (0, 1)), (2, (2,)))]
     timeline = Timeline(max_slices=9)
-    timeline.record(InstanceLost(1.0, 9), Snapshot(1.0, ()), batches)
+    timeline.planned(InstanceLost(1.0, 9), Snapshot(1.0, ()), IterationPlan(), batches)
     for event in events:
-        timeline.record(event, Snapshot(event.time, ()), ())
+        timeline.took_in(event)
+        timeline.planned(event, Snapshot(event.time, ()), IterationPlan(), ())
     return [(piece.batch_id, piece.started_at, piece.ended_at) for piece in timeline.slices]
 
 

@@ -17,11 +17,13 @@ from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
-from loong.engine import Engine, Scheduling
+from loong.core.timeline import Timeline
+from loong.engine import Engine
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy
+from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits
 
 Outputs: TypeAlias = dict[RequestId, list[ProducedToken]]
@@ -74,9 +76,10 @@ class Cluster:
         self._clients: _Clients | None = None
         self._planned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder)
+        timeline = Timeline()
+        scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder, (timeline,))
         capacity = sum(instance.kv_capacity for instance in instances)
-        self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30))
+        self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30), timeline)
         self.serving = asyncio.create_task(self._engine.run())
         self.serving.add_done_callback(lambda _: self._planned.set())
 

@@ -11,11 +11,11 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import ClusterStats, Snapshot
-from loong.engine import Scheduling
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
+from loong.scheduling import Scheduling
 
 MAX_EVENTS = 200_000
 

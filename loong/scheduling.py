@@ -1,0 +1,70 @@
+"""The loop that serves real clusters and simulated ones: events in, plans out."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.events import Drained, Event, TokensProduced
+from loong.core.instructions import Instruction, ReleaseKV
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.executor.protocol import Executor
+from loong.scheduler.policy import Policy
+
+
+class Observer(Protocol):
+    """Sees all that the loop does, in order; it must neither change anything nor wait."""
+
+    def took_in(self, event: Event, /) -> None:
+        """The state has applied `event`."""
+        ...
+
+    def planned(
+        self, event: Event, snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction], /
+    ) -> None:
+        """On `event`, `plan` was made for `snapshot`; committing it gave `instructions`."""
+        ...
+
+
+class Scheduling:
+    """State, policy and executor put together."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        policy: Policy,
+        cost_model: CostModel,
+        executor: Executor,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.state, self._policy, self._cost_model, self._executor = state, policy, cost_model, executor
+        self._observers = observers
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Take in every event, hand it on, and act on it, until the executor has drained."""
+        while not isinstance(event := await self._executor.next_event(), Drained):
+            self._executor.submit(self.state.apply(event))
+            for observer in self._observers:
+                observer.took_in(event)
+            yield event
+            has_settled = not calls_for_a_plan(event)
+            while not has_settled:
+                has_settled = self._plan(event)
+
+    def _plan(self, event: Event) -> bool:
+        """Start what the policy wants; false if that freed KV, for no event will tell of the room."""
+        snapshot = self.state.snapshot(event.time)
+        plan = self._policy(snapshot, self._cost_model)
+        instructions = self.state.commit(plan, snapshot)
+        self._executor.submit(instructions)
+        for observer in self._observers:
+            observer.planned(event, snapshot, plan, instructions)
+        return not any(isinstance(instruction, ReleaseKV) for instruction in instructions)
+
+
+def calls_for_a_plan(event: Event) -> bool:
+    """Whether a policy may want to act: on all but the tokens of a lease that goes on by itself."""
+    if not isinstance(event, TokensProduced):
+        return True
+    return any(token.finish_reason is not None for token in event.tokens)
