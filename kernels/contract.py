@@ -8,7 +8,7 @@ class Dims:
     """Letters bound to sizes by the first tensor that names them, and held against every later one.
 
     The letters are those of the whole project: T query tokens, S KV tokens, H query heads, K KV heads,
-    D head dim, E hidden size.
+    D head dim, B requests, E hidden size. A number in their place is the size itself.
     """
 
     __slots__ = ("_bound",)
@@ -34,6 +34,8 @@ class Dims:
         if tensor.dim() != len(expected):
             raise ValueError(f"{name} must have shape [{', '.join(expected)}], got {list(tensor.shape)}")
         for letter, size in zip(expected, tensor.shape, strict=True):
+            if letter.isdecimal() and size != int(letter):
+                raise ValueError(f"{name} must have shape [{', '.join(expected)}], got {list(tensor.shape)}")
             bound, bound_by = self._bound.setdefault(letter, (size, name))
             if size != bound:
                 raise ValueError(f"{name} must have {letter}={bound} as {bound_by} has, got {letter}={size}")
@@ -41,6 +43,18 @@ class Dims:
             raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
         if is_contiguous and not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
+
+    def bind_rows(self, name: str, tensor: Tensor, letters: str, dtype: torch.dtype | None = None) -> None:
+        """Check like `bind`, but let the rows of the first dim, contiguous each, lie any distance apart."""
+        self.bind(name, tensor, letters, dtype, is_contiguous=False)
+        if not tensor[:1].is_contiguous():
+            raise ValueError(f"{name} must have contiguous rows, got strides {tensor.stride()}")
+
+    def group_size(self) -> int:
+        """Return how many query heads share a KV head. Raises ValueError if H is no multiple of K."""
+        if self["H"] % self["K"] != 0:
+            raise ValueError(f"query heads must be a multiple of KV heads, got {self['H']} and {self['K']}")
+        return self["H"] // self["K"]
 
     def __getitem__(self, letter: str) -> int:
         return self._bound[letter][0]

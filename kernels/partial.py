@@ -16,6 +16,14 @@ class Partial(NamedTuple):
     lse: Tensor  # [T, H] float32, natural log of the sum of exponentials; -inf: the row has seen no KV
 
     @classmethod
+    def empty(cls, num_tokens: int, num_heads: int, head_dim: int, device: torch.device) -> "Partial":
+        """Return room for a partial, of any contents."""
+        return cls(
+            torch.empty(num_tokens, num_heads, head_dim, dtype=torch.float32, device=device),
+            torch.empty(num_tokens, num_heads, dtype=torch.float32, device=device),
+        )
+
+    @classmethod
     def identity(cls, num_tokens: int, num_heads: int, head_dim: int, device: torch.device) -> "Partial":
         """Return attention over no KV at all: `(0, -inf)`, which merging leaves everything else as it is."""
         return cls(

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
+from loong.kernels.slots import SlotLists
 
 _MAX_SCORES = 1 << 19  # scores alive at once: 2 MiB of float32 stay in a CPU's cache
 
@@ -32,8 +33,7 @@ def attend(
     dims.bind("q", q, "T H D", is_contiguous=False)
     dims.bind("k", k, "S K D", q.dtype, is_contiguous=False)
     dims.bind("v", v, "S K D", q.dtype, is_contiguous=False)
-    if dims["H"] % dims["K"] != 0:
-        raise ValueError(f"query heads must be a multiple of KV heads, got {dims['H']} and {dims['K']}")
+    dims.group_size()
     if (q_positions is None) != (kv_positions is None):
         raise ValueError("q_positions and kv_positions must be given together")
     if q_positions is not None and kv_positions is not None:
@@ -93,6 +93,13 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor
 def _rows_to_tokens(rows: Tensor, num_tokens: int) -> Tensor:
     num_kv_heads, _, width = rows.shape
     return rows.view(num_kv_heads, num_tokens, -1, width).transpose(0, 1).reshape(num_tokens, -1, width)
+
+
+def attend_slots(q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float) -> Partial:
+    """Attend each request's one query, q [B, H, D], to its slots of a pool, kv [num_slots, 2, K, D]."""
+    rows = ((q[b : b + 1], kv[lists.list_of(b)]) for b in range(len(q)))
+    parts = [attend(row, part[:, 0], part[:, 1], scale=scale) for row, part in rows]
+    return Partial(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
 
 
 def merge(a: Partial, b: Partial) -> Partial:
