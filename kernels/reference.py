@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from loong.kernels.attend_task import AttendTask
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
 from loong.kernels.slots import SlotLists
@@ -100,6 +101,28 @@ def attend_slots(q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float) -> Pa
     rows = ((q[b : b + 1], kv[lists.list_of(b)]) for b in range(len(q)))
     parts = [attend(row, part[:, 0], part[:, 1], scale=scale) for row, part in rows]
     return Partial(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
+
+
+def attend_blocks(
+    q: Tensor, kv: Tensor, tasks: Tensor, *, scale: float, total: Partial, slots: Tensor | None = None
+) -> None:
+    """Merge the attention of tasks [C, 8], lines of `AttendTask`, over kv [S, 2, K, D] into `total`."""
+    for line in tasks.tolist():
+        task = AttendTask(*line)
+        queries = slice(task.query_row, task.query_row + task.num_queries)
+        keys = torch.arange(task.num_keys, device=q.device)
+        rows = task.key_row + keys if slots is None else slots[task.key_row + keys]
+        part = attend(
+            q[queries],
+            kv[rows, 0],
+            kv[rows, 1],
+            scale=scale,
+            q_positions=task.first_query + task.query_step * torch.arange(task.num_queries, device=q.device),
+            kv_positions=task.first_key + task.key_step * keys,
+        )
+        before = Partial(total.out[queries], total.lse[queries])
+        out = before.out.where(before.lse[..., None] > -torch.inf, 0.0)
+        total.out[queries], total.lse[queries] = merge(Partial(out, before.lse), part)
 
 
 def merge(a: Partial, b: Partial) -> Partial:

@@ -19,15 +19,15 @@ def attend_tile(
     total: tl.tensor,
     weighted: tl.tensor,
 ) -> tl.tuple:
-    """Attend q [R, D] to k [D, S] and v [S, D]; `scale` has LOG2_E in it, so that powers are of two.
+    """Attend q [R, D] to k [D, S] and v [S, D]; `scale` is positive and has LOG2_E in it: powers are of two.
 
     The last three say what R rows have gathered so far, and are returned anew: peak [R] is the largest
     exponent, total [R] the sum of powers relative to it, weighted [R, D] the values times these powers.
     """
-    scores = tl.where(is_visible, tl.dot(q, k, input_precision="ieee") * scale, _NEVER)
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    scores = tl.where(is_visible, tl.dot(q, k, input_precision="ieee"), _NEVER)
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
     base = tl.where(new_peak == _NEVER, 0.0, new_peak)  # so that a row of -inf becomes 0, not NaN
-    powers = tl.exp2(scores - base[:, None])
+    powers = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(peak - base)
     weighted = tl.dot(powers.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
     return new_peak, total * shrink + tl.sum(powers, 1), weighted
@@ -41,12 +41,23 @@ def normalized(peak: tl.tensor, total: tl.tensor, weighted: tl.tensor) -> tl.tup
 
 
 @triton.jit
+def join_pair(out_a: tl.tensor, lse_a: tl.tensor, out_b: tl.tensor, lse_b: tl.tensor) -> tl.tuple:
+    """Merge two partials, out [R, D] and lse [R] each."""
+    peak = tl.maximum(lse_a, lse_b)
+    base = tl.where(peak == _NEVER, 0.0, peak)
+    power_a, power_b = tl.exp(lse_a - base), tl.exp(lse_b - base)
+    divisor = tl.maximum(power_a + power_b, 1.0)  # the sum is at least 1, or 0
+    out = out_a * (power_a / divisor)[:, None] + out_b * (power_b / divisor)[:, None]
+    return out, peak + tl.log(divisor)
+
+
+@triton.jit
 def join_parts(
     out: tl.tensor, lse: tl.tensor, peak: tl.tensor, total: tl.tensor, weighted: tl.tensor
 ) -> tl.tuple:
-    """Join parts out [N, D], lse [N] of one row to what was joined so far, and return that anew.
+    """Join parts out [N, D], lse [N] of one row to what was joined before, and return that anew.
 
-    That is peak and total, scalars, and weighted [D], with the meaning of `attend_tile` in powers of e.
+    It has the meaning it has in `attend_tile`, for one row and with powers of e: two scalars, and [D].
     """
     new_peak = tl.maximum(peak, tl.max(lse, 0))
     base = tl.where(new_peak == _NEVER, 0.0, new_peak)

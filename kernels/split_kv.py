@@ -15,6 +15,7 @@ from torch import Tensor
 
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
+from loong.kernels.pool_tile import load_kv
 from loong.kernels.slots import SlotLists
 from loong.kernels.softmax import LOG2_E, attend_tile, join_parts, normalized
 
@@ -53,7 +54,7 @@ def attend_slots(
 
     Contract:
         q [B, H, D], each token contiguous; kv [num_slots, 2, K, D] of q's dtype, contiguous; H a multiple of
-            K; lists of the same B requests, whose slots are rows of kv (not checked).
+            K; lists of the same B requests, whose slots are rows of kv (not checked); scale positive.
         workspace: for B requests or more; overwritten.
         out: contiguous, in float32, or out.out in q's dtype if nothing is to be merged with it.
         Accumulates in float32. Needs nothing of the host and allocates nothing.
@@ -178,8 +179,6 @@ def _attend_piece(
     tile: tl.constexpr,
 ) -> tl.tuple:
     """Attend queries [R, D] to slots[begin:stop], of which there is one at least: out [R, D] and lse [R]."""
-    dim = tl.arange(0, width)
-    is_dim = dim < head_dim
     peak = tl.full([queries.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([queries.shape[0]], tl.float32)
     weighted = tl.zeros([queries.shape[0], width], tl.float32)
@@ -187,10 +186,7 @@ def _attend_piece(
         token = start + tl.arange(0, tile)
         is_token = token < stop
         slot = tl.load(slots + token, is_token, 0)
-        keys = kv + (slot * (2 * num_kv_heads) + kv_head) * head_dim
-        values = keys + num_kv_heads * head_dim
-        k = tl.load(keys[None, :] + dim[:, None], is_token[None, :] & is_dim[:, None], 0.0)
-        v = tl.load(values[:, None] + dim[None, :], is_token[:, None] & is_dim[None, :], 0.0)
+        k, v = load_kv(kv, slot, is_token, kv_head, num_kv_heads, head_dim, width)
         peak, total, weighted = attend_tile(queries, k, v, is_token[None, :], scale, peak, total, weighted)
     return normalized(peak, total, weighted)
 

@@ -1,0 +1,120 @@
+import pytest
+import torch
+from kernel_cases import assert_same_partial, poisoned, poisoned_partial, random_values
+from torch import Tensor
+
+from loong.kernels import Partial, reference
+from loong.kernels.attend_task import AttendTask
+from loong.kernels.block_attention import attend_blocks
+
+SCALE = 0.3
+
+# One request alone, and its stripes on a group of three; history and a chunk; rows that see nothing.
+CAUSAL = [AttendTask.causal(0, range(77), 0, range(77))]
+STRIPE_BEFORE = [AttendTask.causal(0, range(1, 200, 3), 0, range(0, 200, 3))]
+STRIPE_AFTER = [AttendTask.causal(0, range(1, 200, 3), 0, range(2, 200, 3))]
+RAGGED = [
+    AttendTask.full(0, 3, 5, 70),
+    AttendTask.causal(3, range(10, 50), 80, range(0, 50, 2)),
+    AttendTask.causal(43, range(5), 110, range(4, 9)),
+    AttendTask.causal(48, range(5), 0, range(5, 60)),
+    AttendTask.full(53, 2, 0, 0),
+    AttendTask.full(55, 0, 0, 9),
+    AttendTask.causal(55, range(64, 130), 120, range(130)),
+]
+LAYOUTS = {"causal": CAUSAL, "before": STRIPE_BEFORE, "after": STRIPE_AFTER, "ragged": RAGGED}
+
+
+def table(tasks: list[AttendTask], device: torch.device) -> Tensor:
+    return torch.tensor(tasks, dtype=torch.int64, device=device)
+
+
+def kv_of(
+    tasks: list[AttendTask], num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """KV [S, 2, K, D] in which every row that no task reads is NaN."""
+    kv = poisoned(270, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
+    for task in tasks:
+        rows = slice(task.key_row, task.key_row + task.num_keys)
+        kv[rows] = random_values(1, 270, 2, num_kv_heads, head_dim, dtype=dtype, device=device)[rows]
+    return kv
+
+
+def nothing_seen(num_tokens: int, num_heads: int, head_dim: int, device: torch.device) -> Partial:
+    partial = poisoned_partial(num_tokens, num_heads, head_dim, device)
+    return partial._replace(lse=partial.lse.fill_(-torch.inf))
+
+
+def num_rows(tasks: list[AttendTask]) -> int:
+    return max(task.query_row + task.num_queries for task in tasks)
+
+
+def both(
+    tasks: list[AttendTask], q: Tensor, kv: Tensor, slots: Tensor | None = None
+) -> tuple[Partial, Partial]:
+    """What the kernel makes of tasks, and what the definition does."""
+    num_tokens, num_heads, head_dim = q.shape
+    actual, expected = (nothing_seen(num_tokens, num_heads, head_dim, q.device) for _ in range(2))
+    attend_blocks(q, kv, table(tasks, q.device), scale=SCALE, total=actual, slots=slots)
+    reference.attend_blocks(q, kv, table(tasks, q.device), scale=SCALE, total=expected, slots=slots)
+    return actual, expected
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 64), (7, 1, 96), (2, 2, 128)])
+def test_blocks_equal_their_definition(
+    name: str, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    tasks = LAYOUTS[name]
+    kv = kv_of(tasks, num_kv_heads, head_dim, dtype, device)
+    q = random_values(2, num_rows(tasks), num_heads, head_dim, dtype=dtype, device=device)
+    assert_same_partial(*both(tasks, q, kv), dtype)
+
+
+@pytest.mark.parametrize("head_dim", [80, 256])
+def test_other_head_dims_equal_the_definition(
+    head_dim: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    kv = kv_of(CAUSAL, 2, head_dim, dtype, device)
+    q = random_values(2, 77, 4, head_dim, dtype=dtype, device=device)
+    assert_same_partial(*both(CAUSAL, q, kv), dtype)
+
+
+def test_keys_may_be_named_by_slots(device: torch.device, dtype: torch.dtype) -> None:
+    kv = kv_of(RAGGED, 2, 64, dtype, device)
+    slots = torch.randperm(270, generator=torch.Generator().manual_seed(1)).to(device)
+    scattered = torch.empty_like(kv)
+    scattered[slots] = kv
+    q = random_values(2, num_rows(RAGGED), 4, 64, dtype=dtype, device=device)
+    expected, _ = both(RAGGED, q, kv)
+    assert_same_partial(both(RAGGED, q, scattered, slots)[0], expected, dtype)
+
+
+def test_parts_of_the_keys_one_after_the_other_give_the_whole(device: torch.device) -> None:
+    kv = kv_of(CAUSAL, 2, 64, torch.float32, device)
+    q = random_values(2, 77, 4, 64, dtype=torch.float32, device=device)
+    total = nothing_seen(77, 4, 64, device)
+    for keys in (range(50), range(50, 77)):
+        part = table([AttendTask.causal(0, range(77), keys.start, keys)], device)
+        attend_blocks(q, kv, part, scale=SCALE, total=total)
+    assert_same_partial(total, both(CAUSAL, q, kv)[1], torch.float32)
+
+
+def test_rows_of_no_task_are_left_as_they_are(device: torch.device) -> None:
+    kv = kv_of(CAUSAL, 2, 64, torch.float32, device)
+    q = random_values(2, 20, 4, 64, dtype=torch.float32, device=device)
+    total = nothing_seen(20, 4, 64, device)
+    attend_blocks(q, kv, table([AttendTask.full(7, 5, 0, 30)], device), scale=SCALE, total=total)
+    written = torch.zeros(20, dtype=torch.bool, device=device)
+    written[7:12] = True
+    assert torch.equal(total.lse.isfinite().all(1), written)
+    assert torch.equal(total.out.isfinite().all(-1).all(-1), written)
+
+
+def test_blocks_refuse_what_their_contract_does_not_allow() -> None:
+    cpu = torch.device("cpu")
+    q, kv, total = torch.zeros(3, 4, 64), torch.zeros(9, 2, 2, 64), nothing_seen(3, 4, 64, cpu)
+    with pytest.raises(ValueError, match=r"tasks must have shape \[C, 8\], got \[1, 7\]"):
+        attend_blocks(q, kv, torch.zeros(1, 7, dtype=torch.int64), scale=SCALE, total=total)
+    with pytest.raises(ValueError, match=r"kv must have shape \[S, 2, K, D\], got \[9, 1, 2, 64\]"):
+        attend_blocks(q, kv[:, :1], table(CAUSAL, cpu), scale=SCALE, total=total)
