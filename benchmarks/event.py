@@ -1,12 +1,21 @@
-"""What one event costs the engine: apply, snapshot, policy, check and commit, by the number of requests.
+"""What one event costs the engine: apply, snapshot, policy, check and commit, by requests and instances.
 
-A crowd of requests arrives at once in the simulator, with KV room for half of them; every event that calls
-the policy while the crowd is there counts. Ceiling at 64 running and 64 waiting on 8 instances: 0.5 ms.
+A crowd of requests arrives at once in the simulator, with KV room for half of them; events that call the
+policy while at least a quarter of the crowd runs and a quarter waits count, up to --max-events. Groups run
+at their own pace: between two such events most running requests have got tokens, so most views are new.
+Growth is the time's factor over the number of requests', from the row above: 1 is linear.
+Ceiling at 64 running and 64 waiting on 8 instances: 0.5 ms, of which 0.15 ms without the policy.
+
+The policy `refill` does the least that a policy can do, to measure the rest at any size.
 """
 
 import argparse
 import asyncio
-from collections.abc import Callable
+import gc
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from itertools import product
+from operator import attrgetter
 from os import getloadavg
 from statistics import median, quantiles
 from time import perf_counter
@@ -15,53 +24,102 @@ from typing import ParamSpec, TypeVar
 from result import print_result
 
 from loong.core.cluster_state import ClusterState
-from loong.core.events import Drained, TokensProduced
-from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.request import Request, SamplingParams
+from loong.core.cost_model import CostModel
+from loong.core.events import Drained, Event, RequestArrived, TokensProduced
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
+from loong.core.request import Request, RequestView, SamplingParams
+from loong.core.snapshot import Snapshot
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.policy import make_policy
+from loong.scheduler.policy import Policy, make_policy
 
 CEILING = 0.5e-3
-PROMPT_TOKENS, OUTPUT_TOKENS = 200, 120
 PARTS = ("apply", "snapshot", "policy", "check and commit")
+MEAN_TOKENS = 320  # of one request, prompt and output
+LEASE_STEPS = PolicyConfig().lease_steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def measure(policy_name: str, num_requests: int, num_instances: int) -> dict[str, list[float]]:
-    """Seconds of each part of each event, while at least a quarter of the crowd runs and a quarter waits."""
-    capacity = num_requests // 2 * (PROMPT_TOKENS + OUTPUT_TOKENS) // num_instances
-    instances = tuple(
-        ElasticInstance(i, 1, InstanceKind.FULL, kv_capacity=capacity) for i in range(num_instances)
-    )
-    params = SamplingParams(max_tokens=OUTPUT_TOKENS)
-    prompt = tuple(range(PROMPT_TOKENS))
+def crowd(num_requests: int) -> Iterator[Request]:
+    """Prompts of 100 to 299 tokens, outputs of 60 to 179."""
+    for i in range(num_requests):
+        params = SamplingParams(max_tokens=60 + i * 53 % 120)
+        yield Request(f"r{i}", range(100 + i * 37 % 200), params, arrival_time=0.0)
+
+
+def refill(snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
+    """Each idle instance takes in the requests that it has room for, or goes on with those it has."""
+    resting: defaultdict[InstanceId, list[RequestView]] = defaultdict(list)
+    for view in snapshot.running:
+        if view.is_plannable:
+            resting[view.placement.instance_ids[0]].append(view)
+    waiting = deque(snapshot.waiting)
+    batches = []
+    for instance in filter(attrgetter("is_idle"), snapshot.instances):
+        old, new = resting[instance.instance_id], list[RequestView]()
+        free = instance.kv_capacity - sum(map(max_kv, old))
+        while waiting and (free := free - max_kv(waiting[0])) >= 0:
+            new.append(waiting.popleft())
+        if new or old:
+            batches.append(whole_batch(instance.instance_id, new or old, 1 if new else LEASE_STEPS))
+    return IterationPlan(tuple(batches))
+
+
+def max_kv(view: RequestView) -> int:
+    """The most tokens that a request may come to hold."""
+    return view.num_prompt_tokens + view.max_tokens
+
+
+def whole_batch(instance_id: InstanceId, views: list[RequestView], num_steps: int) -> BatchPlan:
+    """All uncomputed tokens of some requests on one instance: a prompt each, or a lease."""
+    queries, writes = [], []
+    for view in views:
+        first = view.num_computed_tokens
+        new = range(first, view.num_known_tokens)
+        queries.append(QueryBlock(view.request_id, new, instance_id, Transfer.QUERY))
+        stop = new.stop if num_steps == 1 else first + min(num_steps, view.num_remaining_tokens)
+        writes.append(KVSegment(view.request_id, range(first, stop), instance_id))
+    return BatchPlan(ESPGroup((instance_id,)), tuple(queries), tuple(writes), num_steps)
+
+
+async def measure(
+    policy: Policy, num_requests: int, num_instances: int, max_events: int
+) -> dict[str, list[float]]:
+    """Seconds of each part of each event that counts."""
+    room = num_requests // 2 * MEAN_TOKENS // num_instances
+    instances = (ElasticInstance(i, 1, InstanceKind.FULL, kv_capacity=room) for i in range(num_instances))
     cost_model = WorkCostModel()
-    executor = SimulatedExecutor(
-        cost_model, [Request(f"r{i}", prompt, params, arrival_time=0.0) for i in range(num_requests)]
-    )
-    state, policy = ClusterState(instances), make_policy(policy_name, PolicyConfig())
+    executor = SimulatedExecutor(cost_model, crowd(num_requests))
+    state = ClusterState(tuple(instances))
     spent: dict[str, list[float]] = {part: [] for part in PARTS}
     while not isinstance(event := await executor.next_event(), Drained):
-        instructions, seconds = timed(state.apply, event)
+        instructions, apply_time = timed(state.apply, event)
         executor.submit(instructions)
-        if isinstance(event, TokensProduced):
+        if not calls_for_a_plan(event, num_requests):
             continue
-        parts = [seconds]
-        snapshot, seconds = timed(state.snapshot, event.time)
-        parts.append(seconds)
-        plan, seconds = timed(policy, snapshot, cost_model)
-        parts.append(seconds)
-        instructions, seconds = timed(state.commit, plan, snapshot)
-        parts.append(seconds)
+        snapshot, snapshot_time = timed(state.snapshot, event.time)
+        plan, policy_time = timed(policy, snapshot, cost_model)
+        instructions, commit_time = timed(state.commit, plan, snapshot)
         executor.submit(instructions)
         if min(len(snapshot.running), len(snapshot.waiting)) >= num_requests // 4:
-            for part, value in zip(PARTS, parts, strict=True):
-                spent[part].append(value)
+            parts = (apply_time, snapshot_time, policy_time, commit_time)
+            for part, seconds in zip(PARTS, parts, strict=True):
+                spent[part].append(seconds)
+            if len(spent["apply"]) == max_events:
+                break
     return spent
+
+
+def calls_for_a_plan(event: Event, num_requests: int) -> bool:
+    """Whether this event counts: not the steps of leases, nor arrivals before all are there."""
+    if isinstance(event, RequestArrived):
+        return event.request.request_id == f"r{num_requests - 1}"
+    return not isinstance(event, TokensProduced)
 
 
 def timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
@@ -72,24 +130,37 @@ def timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--policy", default="esp")
     parser.add_argument("--num-requests", type=int, nargs="+", default=[32, 128, 512])
-    parser.add_argument("--num-instances", type=int, default=8)
+    parser.add_argument("--num-instances", type=int, nargs="+", default=[8])
+    parser.add_argument("--max-events", type=int, default=400)
     parser.add_argument("--save", action="store_true", help="append the result to results/event.jsonl")
     args = parser.parse_args()
     load = getloadavg()[0]
-    print(f"us an event, policy {args.policy}, {args.num_instances} instances: median (P95)\n")
-    print(f"{'live':>6}{'events':>8}" + "".join(f"{part:>22}" for part in (*PARTS, "all")))
-    rows = []
-    for num_requests in args.num_requests:
-        spent = asyncio.run(measure(args.policy, num_requests, args.num_instances))
+    policy = refill if args.policy == "refill" else make_policy(args.policy, PolicyConfig())
+    print(f"us an event, policy {args.policy}: median (P95)\n")
+    columns = (*PARTS, "all", "all but policy")
+    print(f"{'instances':>10}{'live':>6}{'events':>8}{'growth':>8}" + "".join(f"{c:>18}" for c in columns))
+    rows: list[dict[str, object]] = []
+    before: tuple[int, float] | None = None
+    for num_instances, num_requests in product(args.num_instances, args.num_requests):
+        spent = asyncio.run(measure(policy, num_requests, num_instances, args.max_events))
+        gc.collect()
         spent["all"] = [sum(parts) for parts in zip(*spent.values(), strict=True)]
+        spent["all but policy"] = [a - p for a, p in zip(spent["all"], spent["policy"], strict=True)]
         cells = {part: (median(values), quantiles(values, n=20)[-1]) for part, values in spent.items()}
+        rest = cells["all but policy"][0]
+        is_first = before is None or before[0] >= num_requests
+        growth = "" if is_first else f"{rest / before[1] / (num_requests / before[0]):.2f}"
+        before = num_requests, rest
         shown = (f"{1e6 * mid:.0f} ({1e6 * high:.0f})" for mid, high in cells.values())
-        print(f"{num_requests:>6}{len(spent['all']):>8}" + "".join(f"{cell:>22}" for cell in shown))
-        rows.append({"num_requests": num_requests, "seconds": cells})
-    numbers = {"policy": args.policy, "num_instances": args.num_instances, "ceiling": CEILING, "rows": rows}
+        print(
+            f"{num_instances:>10}{num_requests:>6}{len(spent['all']):>8}{growth:>8}"
+            + "".join(f"{cell:>18}" for cell in shown)
+        )
+        rows.append({"num_requests": num_requests, "num_instances": num_instances, "seconds": cells})
+    numbers = {"policy": args.policy, "ceiling": CEILING, "rows": rows}
     print_result("event", load, numbers, save=args.save)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.positions import intersection
+from loong.core.positions import EMPTY, intersection
 from loong.core.request import RequestId
 
 
@@ -59,12 +59,8 @@ def num_retained_tokens(batch: BatchPlan) -> int:
     """Tokens whose KV stays on another instance than the one that makes it (proactive scale-down)."""
     total = 0
     for request_id in batch.request_ids:
-        kept = Placement().adding(batch.writes_of(request_id))
-        made = Placement().adding(fresh_segments(batch, request_id))
-        stays = sum(_num_common(kept, made, instance_id) for instance_id in batch.group.instance_ids)
-        total += kept.num_tokens - stays
+        made = {block.master_id: block.positions for block in batch.blocks_of(request_id)}
+        for segment in batch.writes_of(request_id):
+            at_home = intersection(segment.positions, made.get(segment.instance_id, EMPTY))
+            total += len(segment.positions) - len(at_home)
     return total
-
-
-def _num_common(a: Placement, b: Placement, instance_id: InstanceId) -> int:
-    return sum(len(intersection(p, q)) for p in a.on(instance_id) for q in b.on(instance_id))

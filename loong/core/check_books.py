@@ -15,12 +15,22 @@ def check_books(books: Books) -> None:
     fits, batches, migrations, instances and requests name each other, and every request that arrived is
     live or has ended once.
     """
+    _check_views(books)
     _check_requests(books)
     _check_batches(books)
     _check_migrations(books)
     _check_room(books)
     if books.stats.num_arrived != books.stats.num_ended + len(books.requests):
         raise InvalidEventError(f"{books.stats} does not fit {len(books.requests)} live requests")
+
+
+def _check_views(books: Books) -> None:
+    snapshot = books.snapshot(now=0.0, version=0)
+    fresh = [live.view() for live in books.requests.values()]
+    waiting = tuple(view for view in fresh if not view.has_begun)
+    running = {view.request_id: view for view in fresh if view.has_begun}
+    if snapshot.waiting != waiting or {view.request_id: view for view in snapshot.running} != running:
+        raise InvalidEventError(f"the views {snapshot.request} are not those of the live requests")
 
 
 def _check_requests(books: Books) -> None:

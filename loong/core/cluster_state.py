@@ -62,7 +62,7 @@ class ClusterState:
         self._version += 1
         instructions: list[Instruction] = []
         for preemption in plan.preemptions:
-            instructions += self._books.drop_kv(self._books.requests[preemption.request_id])
+            instructions += self._books.drop_kv(preemption.request_id)
             self._books.count(num_preemptions=1)
         instructions += [self._start_migration(migration) for migration in plan.migrations]
         instructions += [self._start_batch(batch, snapshot.now) for batch in plan.batches]
@@ -95,8 +95,7 @@ class ClusterState:
     def _arrive(self, request: Request) -> tuple[Instruction, ...]:
         if request.request_id in self._books.requests:
             raise InvalidEventError(f"request {request.request_id} arrived twice")
-        self._books.requests[request.request_id] = LiveRequest(request)
-        self._books.count(num_arrived=1)
+        self._books.admit(LiveRequest(request))
         return ()
 
     def _produce(self, event: TokensProduced) -> tuple[Instruction, ...]:
@@ -105,10 +104,9 @@ class ClusterState:
             raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
         num_output_tokens = 0
         for token in event.tokens:
-            batch.check_samples(token.request_id)
-            live = self._books.requests[token.request_id]
+            batch.count_token(token.request_id, event.step)
+            live = self._books.changing(token.request_id)
             if not live.has_ended:  # an aborted one is computed until its batch ends
-                batch.count_token(token.request_id, event.step)
                 live.produce(token, event.time)
                 num_output_tokens += 1
         batch.num_steps_taken = max(batch.num_steps_taken, event.step + 1)
@@ -119,16 +117,10 @@ class ClusterState:
         batch = self._books.batches.get(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} finished, but is not running")
-        going_on = [r for r in batch.plan.request_ids if not self._books.requests[r].has_ended]
+        going_on = (r for r in batch.plan.request_ids if not self._books.requests[r].has_ended)
         batch.check_finished(going_on, event.num_steps)
-        lives = self._books.close_batch(event.batch_id)
         self._books.count(num_computed_tokens=batch.num_computed_tokens)
-        for request_id in going_on:
-            for segment in batch.unused(request_id):
-                self._books.release((segment,))
-                live = self._books.requests[request_id]
-                live.placement = live.placement.removing(segment)
-        return self._books.settle(lives)
+        return self._books.settle(self._books.close_batch(event.batch_id))
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
         migration = self._books.migrations.get(event.migration_id)
@@ -140,13 +132,15 @@ class ClusterState:
             live.placement = live.placement.moving(segment, migration.destination_id)
             self._books.count(num_migrated_tokens=len(segment.positions))
             stale = segment
-        self._books.release((stale,))
+        self._books.release({stale.instance_id: len(stale.positions)})
         release = ReleaseKV(segment.owner_id, (stale.instance_id,), segment.positions)
         return (release, *self._books.settle((live,)))
 
     def _abort(self, request_id: RequestId) -> tuple[Instruction, ...]:
-        live = self._books.requests.get(request_id)
-        if live is None or live.has_ended:  # it finished while the client was leaving
+        if request_id not in self._books.requests:  # it finished while the client was leaving
+            return ()
+        live = self._books.changing(request_id)
+        if live.has_ended:
             return ()
         live.has_ended = True
         if live.batch_id is None:
@@ -163,15 +157,21 @@ class ClusterState:
         A migration between two others goes on: its request loses its KV when that has ended.
         """
         books = self._books
-        instance = books.instances.pop(instance_id, None)
+        instance = books.instances.get(instance_id)
         if instance is None:
             raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
-        void = () if instance.batch_id is None else books.close_batch(instance.batch_id)
-        orphans = self._void_migrations(instance_id)
-        hit_ids = {live.request.request_id for live in void}
-        hit_ids |= {r for r, live in books.requests.items() if instance_id in live.placement.instance_ids}
+        hit_ids = {r for r, live in books.requests.items() if instance_id in live.placement.instance_ids}
+        if instance.batch_id is not None:
+            hit_ids.update(books.batches[instance.batch_id].plan.request_ids)
         for request_id in hit_ids:
-            books.requests[request_id].lose(instance_id)
+            books.changing(request_id).has_lost_kv = True
+        if instance.batch_id is not None:
+            books.close_batch(instance.batch_id)
+        orphans = self._void_migrations(instance_id)
+        for request_id in hit_ids:
+            live = books.changing(request_id)
+            live.placement = live.placement.without(instance_id)
+        del books.instances[instance_id]
         return books.settle(live for r, live in tuple(books.requests.items()) if r in hit_ids | orphans)
 
     def _void_migrations(self, instance_id: InstanceId) -> frozenset[RequestId]:
@@ -204,9 +204,9 @@ class ClusterState:
 
     def _start_batch(self, plan: BatchPlan, now: float) -> RunBatch:
         batch_id = self._new_id()
-        inputs = tuple(live.input_for(plan) for live in self._books.requests_of(plan))
-        samples = frozenset(i.request_id for i in inputs if i.sampling_params is not None)
-        self._books.open_batch(InFlightBatch(batch_id, plan, now, samples, last_step=plan.num_steps))
+        inputs = tuple(self._books.requests[r].input_for(plan) for r in plan.request_ids)
+        num_tokens = {given.request_id: 0 for given in inputs if given.sampling_params is not None}
+        self._books.open_batch(InFlightBatch(batch_id, plan, now, num_tokens, last_step=plan.num_steps))
         return RunBatch(batch_id, plan, inputs)
 
     def _end_lease(self, end: LeaseEnd) -> StopLease:

@@ -6,6 +6,7 @@ from typing import TypeAlias
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.core.request import FinishReason, Request, RequestId, TokenId
+from loong.core.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class Logprobs:
     top: tuple[tuple[TokenId, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProducedToken:
     """One output token, and whether its request ends with it."""
 

@@ -5,6 +5,7 @@ from enum import Enum
 
 from loong.core.errors import InvalidPlanError
 from loong.core.placement import InstanceId
+from loong.core.value import value
 
 
 class InstanceKind(Enum):
@@ -15,7 +16,7 @@ class InstanceKind(Enum):
     HOST = "host"  # a host-memory tier: keeps KV, computes nothing
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ElasticInstance:
     """One tensor-parallel set of devices with one replica of the weights and one KV pool.
 
@@ -34,6 +35,18 @@ class ElasticInstance:
     def kv_free(self) -> int:
         """Tokens it still has room for."""
         return self.kv_capacity - self.kv_used
+
+    def using(self, kv_used: int) -> "ElasticInstance":
+        """The same instance with so many tokens in its pool."""
+        return ElasticInstance(
+            self.instance_id, self.tp_size, self.kind, self.kv_capacity, kv_used, self.batch_id
+        )
+
+    def running(self, batch_id: int | None) -> "ElasticInstance":
+        """The same instance with this batch, or none."""
+        return ElasticInstance(
+            self.instance_id, self.tp_size, self.kind, self.kv_capacity, self.kv_used, batch_id
+        )
 
     @property
     def is_idle(self) -> bool:

@@ -8,9 +8,10 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId, SamplingParams, TokenId
+from loong.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestInput:
     """What workers need of one request of a batch, and do not know yet.
 

@@ -1,19 +1,20 @@
 """Where the keys and values of an owner are."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 from loong.core.errors import InvalidPlanError
 from loong.core.positions import coalesce, intersection, stripe, subtract
+from loong.core.value import value
 
 InstanceId: TypeAlias = int
 OwnerId: TypeAlias = str  # a request's id, or a shared prefix's
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KVSegment:
     """Keys and values of some positions of one request or shared prefix, on one instance."""
 
@@ -36,14 +37,15 @@ class Placement:
     @cached_property
     def instance_ids(self) -> tuple[InstanceId, ...]:
         """The instances that hold any of it, ascending."""
-        return tuple(sorted({segment.instance_id for segment in self.segments}))
+        return tuple(sorted(self._tokens_by_instance))
 
-    def tokens_by_instance(self) -> Counter[InstanceId]:
-        """How many tokens each instance holds."""
-        counts: Counter[InstanceId] = Counter()
-        for segment in self.segments:
-            counts[segment.instance_id] += len(segment.positions)
-        return counts
+    def tokens_by_instance(self) -> Mapping[InstanceId, int]:
+        """How many tokens each instance holds; 0 where it holds none."""
+        return self._tokens_by_instance
+
+    @cached_property
+    def _tokens_by_instance(self) -> Counter[InstanceId]:
+        return tokens_by_instance(self.segments)
 
     def on(self, instance_id: InstanceId) -> tuple[range, ...]:
         """The positions that one instance holds."""
@@ -58,8 +60,7 @@ class Placement:
         """This placement and `segments`, which must be disjoint from it."""
         result = self
         for segment in segments:
-            positions = coalesce((*result.on(segment.instance_id), segment.positions))
-            result = result._with(segment.owner_id, segment.instance_id, positions)
+            result = result._growing(segment) or result._coalescing(segment)
         return result
 
     def removing(self, segment: KVSegment) -> "Placement":
@@ -78,9 +79,32 @@ class Placement:
         moved = KVSegment(segment.owner_id, segment.positions, destination_id)
         return self.removing(segment).adding((moved,))
 
+    def _growing(self, segment: KVSegment) -> "Placement | None":
+        """With `segment` at the end of the newest run, as decode tokens come; None if it is not next."""
+        if not self.segments or not segment.positions:
+            return None
+        newest, new = self.segments[-1], segment.positions
+        run = newest.positions
+        if newest.instance_id == segment.instance_id and run.stop == new.start and run.step == new.step == 1:
+            grown = KVSegment(segment.owner_id, range(run.start, new.stop), segment.instance_id)
+            return Placement((*self.segments[:-1], grown))
+        return None
+
+    def _coalescing(self, segment: KVSegment) -> "Placement":
+        positions = coalesce((*self.on(segment.instance_id), segment.positions))
+        return self._with(segment.owner_id, segment.instance_id, positions)
+
     def _with(self, owner_id: OwnerId, instance_id: InstanceId, positions: Iterable[range]) -> "Placement":
         others = (s for s in self.segments if s.instance_id != instance_id)
         return Placement((*others, *(KVSegment(owner_id, p, instance_id) for p in positions)))
+
+
+def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:
+    """How many tokens of `segments` are on each instance."""
+    counts: Counter[InstanceId] = Counter()
+    for segment in segments:
+        counts[segment.instance_id] += len(segment.positions)
+    return counts
 
 
 def striped(owner_id: OwnerId, positions: range, instance_ids: tuple[InstanceId, ...]) -> Placement:

@@ -1,15 +1,20 @@
 """What a policy decides: batches, the instances that run them, and where KV goes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from operator import attrgetter
+from typing import TypeVar
 
 from loong.core.decision import Decision
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, KVSegment
+from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
 from loong.core.request import RequestId
+from loong.core.value import value
+
+T = TypeVar("T")
 
 
 class Transfer(Enum):
@@ -19,7 +24,7 @@ class Transfer(Enum):
     QUERY = "query"  # queries go where KV is, partials come back (multi-master decode)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class QueryBlock:
     """Positions of one request that one instance, their master, computes in a step."""
 
@@ -31,7 +36,7 @@ class QueryBlock:
     def at_step(self, step: int) -> "QueryBlock":
         """The block `step` decode steps later."""
         shifted = range(self.positions.start + step, self.positions.stop + step, self.positions.step)
-        return replace(self, positions=shifted)
+        return QueryBlock(self.request_id, shifted, self.master_id, self.transfer)
 
 
 @dataclass(frozen=True)
@@ -50,32 +55,31 @@ class BatchPlan:
     num_steps: int = 1
     predicted_time: float | None = None
 
-    @property
+    @cached_property
     def request_ids(self) -> tuple[RequestId, ...]:
         """The requests of the batch, each once, in the order of their first blocks."""
         return tuple(self._blocks)
 
     def blocks_of(self, request_id: RequestId) -> tuple[QueryBlock, ...]:
         """The blocks of one request."""
-        return tuple(self._blocks.get(request_id, ()))
+        return self._blocks.get(request_id, ())
 
     def writes_of(self, request_id: RequestId) -> tuple[KVSegment, ...]:
         """Where the new KV of one request goes."""
-        return tuple(self._writes.get(request_id, ()))
+        return self._writes.get(request_id, ())
 
     @cached_property
-    def _blocks(self) -> Mapping[RequestId, list[QueryBlock]]:
-        blocks: dict[RequestId, list[QueryBlock]] = {}
-        for block in self.queries:
-            blocks.setdefault(block.request_id, []).append(block)
-        return blocks
+    def num_stored_tokens(self) -> Mapping[InstanceId, int]:
+        """How many tokens each instance is to store."""
+        return tokens_by_instance(self.writes)
 
     @cached_property
-    def _writes(self) -> Mapping[RequestId, list[KVSegment]]:
-        writes: dict[RequestId, list[KVSegment]] = {}
-        for segment in self.writes:
-            writes.setdefault(segment.owner_id, []).append(segment)
-        return writes
+    def _blocks(self) -> Mapping[RequestId, tuple[QueryBlock, ...]]:
+        return _grouped(self.queries, attrgetter("request_id"))
+
+    @cached_property
+    def _writes(self) -> Mapping[RequestId, tuple[KVSegment, ...]]:
+        return _grouped(self.writes, attrgetter("owner_id"))
 
     def at_step(self, step: int, live: Iterable[RequestId]) -> "BatchPlan":
         """Step number `step` of a lease, for the requests that have not left it."""
@@ -83,6 +87,13 @@ class BatchPlan:
         queries = tuple(block.at_step(step) for block in self.queries if block.request_id in live_ids)
         writes = tuple(KVSegment(b.request_id, b.positions, b.master_id) for b in queries)
         return BatchPlan(self.group, queries, writes)
+
+
+def _grouped(items: Iterable[T], request_id_of: Callable[[T], RequestId]) -> dict[RequestId, tuple[T, ...]]:
+    groups: dict[RequestId, list[T]] = {}
+    for item in items:
+        groups.setdefault(request_id_of(item), []).append(item)
+    return {request_id: tuple(group) for request_id, group in groups.items()}
 
 
 @dataclass(frozen=True, slots=True)

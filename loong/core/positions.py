@@ -6,6 +6,7 @@ All ranges here have a positive step and non-negative members.
 """
 
 from collections.abc import Iterable
+from itertools import chain, pairwise
 from math import gcd
 
 EMPTY = range(0)
@@ -18,6 +19,8 @@ def stripe(positions: range, index: int, count: int) -> range:
 
 def intersection(a: range, b: range) -> range:
     """The common members of `a` and `b`, by the Chinese remainder theorem."""
+    if a.step == b.step == 1:
+        return range(max(a.start, b.start), min(a.stop, b.stop))
     if not a or not b:
         return EMPTY
     divisor = gcd(a.step, b.step)
@@ -56,19 +59,36 @@ def subtract(ranges: Iterable[range], removed: range) -> tuple[range, ...]:
 
 def is_subset(a: range, b: range) -> bool:
     """Whether every member of `a` is in `b`."""
+    if a and b.step == 1:
+        return b.start <= a[0] and a[-1] < b.stop
     return len(intersection(a, b)) == len(a)
 
 
 def first_overlap(ranges: Iterable[range]) -> range | None:
     """Positions that two of `ranges` share, or None if all are disjoint.
 
-    Sweeps by first member, so ranges of different chunks are never compared.
+    Ranges of one step meet only if they have the same remainder, and then in the order of their first
+    members; so the many stripes of a chunk take no comparison of each with each.
     """
+    by_step: dict[int, list[range]] = {}
+    for positions in ranges:
+        if positions:
+            by_step.setdefault(positions.step, []).append(positions)
+    for step, alike in by_step.items():
+        alike.sort(key=lambda r: (r.start % step, r.start))
+        for a, b in pairwise(alike):
+            if common := intersection(a, b):
+                return common
+    return _first_overlap_of_different_steps(by_step.values()) if len(by_step) > 1 else None
+
+
+def _first_overlap_of_different_steps(groups: Iterable[list[range]]) -> range | None:
+    """Sweeps by first member, so ranges of different chunks are never compared."""
     active: list[range] = []
-    for current in sorted((r for r in ranges if r), key=lambda r: r[0]):
-        active = [other for other in active if other[-1] >= current[0]]
+    for current in sorted(chain.from_iterable(groups), key=lambda r: r.start):
+        active = [other for other in active if other[-1] >= current.start]
         for other in active:
-            if common := intersection(current, other):
+            if other.step != current.step and (common := intersection(current, other)):
                 return common
         active.append(current)
     return None
@@ -77,6 +97,8 @@ def first_overlap(ranges: Iterable[range]) -> range | None:
 def is_partition(ranges: Iterable[range], whole: range) -> bool:
     """Whether every member of `whole` is in exactly one of `ranges`, and nothing else is in any."""
     pieces = [r for r in ranges if r]
+    if len(pieces) == 1:
+        return pieces[0] == whole
     return (
         sum(map(len, pieces)) == len(whole)
         and all(is_subset(piece, whole) for piece in pieces)
@@ -108,4 +130,4 @@ def _continues(earlier: range, later: range) -> bool:
     gap = later[0] - earlier[-1]
     if len(earlier) == 1 and len(later) == 1:
         return gap == 1
-    return all(len(r) == 1 or r.step == gap for r in (earlier, later))
+    return (len(earlier) == 1 or earlier.step == gap) and (len(later) == 1 or later.step == gap)

@@ -1,16 +1,15 @@
 """What `ClusterState` keeps of live requests and of batches in flight."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from loong.core.errors import InvalidEventError
 from loong.core.events import ProducedToken
 from loong.core.instructions import RequestInput
-from loong.core.placement import InstanceId, KVSegment, Placement
+from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan
-from loong.core.positions import intersection
 from loong.core.request import Request, RequestId, RequestView, TokenId
+from loong.core.snapshot import RunningBatch
 
 
 @dataclass(slots=True)
@@ -23,7 +22,7 @@ class LiveRequest:
     batch_id: int | None = None
     migration_ids: set[int] = field(default_factory=set)
     has_ended: bool = False
-    has_lost_kv: bool = False  # the rest of its KV is dropped as soon as it is at rest
+    has_lost_kv: bool = False
     last_dop: int | None = None
     first_token_time: float | None = None
 
@@ -31,6 +30,11 @@ class LiveRequest:
     def is_at_rest(self) -> bool:
         """Whether nothing that is in flight touches it."""
         return self.batch_id is None and not self.migration_ids
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it, or at least all its KV, goes as soon as it is at rest."""
+        return self.has_ended or self.has_lost_kv
 
     def produce(self, token: ProducedToken, time: float) -> None:
         """Take in its next output token, told at `time`."""
@@ -44,26 +48,22 @@ class LiveRequest:
                 f"request {token.request_id} goes on after {num_tokens} of at most {max_tokens} tokens"
             )
 
-    def lose(self, instance_id: InstanceId) -> None:
-        """Take in that an instance is gone, with the KV it held."""
-        self.placement = self.placement.without(instance_id)
-        self.has_lost_kv = True
-
     def view(self) -> RequestView:
         """The request as policies see it."""
-        return RequestView(
-            request_id=self.request.request_id,
-            num_prompt_tokens=len(self.request.prompt_token_ids),
-            num_output_tokens=len(self.output_token_ids),
-            max_tokens=self.request.sampling_params.max_tokens,
-            arrival_time=self.request.arrival_time,
-            slo=self.request.slo,
-            placement=self.placement,
-            batch_id=self.batch_id,
-            is_migrating=bool(self.migration_ids),
-            has_ended=self.has_ended,
-            user=self.request.user,
-            first_token_time=self.first_token_time,
+        request = self.request
+        return RequestView(  # by position, which is three times as quick as by name
+            request.request_id,
+            len(request.prompt_token_ids),
+            len(self.output_token_ids),
+            request.sampling_params.max_tokens,
+            request.arrival_time,
+            request.slo,
+            self.placement,
+            self.batch_id,
+            bool(self.migration_ids),
+            self.has_ended,
+            request.user,
+            self.first_token_time,
         )
 
     def input_for(self, batch: BatchPlan) -> RequestInput:
@@ -91,56 +91,64 @@ class LiveRequest:
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch in flight. `sampling_ids` are the requests that get a token at each step."""
+    """A batch in flight. `num_tokens` is how many each request produced of those that get one a step."""
 
     batch_id: int
     plan: BatchPlan
     started_at: float
-    sampling_ids: frozenset[RequestId]
+    num_tokens: dict[RequestId, int]
     last_step: int
     num_steps_taken: int = 0
-    num_tokens: Counter[RequestId] = field(default_factory=Counter)  # produced, a request
 
-    def check_samples(self, request_id: RequestId) -> None:
-        """Raise `InvalidEventError` unless the batch produces tokens of this request."""
-        if request_id not in self.sampling_ids:
+    @property
+    def is_lease(self) -> bool:
+        """Whether it may end before it has made all KV that it reserved."""
+        return self.plan.num_steps > 1
+
+    def view(self) -> RunningBatch:
+        """The batch as policies see it."""
+        return RunningBatch(self.batch_id, self.plan, self.started_at, self.num_steps_taken, self.last_step)
+
+    def count_token(self, request_id: RequestId, step: int) -> None:
+        """Take in that `step` gave a token of a request. No step gives two, and none is left out.
+
+        Raises `InvalidEventError`.
+        """
+        due = self.num_tokens.get(request_id)
+        if due is None:
             raise InvalidEventError(
                 f"batch {self.batch_id} produced a token of {request_id}, which it does not sample"
             )
-
-    def count_token(self, request_id: RequestId, step: int) -> None:
-        """Take in that `step` gave a token of a request. No step gives two, and none is left out."""
-        due = self.num_tokens[request_id]
         if step != due or step >= self.plan.num_steps:
             raise InvalidEventError(
                 f"batch {self.batch_id} produced a token of {request_id} at step {step}, "
                 f"but step {due} of {self.plan.num_steps} is due"
             )
-        self.num_tokens[request_id] += 1
+        self.num_tokens[request_id] = step + 1
 
     def check_finished(self, request_ids: Iterable[RequestId], num_steps: int) -> None:
         """Raise `InvalidEventError` unless each of these that is sampled got a token of all `num_steps`."""
-        for request_id in self.sampling_ids.intersection(request_ids):
-            if self.num_tokens[request_id] != num_steps:
+        for request_id in request_ids:
+            num_tokens = self.num_tokens.get(request_id, num_steps)
+            if num_tokens != num_steps:
                 raise InvalidEventError(
                     f"batch {self.batch_id} finished after {num_steps} steps, "
-                    f"but produced {self.num_tokens[request_id]} tokens of {request_id}"
+                    f"but produced {num_tokens} tokens of {request_id}"
                 )
 
-    def unused(self, request_id: RequestId) -> Iterator[KVSegment]:
-        """What a lease that ended early reserved for steps that it did not take."""
-        if self.plan.num_steps > 1:
-            first = self.plan.blocks_of(request_id)[0].positions[0] + self.num_tokens[request_id]
-            for segment in self.plan.writes_of(request_id):
-                if positions := intersection(segment.positions, range(first, segment.positions[-1] + 1)):
-                    yield replace(segment, positions=positions)
+    def made(self, request_id: RequestId) -> tuple[KVSegment, ...]:
+        """What is stored of a request: all that was reserved, but for the steps that a lease did not take."""
+        writes = self.plan.writes_of(request_id)
+        if not self.is_lease:
+            return writes
+        stop = self.plan.blocks_of(request_id)[0].positions[0] + self.num_tokens[request_id]
+        return tuple(
+            KVSegment(request_id, range(p.start, min(p.stop, stop), p.step), segment.instance_id)
+            for segment in writes
+            if (p := segment.positions).start < stop
+        )
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens of which KV was made: all that were to be stored, less those of steps not taken."""
-        unused = (segment for request_id in self.plan.request_ids for segment in self.unused(request_id))
-        return _num_tokens(self.plan.writes) - _num_tokens(unused)
-
-
-def _num_tokens(segments: Iterable[KVSegment]) -> int:
-    return sum(len(segment.positions) for segment in segments)
+        """Tokens of which KV was made; in a lease one for each token produced."""
+        return sum((self.num_tokens if self.is_lease else self.plan.num_stored_tokens).values())

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from loong.core.errors import InvalidRequestError
 from loong.core.placement import OwnerId, Placement
+from loong.core.value import value
 
 RequestId: TypeAlias = OwnerId
 TokenId: TypeAlias = int
@@ -60,10 +61,10 @@ class SamplingParams:
             ("seed", self.seed, 0, 2**63 - 1),
             ("logprobs", self.num_logprobs, 0, MAX_LOGPROBS),
         )
-        for name, value, low, high in limits:
-            if value is not None and not low <= value <= high:
+        for name, given, low, high in limits:
+            if given is not None and not low <= given <= high:
                 raise InvalidRequestError(
-                    f"{name} must be from {low:g} to {high:g}, but is {value:g}", param=name
+                    f"{name} must be from {low:g} to {high:g}, but is {given:g}", param=name
                 )
 
     @property
@@ -106,7 +107,7 @@ class Request:
             raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestView:
     """What a policy sees of a live request. Known tokens are the prompt's and those produced so far.
 
@@ -125,6 +126,11 @@ class RequestView:
     has_ended: bool = False  # finished or aborted, and waiting for its batch to end
     user: str = ""
     first_token_time: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it runs: it has KV, or is in a batch; all others wait."""
+        return self.batch_id is not None or bool(self.placement.segments)
 
     @property
     def num_known_tokens(self) -> int:

@@ -8,9 +8,10 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId, RequestView
+from loong.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunningBatch:
     """A batch in flight.
 
