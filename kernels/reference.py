@@ -145,6 +145,27 @@ def merge(a: Partial, b: Partial) -> Partial:
     return Partial(out, largest + total.log())
 
 
+def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> None:
+    """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] (all, in order) of `total`."""
+    place = slice(None) if rows is None else rows
+    out, lse = total.out[place], total.lse[place]
+    merged = Partial(out.where(lse[..., None] > -torch.inf, 0.0), lse)
+    for part_out, part_lse in zip(*parts, strict=True):
+        merged = merge(merged, Partial(part_out.float(), part_lse))
+    total.out[place], total.lse[place] = merged
+
+
+def copy_rows(
+    source: Tensor, target: Tensor, *, source_rows: Tensor | None = None, target_rows: Tensor | None = None
+) -> None:
+    """Copy `target[target_rows[t]] = source[source_rows[t]]`, but where the target's row is below 0."""
+    given = source[: len(target)] if source_rows is None else source[source_rows]
+    if target_rows is None:
+        target.copy_(given)
+    else:
+        target[target_rows[target_rows >= 0]] = given[target_rows >= 0]
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the last dim to unit root mean square, then by `weight`.
 
@@ -155,6 +176,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * scaled.to(x.dtype)
+
+
+def add_rms_norm(residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None) -> None:
+    """Add to residual [T, E] in place, if there is anything to add, and norm the sum to `out`."""
+    if added is not None:
+        residual += added
+    out.copy_(rms_norm(residual, weight, eps))
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -175,3 +203,27 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Return `silu(gate) * up`, elementwise, in their dtype, rounded after the activation."""
     return F.silu(gate) * up
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    q: Tensor,
+    kv: Tensor,
+    rows: Tensor,
+    bias: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Finish the heads of qkv [T, H + 2 K, D]; write q, and kv where a token has a row, not below 0."""
+    num_heads, num_kv_heads = q.shape[1], kv.shape[2]
+    heads = qkv if bias is None else qkv + bias
+    queries, keys, values = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if q_norm is not None and k_norm is not None:
+        queries, keys = rms_norm(queries, q_norm, eps), rms_norm(keys, k_norm, eps)
+    q.copy_(apply_rotary(queries, cos, sin))
+    new = torch.stack((apply_rotary(keys, cos, sin), values), dim=1)
+    kv[rows[rows >= 0]] = new[rows >= 0]

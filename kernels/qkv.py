@@ -1,0 +1,141 @@
+"""What happens between the projection of q, k, v and attention, in one pass: bias, norm, rotation, store."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loong.kernels.contract import Dims
+
+_HEADS_AT_ONCE = 8
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    q: Tensor,
+    kv: Tensor,
+    rows: Tensor,
+    bias: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Finish the projections of T tokens: queries to `q`, keys and values to `kv[rows]`.
+
+    Contract:
+        qkv [T, H + 2 K, D], contiguous, all queries first, then keys, then values; cos, sin [T, D] as
+            `apply_rotary` has them; bias [H + 2 K, D]; q_norm and k_norm [D], both or none, are weights of an
+            RMS norm of each head, before the rotation. All of one dtype, contiguous.
+        q [T, H, D] and kv [S, 2, K, D] are written. rows [T] int64, distinct rows of kv (not checked), or
+            below 0: the key and value of that token are left out.
+        Rounds to the dtype after every operation, as `reference.rotate_and_store` does. Allocates nothing.
+    """
+    dims = Dims()
+    dims.bind("q", q, "T H D", qkv.dtype)
+    dims.bind("kv", kv, "S 2 K D", qkv.dtype)
+    dims.bind("qkv", qkv, f"T {dims['H'] + 2 * dims['K']} D")
+    dims.bind("rows", rows, "T", torch.int64)
+    for name, tensor, letters in (
+        ("cos", cos, "T D"),
+        ("sin", sin, "T D"),
+        ("bias", bias, f"{dims['H'] + 2 * dims['K']} D"),
+        ("q_norm", q_norm, "D"),
+        ("k_norm", k_norm, "D"),
+    ):
+        if tensor is not None:
+            dims.bind(name, tensor, letters, qkv.dtype)
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm must be given together")
+    if dims["D"] % 2 != 0:
+        raise ValueError(f"the head dim must be even, got {dims['D']}")
+    if dims["T"] == 0:
+        return
+    num_blocks = triton.cdiv(dims["H"] + 2 * dims["K"], _HEADS_AT_ONCE)
+    _finish_heads[dims["T"], num_blocks](
+        qkv,
+        cos,
+        sin,
+        q,
+        kv,
+        rows,
+        bias,
+        q_norm,
+        k_norm,
+        eps,
+        num_heads=dims["H"],
+        num_kv_heads=dims["K"],
+        half=dims["D"] // 2,
+        width=triton.next_power_of_2(dims["D"] // 2),
+        heads_at_once=_HEADS_AT_ONCE,
+    )
+
+
+@triton.jit
+def _finish_heads(
+    qkv: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    q: tl.tensor,
+    kv: tl.tensor,
+    rows: tl.tensor,
+    bias: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    eps: tl.tensor,
+    num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    half: tl.constexpr,
+    width: tl.constexpr,
+    heads_at_once: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * heads_at_once + tl.arange(0, heads_at_once)
+    dim = tl.arange(0, width)
+    num_all = num_heads + 2 * num_kv_heads
+    is_element = (head < num_all)[:, None] & (dim < half)[None, :]
+    is_query, is_value = (head < num_heads)[:, None], (head >= num_heads + num_kv_heads)[:, None]
+
+    element = head[:, None] * (2 * half) + dim[None, :]
+    a, b = _load_halves(qkv + token * (num_all * 2 * half) + element, is_element, half)
+    if bias is not None:
+        bias_a, bias_b = _load_halves(bias + element, is_element, half)
+        a, b = _round(a + bias_a, qkv), _round(b + bias_b, qkv)
+    if q_norm is not None:
+        q_weight_a, q_weight_b = _load_halves(q_norm + dim, dim < half, half)
+        k_weight_a, k_weight_b = _load_halves(k_norm + dim, dim < half, half)
+        weight_a = tl.where(is_query, q_weight_a[None, :], k_weight_a[None, :])
+        weight_b = tl.where(is_query, q_weight_b[None, :], k_weight_b[None, :])
+        inverse = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * half) + eps)[:, None]
+        a = tl.where(is_value, a, _round(_round(a * inverse, qkv) * weight_a, qkv))
+        b = tl.where(is_value, b, _round(_round(b * inverse, qkv) * weight_b, qkv))
+    angle = token * (2 * half) + dim[None, :]
+    c = tl.load(cos + angle, dim[None, :] < half, 0.0).to(tl.float32)
+    s = tl.load(sin + angle, dim[None, :] < half, 0.0).to(tl.float32)
+    rotated_a = _round(a * c, qkv) - _round(b * s, qkv)
+    rotated_b = _round(b * c, qkv) + _round(a * s, qkv)
+    a, b = tl.where(is_value, a, rotated_a), tl.where(is_value, b, rotated_b)
+
+    _store_halves(q + token * (num_heads * 2 * half) + element, a, b, is_element & is_query, half)
+    row = tl.load(rows + token)
+    kv_element = row * (2 * num_kv_heads * 2 * half) + element - num_heads * 2 * half
+    _store_halves(kv + kv_element, a, b, is_element & (head >= num_heads)[:, None] & (row >= 0), half)
+
+
+@triton.jit
+def _load_halves(start: tl.tensor, mask: tl.tensor, half: tl.constexpr) -> tl.tuple:
+    return tl.load(start, mask, 0.0).to(tl.float32), tl.load(start + half, mask, 0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_halves(start: tl.tensor, a: tl.tensor, b: tl.tensor, mask: tl.tensor, half: tl.constexpr) -> None:
+    tl.store(start, a, mask)
+    tl.store(start + half, b, mask)
+
+
+@triton.jit
+def _round(x: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """Round float32 to what `like` points to, and return it as float32."""
+    return x.to(like.dtype.element_ty).to(tl.float32)

@@ -1,0 +1,68 @@
+"""Copying the KV of tokens: out of a pool, into one, and from a passing block to where it stays."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loong.kernels.contract import Dims
+
+_MAX_WIDTH = 2048  # elements of a row at once
+_NUM_ELEMENTS = 4096  # a program
+
+
+def copy_rows(
+    source: Tensor, target: Tensor, *, source_rows: Tensor | None = None, target_rows: Tensor | None = None
+) -> None:
+    """Copy the KV of T tokens, `target[target_rows[t]] = source[source_rows[t]]`; see `reference.copy_rows`.
+
+    Contract:
+        source [N, 2, K, D] and target [S, 2, K, D]: of one dtype, contiguous, without common memory.
+        source_rows, target_rows [T] int64: those of target distinct, or below 0 for tokens that are left out;
+            all others exist (not checked). None stands for 0 to T - 1, and then that tensor has T rows.
+        Allocates nothing.
+    """
+    dims = Dims()
+    _bind_rows(dims, "source", source, source_rows, "N", source.dtype)
+    _bind_rows(dims, "target", target, target_rows, "S", source.dtype)
+    row_size = source[0].numel() if dims["T"] else 0
+    if row_size == 0:
+        return
+    width = min(_MAX_WIDTH, triton.next_power_of_2(row_size))
+    rows_at_once = _NUM_ELEMENTS // width
+    _copy_tile[triton.cdiv(dims["T"], rows_at_once), triton.cdiv(row_size, width)](
+        source, source_rows, target, target_rows, dims["T"], row_size, rows_at_once=rows_at_once, width=width
+    )
+
+
+def _bind_rows(
+    dims: Dims, name: str, tensor: Tensor, rows: Tensor | None, letter: str, dtype: torch.dtype
+) -> None:
+    if rows is not None:
+        dims.bind(f"{name}_rows", rows, "T", torch.int64)
+    dims.bind(name, tensor, f"{'T' if rows is None else letter} 2 K D", dtype)
+
+
+@triton.jit
+def _copy_tile(
+    source: tl.tensor,
+    source_rows: tl.tensor,
+    target: tl.tensor,
+    target_rows: tl.tensor,
+    num_tokens: tl.tensor,
+    row_size: tl.tensor,
+    rows_at_once: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    token = (tl.program_id(0) * rows_at_once + tl.arange(0, rows_at_once)).to(tl.int64)
+    column = tl.program_id(1) * width + tl.arange(0, width)
+    is_token = token < num_tokens
+    to_row, from_row = token, token
+    if target_rows is not None:
+        to_row = tl.load(target_rows + token, is_token, -1)
+        is_token = to_row >= 0
+    if source_rows is not None:
+        from_row = tl.load(source_rows + token, is_token, 0)
+    is_element = is_token[:, None] & (column < row_size)[None, :]
+    values = tl.load(source + from_row[:, None] * row_size + column[None, :], is_element)
+    tl.store(target + to_row[:, None] * row_size + column[None, :], values, is_element)
