@@ -1,6 +1,7 @@
 """What became of one request, as its client saw it."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loong.workloads.request import WorkloadRequest
@@ -25,7 +26,7 @@ class RequestRecord:
     request: WorkloadRequest
     due_time: float
     sent_time: float
-    token_times: tuple[float, ...]
+    token_times: Sequence[float]
     finish_time: float
     usage: Usage | None
     error: str | None

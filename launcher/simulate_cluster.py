@@ -1,0 +1,87 @@
+"""What a simulation runs on: instances, their pools and their cost model, for each policy."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from loong.core.cost_model import CostModel, prefill_time
+from loong.core.errors import ConfigError
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.model.config import DTYPE_BYTES, ModelConfig
+from loong.scheduler.policy import POLICIES, admissible_tokens
+from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedCluster:
+    """Instances, how long their work takes, and the most KV tokens that one request may come to need."""
+
+    instances: tuple[ElasticInstance, ...]
+    cost_model: CostModel
+    max_request_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """So many instances of a model on one kind of device.
+
+    `kv_cache_tokens` is an instance's pool; None is what its memory holds beside the weights.
+    """
+
+    shape: ModelShape
+    device: str
+    num_instances: int
+    tp_size: int = 1
+    kv_cache_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ConfigError(f"--device {self.device!r} is unknown; choose from {', '.join(DEVICES)}")
+
+    def cluster(self, policy: str) -> SimulatedCluster:
+        """All devices as `policy` runs them: as one instance, if one is all that it runs.
+
+        Raises `ConfigError` if the policy is unknown, or the model does not fit.
+        """
+        if policy not in POLICIES:
+            raise ConfigError(f"--policy {policy!r} is unknown; choose from {', '.join(POLICIES)}")
+        num_instances, tp_size, kv_tokens = self.num_instances, self.tp_size, self.kv_cache_tokens
+        if POLICIES[policy].max_instances == 1:
+            num_instances, tp_size = 1, self.num_instances * self.tp_size
+            kv_tokens = None if kv_tokens is None else kv_tokens * self.num_instances
+        kv_tokens = kv_tokens or self._kv_tokens(tp_size)
+        instances = tuple(
+            ElasticInstance(i, tp_size, InstanceKind.FULL, kv_tokens) for i in range(num_instances)
+        )
+        cost_model = roofline(self.shape, DEVICES[self.device], tp_size)
+        return SimulatedCluster(instances, cost_model, admissible_tokens(policy, instances))
+
+    def unloaded_prefill_time(self, num_prompt_tokens: int) -> float:
+        """Seconds of a prefill that has the whole cluster, at its best DoP."""
+        model = roofline(self.shape, DEVICES[self.device], self.tp_size)
+        return min(prefill_time(model, num_prompt_tokens, 0, d + 1) for d in range(self.num_instances))
+
+    def _kv_tokens(self, tp_size: int) -> int:
+        num_tokens = kv_capacity(self.shape, DEVICES[self.device], tp_size)
+        if num_tokens < 1:
+            raise ConfigError(
+                f"the weights leave no room for KV on {tp_size} x {self.device}; "
+                "give a greater --tensor-parallel-size"
+            )
+        return num_tokens
+
+
+@cache
+def shape_of(config: ModelConfig) -> ModelShape:
+    """The sizes of a model that decide its time."""
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads  # queries, outputs, keys and values
+    layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    return ModelShape(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_layer_parameters=config.num_layers * layer,
+        num_output_parameters=config.hidden_size * config.vocab_size,
+        element_bytes=DTYPE_BYTES[config.dtype],
+    )
