@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import InstanceKind
@@ -10,32 +12,70 @@ from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
 from loong.core.positions import EMPTY, first_overlap, is_partition, is_subset
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
+from loong.core.value import value
 
 
 def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
     """Raise `InvalidPlanError`, naming the thing and both numbers, at the first rule that `plan` breaks."""
+    case = Case(snapshot, plan)
     for rule in _RULES:
-        rule(snapshot, plan)
+        rule(case)
 
 
-def check_ranges(_snapshot: Snapshot, plan: IterationPlan) -> None:
+@value
+class Part:
+    """What a batch is to do for one request: compute `num_tokens` tokens, in these blocks."""
+
+    view: RequestView
+    blocks: tuple[QueryBlock, ...]
+    writes: tuple[KVSegment, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan, and the snapshot that it is for."""
+
+    snapshot: Snapshot
+    plan: IterationPlan
+
+    def view(self, request_id: RequestId) -> RequestView:
+        """A request that the plan names. Raises `InvalidPlanError` unless it is live."""
+        view = self.snapshot.request.get(request_id)
+        if view is None:
+            raise InvalidPlanError(f"the plan names request {request_id}, which is not live")
+        return view
+
+    @cached_property
+    def parts(self) -> tuple[tuple[BatchPlan, tuple[Part, ...]], ...]:
+        """Every batch, with its part for each of its requests."""
+        return tuple((batch, tuple(self._parts_of(batch))) for batch in self.plan.batches)
+
+    def _parts_of(self, batch: BatchPlan) -> Iterator[Part]:
+        for request_id in batch.request_ids:
+            blocks = batch.blocks_of(request_id)
+            num_tokens = sum([len(block.positions) for block in blocks])
+            yield Part(self.view(request_id), blocks, batch.writes_of(request_id), num_tokens)
+
+
+def check_ranges(case: Case) -> None:
     """Whatever is computed, stored or moved is at least one position, none below 0, in ascending order."""
     named_ranges: list[QueryBlock | KVSegment] = []
-    for batch in plan.batches:
+    for batch in case.plan.batches:
         named_ranges += (*batch.queries, *batch.writes)
-    named_ranges += (migration.segment for migration in plan.migrations)
+    named_ranges += (migration.segment for migration in case.plan.migrations)
     for named in named_ranges:
         positions = named.positions
-        if not positions or positions.step < 1 or positions[0] < 0:
+        if not positions or positions.step < 1 or positions.start < 0:
             raise InvalidPlanError(f"{named} has positions {positions}: none, descending or below 0")
 
 
-def check_groups_are_idle(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_groups_are_idle(case: Case) -> None:
     """An instance runs at most one batch, and host tiers run none."""
     taken: set[InstanceId] = set()
-    for batch in plan.batches:
+    for batch in case.plan.batches:
         for instance_id in batch.group.instance_ids:
-            instance = snapshot.instance.get(instance_id)
+            instance = case.snapshot.instance.get(instance_id)
             if instance is None:
                 raise InvalidPlanError(f"a batch names instance {instance_id}, which does not exist")
             if instance.kind is InstanceKind.HOST:
@@ -47,15 +87,15 @@ def check_groups_are_idle(snapshot: Snapshot, plan: IterationPlan) -> None:
             taken.add(instance_id)
 
 
-def check_tp_sizes(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_tp_sizes(case: Case) -> None:
     """KV is cut over `tp_size` devices, so it only meets or moves between instances of equal size.
 
     A host tier takes the cut of whatever comes.
     """
-    together = [batch.group.instance_ids for batch in plan.batches]
-    together += [(m.segment.instance_id, m.destination_id) for m in plan.migrations]
+    together = [batch.group.instance_ids for batch in case.plan.batches]
+    together += [(m.segment.instance_id, m.destination_id) for m in case.plan.migrations]
     for instance_ids in together:
-        instances = [snapshot.instance[i] for i in instance_ids if i in snapshot.instance]
+        instances = [case.snapshot.instance[i] for i in instance_ids if i in case.snapshot.instance]
         sizes = {i.tp_size for i in instances if i.kind is not InstanceKind.HOST}
         if len(sizes) > 1:
             raise InvalidPlanError(
@@ -63,64 +103,71 @@ def check_tp_sizes(snapshot: Snapshot, plan: IterationPlan) -> None:
             )
 
 
-def check_requests_are_at_rest(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_requests_are_at_rest(case: Case) -> None:
     """A request is in at most one thing at a time: a batch, migrations, or a preemption."""
     uses: Counter[RequestId] = Counter()
-    for batch in plan.batches:
+    for batch in case.plan.batches:
         uses.update(batch.request_ids)
-    uses.update({migration.segment.owner_id for migration in plan.migrations})
-    uses.update(preemption.request_id for preemption in plan.preemptions)
+    uses.update({migration.segment.owner_id for migration in case.plan.migrations})
+    uses.update(preemption.request_id for preemption in case.plan.preemptions)
     for request_id, count in uses.items():
-        view = _live(snapshot, request_id)
+        view = case.view(request_id)
         if not view.is_plannable:
             raise InvalidPlanError(f"request {request_id} is in batch {view.batch_id}, migrating or over")
         if count > 1:
             raise InvalidPlanError(f"request {request_id} is planned {count} times at once")
 
 
-def check_queries(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_queries(case: Case) -> None:
     """Each request's queries are its next uncomputed positions, each once, at masters with weights."""
-    for batch in plan.batches:
+    for batch, parts in case.parts:
         if not batch.queries:
             raise InvalidPlanError(f"the batch of group {batch.group.instance_ids} has no queries")
-        for view in _requests(snapshot, batch):
-            blocks = batch.blocks_of(view.request_id)
-            num_tokens = sum(len(block.positions) for block in blocks)
-            first = view.num_computed_tokens
-            if not 0 < num_tokens <= view.num_uncomputed_tokens:
-                raise InvalidPlanError(
-                    f"request {view.request_id} is to compute {num_tokens} tokens, "
-                    f"but {view.num_uncomputed_tokens} are uncomputed"
-                )
-            if not is_partition((b.positions for b in blocks), range(first, first + num_tokens)):
-                raise InvalidPlanError(
-                    f"the queries of request {view.request_id} are not positions {first} to "
-                    f"{first + num_tokens - 1}, each once: {[b.positions for b in blocks]}"
-                )
-            if len({block.transfer for block in blocks}) > 1:
-                raise InvalidPlanError(f"request {view.request_id} moves both KV and queries in one batch")
-            if len({block.master_id for block in blocks}) < len(blocks):
-                raise InvalidPlanError(f"request {view.request_id} has two blocks at one master")
-        _check_masters(snapshot, batch)
+        for part in parts:
+            _check_positions(part)
+            _check_blocks(part)
+        _check_masters(case.snapshot, batch)
+
+
+def _check_positions(part: Part) -> None:
+    view, num_tokens, first = part.view, part.num_tokens, part.view.num_computed_tokens
+    if not 0 < num_tokens <= view.num_uncomputed_tokens:
+        raise InvalidPlanError(
+            f"request {view.request_id} is to compute {num_tokens} tokens, "
+            f"but {view.num_uncomputed_tokens} are uncomputed"
+        )
+    positions = [block.positions for block in part.blocks]
+    if not is_partition(positions, range(first, first + num_tokens)):
+        raise InvalidPlanError(
+            f"the queries of request {view.request_id} are not positions {first} to "
+            f"{first + num_tokens - 1}, each once: {positions}"
+        )
+
+
+def _check_blocks(part: Part) -> None:
+    if len({block.transfer for block in part.blocks}) > 1:
+        raise InvalidPlanError(f"request {part.view.request_id} moves both KV and queries in one batch")
+    if len({block.master_id for block in part.blocks}) < len(part.blocks):
+        raise InvalidPlanError(f"request {part.view.request_id} has two blocks at one master")
 
 
 def _check_masters(snapshot: Snapshot, batch: BatchPlan) -> None:
-    for block in batch.queries:
-        if block.master_id not in batch.group.instance_ids:
-            raise InvalidPlanError(f"master {block.master_id} is not in group {batch.group.instance_ids}")
-        if snapshot.instance[block.master_id].kind is not InstanceKind.FULL:
-            raise InvalidPlanError(f"instance {block.master_id} has no weights and cannot be a master")
+    for master_id in {block.master_id for block in batch.queries}:
+        if master_id not in batch.group.instance_ids:
+            raise InvalidPlanError(f"master {master_id} is not in group {batch.group.instance_ids}")
+        if snapshot.instance[master_id].kind is not InstanceKind.FULL:
+            raise InvalidPlanError(f"instance {master_id} has no weights and cannot be a master")
 
 
-def check_leases(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_leases(case: Case) -> None:
     """Only decode tokens whose queries travel are leased; whoever may take fewer steps leaves early."""
-    for batch in plan.batches:
+    for batch, parts in case.parts:
         if batch.num_steps < 1:
             raise InvalidPlanError(f"a batch takes at least 1 step, not {batch.num_steps}")
         if batch.num_steps == 1:
             continue
-        for view in _requests(snapshot, batch):
-            transfer = batch.blocks_of(view.request_id)[0].transfer
+        for part in parts:
+            view, transfer = part.view, part.blocks[0].transfer
             if not view.is_decoding or transfer is not Transfer.QUERY:
                 raise InvalidPlanError(
                     f"request {view.request_id} is to take a lease of {batch.num_steps} steps with "
@@ -129,37 +176,40 @@ def check_leases(snapshot: Snapshot, plan: IterationPlan) -> None:
                 )
 
 
-def check_writes(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_writes(case: Case) -> None:
     """Every new token is stored exactly once, in the group, and at its master unless its KV travels."""
-    for batch in plan.batches:
-        for view in _requests(snapshot, batch):
-            blocks = batch.blocks_of(view.request_id)
-            writes = batch.writes_of(view.request_id)
-            first = view.num_computed_tokens
-            num_tokens = sum(len(block.positions) for block in blocks)
-            if batch.num_steps > 1:
-                num_tokens = min(batch.num_steps, view.num_remaining_tokens)
-            if not is_partition((s.positions for s in writes), range(first, first + num_tokens)):
+    for batch, parts in case.parts:
+        for part in parts:
+            _check_stored_once(batch, part)
+            if part.blocks[0].transfer is Transfer.QUERY:
+                _check_masters_store(batch, part)
+        group = frozenset(batch.group.instance_ids)
+        for segment in batch.writes:
+            if segment.instance_id not in group:
                 raise InvalidPlanError(
-                    f"the writes of request {view.request_id} are not positions {first} to "
-                    f"{first + num_tokens - 1}, each once: {[s.positions for s in writes]}"
+                    f"instance {segment.instance_id} is to store KV of request {segment.owner_id}, "
+                    f"but is not in group {batch.group.instance_ids}"
                 )
-            for segment in writes:
-                if segment.instance_id not in batch.group.instance_ids:
-                    raise InvalidPlanError(
-                        f"instance {segment.instance_id} is to store KV of request {view.request_id}, "
-                        f"but is not in group {batch.group.instance_ids}"
-                    )
-            if blocks[0].transfer is Transfer.QUERY:
-                _check_masters_store(batch, view)
         unknown = {segment.owner_id for segment in batch.writes} - set(batch.request_ids)
         if unknown:
             raise InvalidPlanError(f"the batch stores KV of {sorted(unknown)}, which it does not compute")
 
 
-def _check_masters_store(batch: BatchPlan, view: RequestView) -> None:
-    made = {block.master_id: block.positions for block in batch.blocks_of(view.request_id)}
-    for segment in batch.writes_of(view.request_id):
+def _check_stored_once(batch: BatchPlan, part: Part) -> None:
+    first, num_tokens = part.view.num_computed_tokens, part.num_tokens
+    if batch.num_steps > 1:
+        num_tokens = min(batch.num_steps, part.view.num_remaining_tokens)
+    positions = [segment.positions for segment in part.writes]
+    if not is_partition(positions, range(first, first + num_tokens)):
+        raise InvalidPlanError(
+            f"the writes of request {part.view.request_id} are not positions {first} to "
+            f"{first + num_tokens - 1}, each once: {positions}"
+        )
+
+
+def _check_masters_store(batch: BatchPlan, part: Part) -> None:
+    made = {block.master_id: block.positions for block in part.blocks}
+    for segment in part.writes:
         positions = made.get(segment.instance_id, EMPTY)
         if batch.num_steps > 1 and positions:  # the block's one token, and those of the steps after it
             positions = range(positions[0], segment.positions[-1] + 1)
@@ -167,26 +217,27 @@ def _check_masters_store(batch: BatchPlan, view: RequestView) -> None:
             raise InvalidPlanError(f"{segment} is stored where it is not made, though its KV does not travel")
 
 
-def check_history_is_in_the_group(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_history_is_in_the_group(case: Case) -> None:
     """A group contains every instance that holds KV of its requests: growing it moves nothing."""
-    for batch in plan.batches:
-        for view in _requests(snapshot, batch):
-            outside = set(view.placement.instance_ids) - set(batch.group.instance_ids)
-            if outside:
+    for batch, parts in case.parts:
+        group = frozenset(batch.group.instance_ids)
+        for part in parts:
+            if not group.issuperset(part.view.placement.instance_ids):
+                outside = sorted(set(part.view.placement.instance_ids) - group)
                 raise InvalidPlanError(
-                    f"request {view.request_id} has KV on instances {sorted(outside)}, "
+                    f"request {part.view.request_id} has KV on instances {outside}, "
                     f"outside group {batch.group.instance_ids}"
                 )
 
 
-def check_migrations(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_migrations(case: Case) -> None:
     """A migration moves KV that is where it says, no position twice, to an instance that exists."""
-    segments = [migration.segment for migration in plan.migrations]
-    for migration in plan.migrations:
+    segments = [migration.segment for migration in case.plan.migrations]
+    for migration in case.plan.migrations:
         segment = migration.segment
-        if migration.destination_id not in snapshot.instance:
+        if migration.destination_id not in case.snapshot.instance:
             raise InvalidPlanError(f"{segment} is to go to instance {migration.destination_id}: no such")
-        if not _live(snapshot, segment.owner_id).placement.holds(segment):
+        if not case.view(segment.owner_id).placement.holds(segment):
             raise InvalidPlanError(f"{segment} is to be moved, but is not there")
     for owner_id in {segment.owner_id for segment in segments}:
         shared = first_overlap(s.positions for s in segments if s.owner_id == owner_id)
@@ -194,29 +245,28 @@ def check_migrations(snapshot: Snapshot, plan: IterationPlan) -> None:
             raise InvalidPlanError(f"positions {shared} of {owner_id} are to be moved twice")
 
 
-def check_room(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_room(case: Case) -> None:
     """What is to be stored fits what is free, counting what the same plan's preemptions free."""
     arriving: Counter[InstanceId] = Counter()
-    for batch in plan.batches:
-        for segment in batch.writes:
-            arriving[segment.instance_id] += len(segment.positions)
-    for migration in plan.migrations:
+    for batch in case.plan.batches:
+        arriving.update(batch.num_stored_tokens)
+    for migration in case.plan.migrations:
         arriving[migration.destination_id] += len(migration.segment.positions)
     freed: Counter[InstanceId] = Counter()
-    for preemption in plan.preemptions:
-        freed.update(snapshot.request[preemption.request_id].placement.tokens_by_instance())
+    for preemption in case.plan.preemptions:
+        freed.update(case.snapshot.request[preemption.request_id].placement.tokens_by_instance())
     for instance_id, num_tokens in arriving.items():
-        free = snapshot.instance[instance_id].kv_free + freed[instance_id]
+        free = case.snapshot.instance[instance_id].kv_free + freed[instance_id]
         if num_tokens > free:
             raise InvalidPlanError(
                 f"instance {instance_id} is to store {num_tokens} tokens but has room for {free}"
             )
 
 
-def check_lease_ends(snapshot: Snapshot, plan: IterationPlan) -> None:
+def check_lease_ends(case: Case) -> None:
     """Only running batches end, and only at a step that may still come."""
-    running = {batch.batch_id: batch for batch in snapshot.batches}
-    for end in plan.lease_ends:
+    running = {batch.batch_id: batch for batch in case.snapshot.batches} if case.plan.lease_ends else {}
+    for end in case.plan.lease_ends:
         batch = running.get(end.batch_id)
         if batch is None:
             raise InvalidPlanError(f"the lease of batch {end.batch_id} is to end, but it is not running")
@@ -240,14 +290,3 @@ _RULES = (
     check_room,
     check_lease_ends,
 )
-
-
-def _live(snapshot: Snapshot, request_id: RequestId) -> RequestView:
-    view = snapshot.request.get(request_id)
-    if view is None:
-        raise InvalidPlanError(f"the plan names request {request_id}, which is not live")
-    return view
-
-
-def _requests(snapshot: Snapshot, batch: BatchPlan) -> Iterator[RequestView]:
-    return (_live(snapshot, request_id) for request_id in batch.request_ids)

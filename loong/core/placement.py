@@ -37,7 +37,7 @@ class Placement:
     @cached_property
     def instance_ids(self) -> tuple[InstanceId, ...]:
         """The instances that hold any of it, ascending."""
-        return tuple(sorted(self._tokens_by_instance))
+        return tuple(sorted({segment.instance_id for segment in self.segments}))
 
     def tokens_by_instance(self) -> Mapping[InstanceId, int]:
         """How many tokens each instance holds; 0 where it holds none."""
