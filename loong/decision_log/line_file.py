@@ -1,0 +1,53 @@
+"""A file that grows by lines and never fails whoever writes them."""
+
+import logging
+from pathlib import Path
+from time import monotonic
+
+from loong.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MAX_BUFFERED_BYTES = 1 << 16
+MAX_BUFFERED_SECONDS = 1.0
+
+
+class LineFile:
+    """Appends whole lines, many at a time.
+
+    What cannot be opened raises `ConfigError`; what cannot be written later is told once, and ends the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: list[bytes] = []
+        self._num_bytes = 0
+        self._flushed_at = monotonic()
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+    def append(self, line: bytes) -> None:
+        """Add a line, given without its end."""
+        self._lines += (line, b"\n")
+        self._num_bytes += len(line) + 1
+        if self._num_bytes > MAX_BUFFERED_BYTES or monotonic() - self._flushed_at > MAX_BUFFERED_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Let others see all lines."""
+        data = b"".join(self._lines)
+        self._lines.clear()
+        self._num_bytes, self._flushed_at = 0, monotonic()
+        try:
+            while data and not self._file.closed:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            logger.warning("%s ends here: %s", self._path, error.strerror)
+            self._file.close()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.flush()
+        self._file.close()

@@ -1,0 +1,228 @@
+"""What the lines of a decision log say; docs/decisions.md shows one of each.
+
+Times are seconds of the executor's clock, other durations seconds, sizes tokens. Batches and migrations have
+the ids that the executor knows them by. What has its default is left out of a line.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+VERSION = 1
+
+EventName: TypeAlias = Literal[
+    "request_arrived",
+    "request_aborted",
+    "tokens_produced",
+    "batch_finished",
+    "migration_finished",
+    "instance_lost",
+    "instance_joined",
+]
+InstanceKindName: TypeAlias = Literal["full", "attention", "host"]
+TokensByInstance: TypeAlias = dict[int, int]
+
+
+class _Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Something in a line."""
+
+
+class _Line(_Part, frozen=True, tag_field="line"):
+    """One line."""
+
+
+class InstanceState(_Part, frozen=True):
+    """An instance before a plan: tokens in its pool (reserved ones included), and the batch it runs."""
+
+    instance_id: int
+    kv_used: int
+    kv_capacity: int
+    kind: InstanceKindName = "full"
+    batch_id: int | None = None
+
+
+class Cause(_Part, frozen=True):
+    """The event that called for a plan, and what it was about."""
+
+    event: EventName
+    request_id: str | None = None
+    batch_id: int | None = None
+    migration_id: int | None = None
+    instance_id: int | None = None
+
+
+class Chunk(_Part, frozen=True):
+    """Prompt positions (or, after a preemption, known ones) of one request that a batch computes."""
+
+    request_id: str
+    first_position: int
+    num_tokens: int
+    computed_on: TokensByInstance
+    kept_on: TokensByInstance
+    num_output_tokens: int = 0  # that the request has had before
+
+    @property
+    def stop_position(self) -> int:
+        """One more than its last position."""
+        return self.first_position + self.num_tokens
+
+
+class Decode(_Part, frozen=True):
+    """One token a step of one request, computed and kept by its master."""
+
+    request_id: str
+    first_position: int
+    master_id: int
+
+
+class Batch(_Part, frozen=True):
+    """A batch of up to `num_steps` steps; its group's instances are in ring order."""
+
+    batch_id: int
+    instance_ids: tuple[int, ...]
+    dop: int
+    chunks: tuple[Chunk, ...] = ()
+    decodes: tuple[Decode, ...] = ()
+    num_steps: int = 1
+    predicted_seconds: float | None = None  # of one step
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that it computes something of."""
+        return len(self.chunks) + len(self.decodes)
+
+
+class Migration(_Part, frozen=True):
+    """KV of one request at rest that goes from one instance to another."""
+
+    migration_id: int
+    request_id: str
+    num_tokens: int
+    source_id: int
+    destination_id: int
+
+
+class Preempted(_Part, frozen=True):
+    """A request whose KV, here by instance, is dropped."""
+
+    request_id: str
+    kv: TokensByInstance
+
+
+class EndedLease(_Part, frozen=True):
+    """A lease told to end before `step`."""
+
+    batch_id: int
+    step: int
+
+
+class Weighed(_Part, frozen=True):
+    """Something a policy could have done; a cost of None is beyond all numbers: impossible."""
+
+    what: str
+    cost: float | None
+
+
+class Reason(_Part, frozen=True):
+    """What a policy chose for some requests, and among what; `kind` is that of a `DecisionKind`."""
+
+    kind: str
+    request_ids: tuple[str, ...]
+    chosen: str
+    alternatives: tuple[Weighed, ...] = ()
+
+
+class Started(_Line, frozen=True, tag="started"):
+    """A run begins. `clock_start` is the Unix time at which its clock was 0; None where time is virtual."""
+
+    version: int
+    clock_start: float | None = None
+
+
+class Arrived(_Line, frozen=True, tag="arrived"):
+    """A request came, and the instances as it found them."""
+
+    time: float
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    instances: tuple[InstanceState, ...]
+    ttft_slo: float | None = None
+    tpot_slo: float | None = None
+    user: str = ""
+
+
+class Planned(_Line, frozen=True, tag="planned"):
+    """A plan, why, and the instances that it was made for. Empty plans without reasons have no line."""
+
+    time: float
+    cause: Cause
+    instances: tuple[InstanceState, ...]
+    batches: tuple[Batch, ...] = ()
+    migrations: tuple[Migration, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
+    ended_leases: tuple[EndedLease, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+
+class BatchEnded(_Line, frozen=True, tag="batch_ended"):
+    """A batch is done: what one of its steps took on average, and what it was predicted to take."""
+
+    time: float
+    batch_id: int
+    num_steps: int
+    seconds: float
+    predicted_seconds: float | None = None
+
+
+class MigrationEnded(_Line, frozen=True, tag="migration_ended"):
+    """A migration has committed, or was rolled back."""
+
+    time: float
+    migration_id: int
+    is_committed: bool
+
+
+class FirstToken(_Line, frozen=True, tag="first_token"):
+    """The first output token of a request was told."""
+
+    time: float
+    request_id: str
+
+
+class Ended(_Line, frozen=True, tag="ended"):
+    """A request is over; `reason` is that of a `FinishReason`, "abort" if its client left."""
+
+    time: float
+    request_id: str
+    reason: str
+    num_output_tokens: int
+
+
+class InstanceLost(_Line, frozen=True, tag="instance_lost"):
+    """An instance died with its KV; its batches and migrations never end."""
+
+    time: float
+    instance_id: int
+    why: str = ""
+
+
+class InstanceJoined(_Line, frozen=True, tag="instance_joined"):
+    """An instance came, empty."""
+
+    time: float
+    instance_id: int
+    kv_capacity: int
+
+
+Line: TypeAlias = (
+    Started
+    | Arrived
+    | Planned
+    | BatchEnded
+    | MigrationEnded
+    | FirstToken
+    | Ended
+    | InstanceLost
+    | InstanceJoined
+)

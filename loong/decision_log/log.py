@@ -1,0 +1,138 @@
+"""An observer of the loop that writes down what is decided, and how it turns out."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from loong.core.events import (
+    BatchFinished,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instructions import Instruction, RunBatch
+from loong.core.plan import IterationPlan
+from loong.core.request import FinishReason, Request, RequestId
+from loong.core.snapshot import Snapshot
+from loong.decision_log import lines
+from loong.decision_log.line_file import LineFile
+from loong.decision_log.lines import Line
+from loong.decision_log.plan_line import instance_states, planned_line
+
+
+@contextmanager
+def decision_log(path: Path, clock_start: float | None = None) -> Iterator["DecisionLog"]:
+    """A log of one run, which is added to what the file holds of others.
+
+    `clock_start` is the Unix time of the clock's 0; None where time is virtual. Raises `ConfigError` if the
+    file cannot be opened.
+    """
+    file = LineFile(path)
+    try:
+        yield DecisionLog(file, clock_start)
+    finally:
+        file.close()
+
+
+class DecisionLog:
+    """Told every event once, before any plan made on it, and every plan with what followed from it."""
+
+    def __init__(self, file: LineFile, clock_start: float | None = None) -> None:
+        self._file = file
+        self._encoder = msgspec.json.Encoder()
+        self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
+        self._running: dict[int, tuple[RunBatch, float]] = {}
+        self._write(lines.Started(lines.VERSION, clock_start))
+
+    def took_in(self, event: Event) -> None:
+        """Write down what became of earlier plans. Arrivals wait for the snapshot that comes with a plan."""
+        match event:
+            case TokensProduced():
+                self._count_tokens(event)
+            case BatchFinished():
+                self._end_batch(event)
+            case MigrationFinished():
+                self._write(lines.MigrationEnded(event.time, event.migration_id, event.is_committed))
+            case RequestAborted():
+                self._end_request(event.time, event.request_id, FinishReason.ABORT)
+            case InstanceLost():
+                self._lose(event)
+            case InstanceJoined():
+                instance = event.instance
+                self._write(
+                    lines.InstanceJoined(event.time, instance.instance_id, kv_capacity=instance.kv_capacity)
+                )
+            case RequestArrived():
+                pass
+            case _:
+                assert_never(event)
+
+    def planned(
+        self, event: Event, snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
+    ) -> None:
+        """Write down a plan made on `event` for `snapshot`, and what the executor was told because of it."""
+        if isinstance(event, RequestArrived) and event.request.request_id not in self._num_tokens:
+            self._arrive(event.request, snapshot)
+        for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self._running[instruction.batch_id] = (instruction, event.time)
+        if (line := planned_line(event, snapshot, plan, instructions)) is not None:
+            self._write(line)
+        elif not self._running:
+            self._file.flush()  # nothing may come for long
+
+    def _arrive(self, request: Request, snapshot: Snapshot) -> None:
+        self._num_tokens[request.request_id] = 0
+        self._write(
+            lines.Arrived(
+                request.arrival_time,
+                request.request_id,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                max_tokens=request.sampling_params.max_tokens,
+                instances=instance_states(snapshot.instances),
+                ttft_slo=None if request.slo is None else request.slo.ttft,
+                tpot_slo=None if request.slo is None else request.slo.tpot,
+                user=request.user,
+            )
+        )
+
+    def _count_tokens(self, event: TokensProduced) -> None:
+        num_tokens = self._num_tokens
+        for token in event.tokens:
+            request_id = token.request_id
+            if request_id in num_tokens:  # an aborted one is computed until its batch ends
+                num_tokens[request_id] += 1
+                if num_tokens[request_id] == 1:
+                    self._write(lines.FirstToken(event.time, request_id))
+                if token.finish_reason is not None:
+                    self._end_request(event.time, request_id, token.finish_reason)
+
+    def _end_request(self, time: float, request_id: RequestId, reason: FinishReason) -> None:
+        num_tokens = self._num_tokens.pop(request_id, None)
+        if num_tokens is not None:
+            self._write(lines.Ended(time, request_id, reason.value, num_tokens))
+
+    def _end_batch(self, event: BatchFinished) -> None:
+        run, started_at = self._running.pop(event.batch_id)
+        seconds = (event.time - started_at) / event.num_steps
+        self._write(
+            lines.BatchEnded(event.time, event.batch_id, event.num_steps, seconds, run.plan.predicted_time)
+        )
+
+    def _lose(self, event: InstanceLost) -> None:
+        self._write(lines.InstanceLost(event.time, event.instance_id, event.reason))
+        self._running = {
+            batch_id: (run, started_at)
+            for batch_id, (run, started_at) in self._running.items()
+            if event.instance_id not in run.plan.group.instance_ids
+        }
+
+    def _write(self, line: Line) -> None:
+        self._file.append(self._encoder.encode(line))

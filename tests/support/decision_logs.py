@@ -1,0 +1,111 @@
+"""Runs with a decision log: in virtual time, or told by hand."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from plans import prefill
+from simulation import timed_request
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.events import (
+    BatchFinished,
+    Event,
+    ProducedToken,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.plan import IterationPlan
+from loong.core.request import Request, RequestView
+from loong.decision_log.lines import Line
+from loong.decision_log.log import DecisionLog, decision_log
+from loong.decision_log.reader import read_log
+from loong.executor.simulated import SimulatedExecutor
+from loong.scheduler.cost_model import Coefficients, WorkCostModel
+from loong.scheduler.policy import Policy
+from loong.scheduling import Scheduling, calls_for_a_plan
+
+
+def clock(step: float, token: float, moved_key: float = 0.0) -> WorkCostModel:
+    """Seconds of a step whatever is in it, of each token of its busiest instance, and of moving a token."""
+    nothing = dict.fromkeys((field.name for field in fields(Coefficients)), 0.0)
+    return WorkCostModel(Coefficients(**{**nothing, "step": step, "token": token, "moved_key": moved_key}))
+
+
+SIMPLE_CLOCK = clock(step=10e-3, token=1e-3, moved_key=0.1e-3)
+
+
+def host_tier(instance_id: int, kv_capacity: int) -> ElasticInstance:
+    """A host-memory pool."""
+    return ElasticInstance(instance_id, 1, InstanceKind.HOST, kv_capacity)
+
+
+def logged(
+    path: Path,
+    policy: Policy,
+    instances: Sequence[ElasticInstance],
+    requests: Iterable[Request],
+    *,
+    cost_model: CostModel = SIMPLE_CLOCK,
+    aborts: Iterable[RequestAborted] = (),
+) -> tuple[Line, ...]:
+    """The log of a run until drained, read back from `path`."""
+
+    async def drain() -> None:
+        state = ClusterState(tuple(instances))
+        executor = SimulatedExecutor(cost_model, requests, aborts)
+        with decision_log(path) as log:
+            async for _ in Scheduling(state, policy, cost_model, executor, (log,)).events():
+                pass
+
+    asyncio.run(drain())
+    return read_log(path)
+
+
+class Teller:
+    """A loop without policy or executor: a test tells its events and plans."""
+
+    def __init__(self, log: DecisionLog, instances: Iterable[ElasticInstance]) -> None:
+        self.state = ClusterState(tuple(instances))
+        self._log = log
+
+    def tell(self, event: Event, plan: IterationPlan | None = None) -> None:
+        """Let an event happen, and on it a plan (the empty one, unless given)."""
+        self.state.apply(event)
+        self._log.took_in(event)
+        if calls_for_a_plan(event):
+            snapshot, made = self.state.snapshot(event.time), plan or IterationPlan()
+            self._log.planned(event, snapshot, made, self.state.commit(made, snapshot))
+
+    def plan(self, time: float, plan: IterationPlan) -> None:
+        """Make a plan on an event that changes nothing: who is not there leaves."""
+        self.tell(RequestAborted(time, "nobody"), plan)
+
+
+def told(
+    path: Path, instances: Iterable[ElasticInstance], script: Callable[[Teller], None]
+) -> tuple[Line, ...]:
+    """The log of what a script tells, read back from `path`."""
+    with decision_log(path) as log:
+        script(Teller(log, instances))
+    return read_log(path)
+
+
+def prefill_two(teller: Teller) -> tuple[RequestView, RequestView]:
+    """Two requests of 6 prompt and 9 output tokens, with their first tokens at second 1.
+
+    The KV of r000 is on instances 0 and 1, that of r001 on instance 2.
+    """
+    for number in range(2):
+        teller.tell(RequestArrived(0.0, timed_request(number, 6, 9)))
+    first, second = teller.state.snapshot(0.0).waiting
+    teller.plan(0.0, IterationPlan((prefill([first], (0, 1)), prefill([second], (2,)))))
+    for batch_id, request_id in ((1, "r000"), (2, "r001")):
+        teller.tell(TokensProduced(1.0, batch_id, 0, (ProducedToken(request_id, 5),)))
+        teller.tell(BatchFinished(1.0, batch_id, 1))
+    first, second = teller.state.snapshot(1.0).running
+    return first, second
