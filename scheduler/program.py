@@ -11,7 +11,7 @@ weight of all that waits for it, infinite where slots lack.
 As it stands, that is O(n^2 m^2) steps. But nothing is negative, so what a prefill adds to a batch only grows
 with what is in the batch already: C(j, i) + C(j', i') <= C(j, i') + C(j', i) for j < j' < i < i', the
 quadrangle inequality. Hence on given units the best j never goes back as i grows. Found for every second i
-first, it bounds the search for those between: the same optimum in O(m^2 n log n) steps, in any order.
+first, it bounds the search for those between: the same optimum in O(m^2 n log n) steps.
 
 Equal prefills need no case of their own, and one that cuts only between groups of them would not be exact:
 ten equal prompts on ten instances may be best as ten batches.
@@ -89,7 +89,8 @@ def solve(
     caller. None if the others cannot all be met.
 
     Of equal costs, the last batch ends at the first offer that will do, then has the fewest offers, then the
-    most demands; then the batch before it likewise. Raises `ValueError` if a number is negative or infinite.
+    most demands; then the batch before it likewise. Raises `ValueError` for a number that is negative, or not
+    finite.
     """
     demand_sums = _prefix_sums(_table("demands", demands[:max_requests], Demand._fields))
     offer_sums = _prefix_sums(_table("offers", offers, Offer._fields))

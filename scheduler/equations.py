@@ -1,0 +1,90 @@
+"""The published policy's equations: LoongServe (SOSP'24), by their numbers there.
+
+What a request waits counts as seconds for each of its tokens, so short requests count most. The seconds
+are for the caller to predict.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def paper_weight(num_input_tokens: int) -> float:
+    """What a second of a prefill counts for one of its prompts: its share in (2), (3), (4) and (5)."""
+    return 1 / num_input_tokens
+
+
+def dispatch_cost(prefill_time: float, num_output_tokens: Iterable[int]) -> float:
+    """(1): what a prefill on the instances of a decode batch costs that batch, which waits for it.
+
+    `prefill_time` is T(R_p + R'_i, E_p + G_i), in seconds: all prompts chosen, on all idle instances and the
+    batch's; `num_output_tokens` is that of each request in the batch.
+    """
+    return sum(prefill_time / num_tokens for num_tokens in num_output_tokens)
+
+
+def dispatch_gain(
+    avg_decode_time: float, decode_times: Iterable[float], num_input_tokens: Iterable[int]
+) -> float:
+    """(2): what prompts R'_i gain that need not wait for a decode batch to end. Do so if above (1).
+
+    In seconds, `avg_decode_time` is how long a request decodes, and `decode_times` for how long those in the
+    batch, at least one, have; `num_input_tokens` is that of each prompt.
+    """
+    wait = max(0.0, avg_decode_time - min(decode_times))
+    return sum(wait * paper_weight(num_tokens) for num_tokens in num_input_tokens)
+
+
+def allocation_gain(prefill_time: float, wider_prefill_time: float, num_input_tokens: Iterable[int]) -> float:
+    """(3): what prompts R_p gain if e_min, the decode instance with least KV, joins their prefill.
+
+    The times are T(R_p, E_p) and T(R_p, E_p + e_min), in seconds.
+    """
+    saved = prefill_time - wider_prefill_time
+    return sum(saved * paper_weight(num_tokens) for num_tokens in num_input_tokens)
+
+
+def allocation_cost(migration_time: float, num_input_tokens: Iterable[int]) -> float:
+    """(4): what it costs prompts R_p to wait until e_min is free. Join it unless above (3).
+
+    `migration_time` is seconds to move its KV away, V(e_min) over the bandwidth.
+    """
+    return sum(migration_time * paper_weight(num_tokens) for num_tokens in num_input_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FutureKV:
+    """The slots that requests will use if each goes on to its declared end and then frees its own.
+
+    A request with c tokens in slots and l to come has c + t after t steps and is gone after step l. With the
+    longest-lived first, the most ever in use is max over k of l_k k + sum of c_i for i <= k: the k-th ends,
+    and no one before it has. Dispatch admits while that is within capacity, so nobody is ever evicted.
+    """
+
+    remaining: NDArray[np.int64]  # [n], l, ascending: the first to end is first
+    usage: NDArray[np.int64]  # [n], slots in use when each ends, of itself and of all after it
+
+    @classmethod
+    def of(cls, requests: Iterable[tuple[int, int]]) -> "FutureKV":
+        """Of requests given as (l, c), tokens."""
+        remaining, current = np.array(sorted(requests), np.int64).reshape(-1, 2).T
+        num_alive = np.arange(len(remaining), 0, -1)
+        return cls(remaining, remaining * num_alive + current[::-1].cumsum()[::-1])
+
+    @property
+    def peak(self) -> int:
+        """The most slots ever in use at once."""
+        return int(self.usage.max(initial=0))
+
+    def adding(self, num_remaining: int, num_current: int) -> "FutureKV":
+        """With one more request, (l, c) tokens."""
+        index = int(self.remaining.searchsorted(num_remaining))
+        shorter, longer = self.remaining[:index], self.remaining[index:]
+        held = int(self.usage[index] - longer[0] * len(longer)) if len(longer) else 0
+        own = held + num_current + num_remaining * (len(longer) + 1)
+        return FutureKV(
+            np.concatenate((shorter, [num_remaining], longer)),
+            np.concatenate((self.usage[:index] + shorter + num_current, [own], self.usage[index:])),
+        )
