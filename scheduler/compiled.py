@@ -12,8 +12,8 @@ T = TypeVar("T")
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, compiled by numba at its first call, never at import.
 
-    The code is kept beside the source file, else in the user's cache folder, or wherever numba is told to, and
-    later processes load it from there. Where none of these can be written, each process compiles anew.
+    The code is kept beside the source file, else in the user's cache folder, or where numba is told to, and
+    loaded from there by later processes. Where none can be written, each process compiles anew.
     """
     try:
         return njit(cache=True)(function)
