@@ -60,5 +60,5 @@ def test_out_and_lse_may_come_in_one_message_and_in_half_precision(device: torch
 
 def test_more_tokens_than_rows_are_refused() -> None:
     cpu = torch.device("cpu")
-    with pytest.raises(ValueError, match="parts.out must have T=3 as total.out has, got T=4"):
+    with pytest.raises(ValueError, match=r"parts\.out must have T=3 as total\.out has, got T=4"):
         merge_into(Partial.identity(3, 2, 8, cpu), Partial(torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 2)))

@@ -1,0 +1,265 @@
+"""How near do the kernels come to what the GPU can move and multiply?
+
+Each row is one call as a model makes it, in bfloat16. The floor is the larger of the bytes that must be moved
+over the bandwidth of a large copy, and the floating-point operations over the rate of a large matrix product,
+both measured on an H200. Calls are replayed from a CUDA graph that goes through several layers' memory, so no
+call finds its data in a cache and none waits for the host.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from os import getloadavg
+from statistics import median
+from typing import TypeAlias
+
+import torch
+from result import print_result
+from torch import Tensor
+
+from loong.kernels import Partial
+from loong.kernels.activation import silu_and_mul
+from loong.kernels.attend_task import AttendTask
+from loong.kernels.block_attention import attend_blocks
+from loong.kernels.merging import merge_into
+from loong.kernels.normalization import add_rms_norm
+from loong.kernels.qkv import rotate_and_store
+from loong.kernels.rows import copy_rows
+from loong.kernels.slots import SlotLists
+from loong.kernels.split_kv import SplitWorkspace, attend_slots, best_num_cuts
+
+BYTES_PER_SECOND = 4.27e12
+FLOPS_PER_SECOND = 790e12
+DEVICE = torch.device("cuda")
+DTYPE = torch.bfloat16
+NUM_LAYERS = 4
+NUM_REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The attention and MLP of a model."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    mlp_size: int
+    head_dim: int = 128
+
+    @property
+    def hidden_size(self) -> int:
+        """E."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a token in a layer."""
+        return 2 * self.num_kv_heads * self.head_dim * DTYPE.itemsize
+
+    def kv(self, num_tokens: int) -> Tensor:
+        """Keys and values of one layer."""
+        return torch.randn(num_tokens, 2, self.num_kv_heads, self.head_dim, device=DEVICE, dtype=DTYPE)
+
+    def q(self, num_tokens: int) -> Tensor:
+        """Queries of one layer."""
+        return torch.randn(num_tokens, self.num_heads, self.head_dim, device=DEVICE, dtype=DTYPE)
+
+    def layers(self, num_tokens: int) -> list[Tensor]:
+        """The KV of so many tokens, layer by layer."""
+        return [self.kv(num_tokens) for _ in range(NUM_LAYERS)]
+
+    def seen(self, *num_tokens: int) -> Partial:
+        """A partial of one layer."""
+        lse = torch.randn(*num_tokens, self.num_heads, device=DEVICE)
+        return Partial(torch.randn(*num_tokens, self.num_heads, self.head_dim, device=DEVICE), lse)
+
+
+Call: TypeAlias = Callable[[], None]
+
+SHAPES = (Shape("Llama-3.1-8B", 32, 8, 14336), Shape("Llama-2-7B", 32, 32, 11008))
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same call in each of some layers, and what one call must move and compute."""
+
+    name: str
+    calls: list[Call]
+    num_bytes: float
+    num_flops: float = 0.0
+
+    @property
+    def floor(self) -> float:
+        """Seconds."""
+        return max(self.num_bytes / BYTES_PER_SECOND, self.num_flops / FLOPS_PER_SECOND)
+
+
+def seconds_of(case: Case) -> float:
+    """The median time of one call."""
+    for call in case.calls:
+        call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in case.calls:
+            call()
+    times = []
+    for _ in range(NUM_REPEATS + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / len(case.calls))
+    return median(times[2:])
+
+
+def decode_cases(shape: Shape) -> Iterator[Case]:
+    """One token of each request over all its KV, whose slots lie anywhere in the pool."""
+    for name, lengths in (
+        ("1 x 128k", [131072]),
+        ("8 x 8k", [8192] * 8),
+        ("32 x 1k", [1024] * 32),
+        ("32 x 4k", [4096] * 32),
+        ("128 x 1k", [1024] * 128),
+        ("64 of 100 to 13k", [100 * 2 ** (i % 8) + i for i in range(64)]),
+    ):
+        total, num_requests = sum(lengths), len(lengths)
+        lists = SlotLists.of(list(torch.split(torch.randperm(total, device=DEVICE), lengths)))
+        num_cuts = best_num_cuts(shape.num_kv_heads, DEVICE)
+        workspace = SplitWorkspace.empty(num_cuts, num_requests, shape.num_heads, shape.head_dim, DEVICE)
+        q, out, scale = shape.q(num_requests), shape.seen(num_requests), shape.head_dim**-0.5
+        calls: list[Call] = [
+            partial(attend_slots, q, kv, lists, scale=scale, workspace=workspace, out=out)
+            for kv in shape.layers(total)
+        ]
+        yield Case(f"decode {name}", calls, total * shape.kv_bytes)
+
+
+def prefill_cases(shape: Shape) -> Iterator[Case]:
+    """Chunks over themselves, many short prompts at once, and a chunk over its history in the pool."""
+    short = [AttendTask.causal(i * 1024, range(1024), i * 1024, range(1024)) for i in range(16)]
+    for name, tasks, num_scores, has_slots in (
+        ("causal 4k", [AttendTask.causal(0, range(4096), 0, range(4096))], 4096**2 / 2, False),
+        ("causal 16k", [AttendTask.causal(0, range(16384), 0, range(16384))], 16384**2 / 2, False),
+        ("16 x causal 1k", short, 16 * 1024**2 / 2, False),
+        ("2k over 64k slots", [AttendTask.full(0, 2048, 0, 65536)], 2048 * 65536, True),
+    ):
+        num_tokens = max(task.query_row + task.num_queries for task in tasks)
+        num_keys = max(task.key_row + task.num_keys for task in tasks)
+        table = torch.tensor(tasks, dtype=torch.int64, device=DEVICE)
+        slots = torch.randperm(num_keys, device=DEVICE) if has_slots else None
+        q, total, scale = shape.q(num_tokens), shape.seen(num_tokens), shape.head_dim**-0.5
+        calls: list[Call] = [
+            partial(attend_blocks, q, kv, table, scale=scale, total=total, slots=slots)
+            for kv in shape.layers(num_keys)
+        ]
+        num_flops = 4 * num_scores * shape.num_heads * shape.head_dim
+        yield Case(f"prefill {name}", calls, num_keys * shape.kv_bytes, num_flops)
+
+
+def merge_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
+    """Partials of a group come back to their master."""
+    for num_parts in (1, 7):
+        layers = [(shape.seen(num_tokens), shape.seen(num_parts, num_tokens)) for _ in range(NUM_LAYERS)]
+        calls: list[Call] = [partial(merge_into, total, parts) for total, parts in layers]
+        num_bytes = (2 + num_parts) * num_tokens * shape.num_heads * (shape.head_dim + 1) * 4
+        yield Case(f"merge {num_parts} into {num_tokens}", calls, num_bytes)
+
+
+def row_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
+    """KV leaves a pool, enters one, and stays of a passing block."""
+    pools, blocks = shape.layers(4 * num_tokens), shape.layers(num_tokens)
+    rows = torch.randperm(4 * num_tokens, device=DEVICE)[:num_tokens]
+    some = torch.arange(0, num_tokens, 4, device=DEVICE)
+    pairs = list(zip(pools, blocks, strict=True))
+    gathers: list[Call] = [partial(copy_rows, pool, block, source_rows=rows) for pool, block in pairs]
+    scatters: list[Call] = [partial(copy_rows, block, pool, target_rows=rows) for pool, block in pairs]
+    keeps: list[Call] = [
+        partial(copy_rows, block, pool, source_rows=some, target_rows=rows[: len(some)])
+        for pool, block in pairs
+    ]
+    num_bytes = 2 * num_tokens * shape.kv_bytes
+    yield Case(f"gather {num_tokens} rows", gathers, num_bytes)
+    yield Case(f"scatter {num_tokens} rows", scatters, num_bytes)
+    yield Case(f"keep 1 in 4 of {num_tokens} rows", keeps, num_bytes / 4)
+
+
+def model_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
+    """What stands between the matrix products of a layer."""
+    num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    num_all = num_heads + 2 * num_kv_heads
+    angles, rows = values(num_tokens, head_dim), torch.randperm(num_tokens, device=DEVICE)
+    finish: list[Call] = [
+        partial(
+            rotate_and_store,
+            values(num_tokens, num_all, head_dim),
+            angles,
+            angles,
+            q=shape.q(num_tokens),
+            kv=shape.kv(num_tokens),
+            rows=rows,
+        )
+        for _ in range(NUM_LAYERS)
+    ]
+    size, weight = shape.hidden_size, values(shape.hidden_size)
+    norms: list[Call] = [
+        partial(
+            add_rms_norm,
+            values(num_tokens, size),
+            weight,
+            1e-5,
+            added=values(num_tokens, size),
+            out=values(num_tokens, size),
+        )
+        for _ in range(NUM_LAYERS)
+    ]
+    gates: list[Call] = [
+        partial(silu_and_mul, values(num_tokens, 2 * shape.mlp_size), out=values(num_tokens, shape.mlp_size))
+        for _ in range(NUM_LAYERS)
+    ]
+    element_bytes = num_tokens * DTYPE.itemsize
+    yield Case(f"rotate and store {num_tokens}", finish, 2 * element_bytes * num_all * head_dim)
+    yield Case(f"add and norm {num_tokens}", norms, 4 * element_bytes * size)
+    yield Case(f"silu and mul {num_tokens}", gates, 3 * element_bytes * shape.mlp_size)
+
+
+def values(*shape: int) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=DTYPE)
+
+
+def cases(shape: Shape) -> Iterator[Case]:
+    """All rows of the table, made one after the other, so that one's memory is free for the next."""
+    yield from decode_cases(shape)
+    yield from prefill_cases(shape)
+    for num_tokens in (128, 16384):
+        yield from merge_cases(shape, num_tokens)
+        yield from row_cases(shape, num_tokens)
+        yield from model_cases(shape, num_tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default="", help="run the rows whose names contain this")
+    parser.add_argument("--save", action="store_true", help="append the result to results/kernels.jsonl")
+    arguments = parser.parse_args()
+    load_before = getloadavg()[0]
+    rows = {}
+    print(f"{'':<42} {'us':>10} {'floor us':>10} {'of floor':>9}")
+    for shape in SHAPES:
+        for case in cases(shape):
+            if arguments.only in case.name:
+                seconds, floor, name = seconds_of(case), case.floor, f"{shape.name} {case.name}"
+                rows[name] = {"seconds": seconds, "floor": floor, "ratio": floor / seconds}
+                print(f"{name:<42} {seconds * 1e6:>10.1f} {floor * 1e6:>10.1f} {floor / seconds:>9.0%}")
+    numbers = {
+        "bytes_per_second": BYTES_PER_SECOND,
+        "flops_per_second": FLOPS_PER_SECOND,
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    print_result("kernels", load_before, numbers, save=arguments.save)
+
+
+if __name__ == "__main__":
+    main()
