@@ -4,54 +4,85 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from loong.core.cost_model import CostModel
 from loong.core.events import (
     BatchFinished,
     Drained,
     Event,
+    InstanceLost,
     MigrationFinished,
     ProducedToken,
-    RequestAborted,
     RequestArrived,
     TokensProduced,
 )
-from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
-from loong.core.plan import BatchPlan
+from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
-from loong.core.work import step_work
+from loong.executor.lease_work import LeaseWork
+from loong.executor.processors import Processors
+
+_Instructions: TypeAlias = tuple[Instruction, ...]
 
 
 @dataclass(slots=True)
 class _Running:
-    """A batch in flight, and the inputs of the requests that have not left it."""
+    """A batch in flight. `sampled` has, for each request that gets tokens, how many it had and may have."""
 
     plan: BatchPlan
-    live: dict[RequestId, RequestInput]
+    work: LeaseWork
+    sampled: list[tuple[RequestId, int, int]]
     last_step: int
     num_steps_taken: int = 0
+
+    def sample(self) -> tuple[ProducedToken, ...]:
+        """The tokens of the present step."""
+        step = self.num_steps_taken
+        return tuple(
+            ProducedToken(request_id, had + step, FinishReason.LENGTH if had + step + 1 >= most else None)
+            for request_id, had, most in self.sampled
+        )
+
+    def take_step(self) -> None:
+        """Go on to the next step, without the requests that ended with this one."""
+        self.num_steps_taken += 1
+        self.work.take_step()
+        leaving = [r for r, had, most in self.sampled if had + self.num_steps_taken >= most]
+        if leaving:
+            self.sampled = [entry for entry in self.sampled if entry[0] not in leaving]
+            for request_id in leaving:
+                self.work.leave(request_id)
 
 
 class SimulatedExecutor:
     """An `Executor` without workers: deterministic, and as quick as its policy.
 
-    Requests arrive at their `arrival_time`, and both iterables are in order of time; arrivals are drawn one
-    by one. Every request produces its `max_tokens`: the ids of its output tokens count up from 0 and stop
-    nothing. A lease is timed by the KV before it.
+    Requests arrive at their `arrival_time`, and are drawn one by one; `incidents` (aborts, losses, joins)
+    happen at theirs. Every request produces its `max_tokens`: the ids of its output tokens count up from 0
+    and stop nothing. Whatever is told to the executor starts `plan_time` seconds later.
     """
 
     def __init__(
-        self, cost_model: CostModel, arrivals: Iterable[Request], aborts: Iterable[RequestAborted] = ()
+        self,
+        cost_model: CostModel,
+        arrivals: Iterable[Request],
+        incidents: Iterable[Event] = (),
+        *,
+        processors: Processors | None = None,
+        plan_time: float = 0.0,
     ) -> None:
-        self._cost_model = cost_model
+        self._cost_model, self._plan_time = cost_model, plan_time
         self._arrivals = iter(arrivals)
+        self._processors = processors or Processors()
         self._running: dict[int, _Running] = {}
-        self._due: list[tuple[float, int, Event]] = []
+        self._migrations: dict[int, KVMigration] = {}
+        self._due: list[tuple[float, int, Event | _Instructions]] = []
         self._order = count()
         self._now = 0.0
-        for abort in aborts:
-            self._schedule(abort)
+        for incident in incidents:
+            self._schedule(incident.time, incident)
         self._draw_arrival()
 
     @property
@@ -61,82 +92,113 @@ class SimulatedExecutor:
 
     async def next_event(self) -> Event | Drained:
         """What happens next, at once."""
-        if not self._due:
-            return Drained()
-        self._now, _, event = heapq.heappop(self._due)
-        match event:
-            case RequestArrived():
-                self._draw_arrival()
-            case TokensProduced():
-                self._end_step(event)
-            case _:
-                pass
+        while (event := self._pass()) is None:
+            pass
         return event
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Put what follows from these on the clock."""
+        told = tuple(instructions)
+        if told and self._plan_time:
+            self._schedule(self._now + self._plan_time, told)
+        else:
+            self._carry_out(told)
+
+    def _pass(self) -> Event | Drained | None:
+        """Go on to the next thing that happens; None if it is nothing to tell."""
+        next_end = self._processors.next_end
+        if next_end < (self._due[0][0] if self._due else float("inf")):
+            self._now = next_end
+            return self._end_step(self._processors.end())
+        if not self._due:
+            return Drained()
+        self._now, _, item = heapq.heappop(self._due)
+        if isinstance(item, tuple):
+            self._carry_out(item)
+            return None
+        return self._happen(item)
+
+    def _happen(self, event: Event) -> Event | None:
+        """Take in what was due; None if a loss has made it void."""
+        match event:
+            case RequestArrived():
+                self._draw_arrival()
+            case BatchFinished():
+                if self._running.pop(event.batch_id, None) is None:
+                    return None
+            case MigrationFinished():
+                if self._migrations.pop(event.migration_id, None) is None:
+                    return None
+            case InstanceLost():
+                self._lose(event.instance_id)
+            case _:
+                pass
+        return event
+
+    def _carry_out(self, instructions: _Instructions) -> None:
         for instruction in instructions:
             match instruction:
                 case RunBatch():
-                    live = {given.request_id: given for given in instruction.inputs}
-                    running = _Running(instruction.plan, live, last_step=instruction.plan.num_steps)
-                    self._running[instruction.batch_id] = running
-                    self._start_step(instruction.batch_id, running)
+                    self._start_batch(instruction)
                 case StopLease():
-                    running_lease = self._running.get(instruction.batch_id)
-                    if running_lease is not None:
-                        step = max(instruction.step, running_lease.num_steps_taken + 1)
-                        running_lease.last_step = min(running_lease.last_step, step)
+                    running = self._running.get(instruction.batch_id)
+                    if running is not None:
+                        step = max(instruction.step, running.num_steps_taken + 1)
+                        running.last_step = min(running.last_step, step)
                 case MoveKV():
-                    migration = instruction.migration
-                    seconds = self._cost_model.migration_time(
-                        len(migration.segment.positions),
-                        migration.segment.instance_id,
-                        migration.destination_id,
-                    )
-                    self._schedule(
-                        MigrationFinished(self._now + seconds, instruction.migration_id, is_committed=True)
-                    )
+                    self._start_migration(instruction)
                 case ReleaseKV():
                     pass
                 case _:
                     assert_never(instruction)
 
-    def _schedule(self, event: Event) -> None:
-        heapq.heappush(self._due, (event.time, next(self._order), event))
+    def _start_batch(self, told: RunBatch) -> None:
+        plan, inputs = told.plan, told.inputs
+        work = LeaseWork(plan, {given.request_id: given.placement for given in inputs})
+        sampled = [
+            (given.request_id, given.num_output_tokens, given.sampling_params.max_tokens)
+            for given in inputs
+            if given.sampling_params is not None
+        ]
+        running = self._running[told.batch_id] = _Running(plan, work, sampled, plan.num_steps)
+        self._start_step(told.batch_id, running)
+
+    def _start_step(self, batch_id: int, running: _Running) -> None:
+        seconds = self._cost_model.step_time(running.work.step)
+        self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
+
+    def _end_step(self, batch_id: int) -> TokensProduced:
+        """Tell the tokens of a step; begin the next at once, or finish the batch."""
+        running = self._running[batch_id]
+        event = TokensProduced(self._now, batch_id, running.num_steps_taken, running.sample())
+        running.take_step()
+        if running.sampled and running.num_steps_taken < running.last_step:
+            self._start_step(batch_id, running)
+        else:
+            self._schedule(self._now, BatchFinished(self._now, batch_id, running.num_steps_taken))
+        return event
+
+    def _start_migration(self, told: MoveKV) -> None:
+        segment, destination_id = told.migration.segment, told.migration.destination_id
+        seconds = self._cost_model.migration_time(len(segment.positions), segment.instance_id, destination_id)
+        self._migrations[told.migration_id] = told.migration
+        time = self._now + seconds
+        self._schedule(time, MigrationFinished(time, told.migration_id, is_committed=True))
+
+    def _lose(self, instance_id: InstanceId) -> None:
+        """Drop the batches and migrations that an instance took part in: they never end."""
+        for batch_id, running in tuple(self._running.items()):
+            if instance_id in running.plan.group.instance_ids:
+                del self._running[batch_id]
+                self._processors.cancel(batch_id, self._now)
+        for migration_id, migration in tuple(self._migrations.items()):
+            if instance_id in (migration.segment.instance_id, migration.destination_id):
+                del self._migrations[migration_id]
+
+    def _schedule(self, time: float, item: Event | _Instructions) -> None:
+        heapq.heappush(self._due, (time, next(self._order), item))
 
     def _draw_arrival(self) -> None:
         request = next(self._arrivals, None)
         if request is not None:
-            self._schedule(RequestArrived(request.arrival_time, request))
-
-    def _start_step(self, batch_id: int, running: _Running) -> None:
-        """Schedule the tokens of the step that begins now."""
-        step, plan = running.num_steps_taken, running.plan
-        if plan.num_steps > 1:
-            plan = plan.at_step(step, running.live)
-        placements = {given.request_id: given.placement for given in running.live.values()}
-        time = self._now + self._cost_model.step_time(step_work(plan, placements))
-        sampled = (given for given in running.live.values() if given.sampling_params is not None)
-        self._schedule(TokensProduced(time, batch_id, step, tuple(_sample(given, step) for given in sampled)))
-
-    def _end_step(self, event: TokensProduced) -> None:
-        """Begin the next step at once, or finish the batch."""
-        running = self._running[event.batch_id]
-        running.num_steps_taken += 1
-        for token in event.tokens:
-            if token.finish_reason is not None:
-                del running.live[token.request_id]
-        if running.live and running.num_steps_taken < running.last_step:
-            self._start_step(event.batch_id, running)
-        else:
-            del self._running[event.batch_id]
-            self._schedule(BatchFinished(self._now, event.batch_id, running.num_steps_taken))
-
-
-def _sample(given: RequestInput, step: int) -> ProducedToken:
-    """The output token that a request produces in a step of its batch."""
-    assert given.sampling_params is not None, "only requests that sample come here"
-    token_id = given.num_output_tokens + step
-    is_last = token_id + 1 >= given.sampling_params.max_tokens
-    return ProducedToken(given.request_id, token_id, FinishReason.LENGTH if is_last else None)
+            self._schedule(request.arrival_time, RequestArrived(request.arrival_time, request))

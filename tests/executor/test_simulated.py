@@ -1,6 +1,8 @@
 import asyncio
 from collections.abc import Iterable
+from itertools import pairwise
 
+import pytest
 from plans import decode, prefill
 from simulation import instances_with, simulate, timed_request
 
@@ -9,6 +11,7 @@ from loong.core.events import (
     BatchFinished,
     Drained,
     Event,
+    InstanceLost,
     MigrationFinished,
     RequestAborted,
     RequestArrived,
@@ -19,6 +22,7 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration
 from loong.core.request import FinishReason, Request
 from loong.core.work import step_work
+from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.cost_model import WorkCostModel
 
@@ -28,9 +32,17 @@ MODEL = WorkCostModel()
 class Stage:
     """An executor and the state that instructs it; every event is applied as it is told."""
 
-    def __init__(self, requests: Iterable[Request], aborts: Iterable[RequestAborted] = ()) -> None:
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        incidents: Iterable[Event] = (),
+        processors: Processors | None = None,
+        plan_time: float = 0.0,
+    ) -> None:
         self.state = ClusterState(instances_with([1000, 1000]))
-        self.executor = SimulatedExecutor(MODEL, requests, aborts)
+        self.executor = SimulatedExecutor(
+            MODEL, requests, incidents, processors=processors, plan_time=plan_time
+        )
 
     def next_event(self) -> Event | Drained:
         event = asyncio.run(self.executor.next_event())
@@ -50,12 +62,13 @@ class Stage:
     def run(self, batch: BatchPlan) -> None:
         self.commit(IterationPlan(batches=(batch,)))
 
-    def prefilled(self) -> "Stage":
-        """After the arrival and the prefill of all requests, on instance 0."""
-        while self.executor.now == 0 and isinstance(self.next_event(), RequestArrived):
-            pass
+    def prefilled(self, num_requests: int = 1) -> "Stage":
+        """After the arrival and the prefill of so many requests, on instance 0."""
+        for _ in range(num_requests):
+            self.next_event()
         self.run(prefill(self.state.snapshot(0).waiting, (0,)))
-        self.rest()
+        while not isinstance(self.next_event(), BatchFinished):
+            pass
         return self
 
     def lease(self, num_steps: int) -> None:
@@ -93,7 +106,7 @@ def test_a_prefill_takes_its_predicted_time_and_samples_once_it_is_whole() -> No
 
 
 def test_a_lease_tells_every_step_and_ends_with_its_requests() -> None:
-    stage = Stage([timed_request(0, 10, 3), timed_request(1, 10, 5)]).prefilled()
+    stage = Stage([timed_request(0, 10, 3), timed_request(1, 10, 5)]).prefilled(2)
     stage.lease(16)
     events = stage.rest()
     steps = [event for event in events if isinstance(event, TokensProduced)]
@@ -146,3 +159,44 @@ def test_two_runs_are_the_same() -> None:
     requests = [timed_request(n, 5 + 37 * n % 200, 1 + n % 9, n * 2e-3) for n in range(20)]
     first, second = (simulate("esp", [2000] * 3, requests) for _ in range(2))
     assert first == second
+
+
+def test_a_lease_takes_longer_as_its_kv_grows() -> None:
+    stage = Stage([timed_request(0, 10, 100)]).prefilled()
+    stage.lease(50)
+    times = [event.time for event in stage.rest() if isinstance(event, TokensProduced)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] - gaps[0] == pytest.approx(48 * MODEL.coefficients.decode_key)
+
+
+def test_planning_delays_what_it_starts() -> None:
+    first_tokens = []
+    for plan_time in (0.0, 0.25):
+        stage = Stage([timed_request(0, 10, 1)], plan_time=plan_time)
+        stage.next_event()
+        stage.run(prefill(stage.state.snapshot(0).waiting, (0,)))
+        first_tokens.append(stage.rest()[0].time)
+    assert first_tokens[1] == first_tokens[0] + 0.25
+
+
+def test_two_batches_on_one_core_take_as_long_as_both() -> None:
+    stage = Stage([timed_request(n, 100, 1) for n in range(2)], processors=Processors(num_cores=1))
+    first, second = stage.next_event(), stage.next_event()
+    assert first.__class__ is second.__class__ is RequestArrived
+    for instance_id, view in enumerate(stage.state.snapshot(0).waiting):
+        stage.run(prefill((view,), (instance_id,)))
+    alone = MODEL.step_time(step_work(stage.state.snapshot(0).batches[0].plan, {"r000": Placement()}))
+    assert [e.time for e in stage.rest() if isinstance(e, TokensProduced)] == [2 * alone] * 2
+
+
+def test_a_lost_instance_ends_what_it_took_part_in_without_another_word() -> None:
+    requests = [timed_request(n, 10, 100) for n in range(2)]
+    stage = Stage(requests, [InstanceLost(0.01, 0)]).prefilled(2)
+    kept, moved = stage.state.snapshot(0).running
+    segment = KVSegment(moved.request_id, range(5), 0)
+    stage.run(decode((kept,), (0,), {kept.request_id: 0}, num_steps=50))
+    stage.commit(IterationPlan(migrations=(KVMigration(segment, 1),)))
+    events = stage.rest()
+    assert events[-1] == InstanceLost(0.01, 0)
+    assert len(stage.state.snapshot(0).waiting) == 2

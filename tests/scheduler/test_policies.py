@@ -80,7 +80,7 @@ def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, d
     leaving = data.draw(st.sets(st.sampled_from(requests)))
     delays = st.floats(0, 0.3, allow_nan=False)
     aborts = [RequestAborted(r.arrival_time + data.draw(delays), r.request_id) for r in leaving]
-    run = simulate(name, capacities, requests, aborts=sorted(aborts, key=lambda abort: abort.time))
+    run = simulate(name, capacities, requests, incidents=sorted(aborts, key=lambda abort: abort.time))
     staying = [r for r in requests if r not in leaving]
     assert_all_complete(staying, {r.request_id: len(run.tokens[r.request_id]) for r in staying})
 

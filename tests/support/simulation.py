@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.events import ProducedToken, RequestAborted, TokensProduced
+from loong.core.events import Event, ProducedToken, TokensProduced
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, SamplingParams
@@ -53,13 +53,13 @@ def simulate(
     *,
     config: PolicyConfig | None = None,
     cost_model: CostModel | None = None,
-    aborts: Iterable[RequestAborted] = (),
+    incidents: Iterable[Event] = (),
 ) -> Run:
     """Run until drained, checking the books at every plan, and that nothing is left."""
     run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()
-    executor = SimulatedExecutor(model, requests, aborts)
+    executor = SimulatedExecutor(model, requests, incidents)
 
     def recorded(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         state.check()
