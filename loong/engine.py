@@ -21,6 +21,7 @@ from loong.core.timeline import BatchSlice, Timeline
 from loong.executor.workers import WorkersExecutor
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits, Health
+from loong.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Engine:
     ) -> None:
         self.limits = limits
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
-        self._streams: dict[RequestId, asyncio.Queue[ProducedToken | None]] = {}
+        self._streams: dict[RequestId, TokenStream] = {}
         self._failure: str | None = None
 
     async def run(self) -> None:
@@ -46,7 +47,7 @@ class Engine:
         finally:
             self._failure = _reason(sys.exception())
             for stream in self._streams.values():
-                stream.put_nowait(None)
+                stream.put(None)
 
     async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
         """Tokens of one request as they are produced; the last has a finish reason.
@@ -56,7 +57,7 @@ class Engine:
         if self._failure is not None:
             raise ClusterError(self._failure)
         request_id = request.request_id
-        stream = self._streams[request_id] = asyncio.Queue()
+        stream = self._streams[request_id] = TokenStream()
         self._executor.post(RequestArrived(self._executor.now, self._stamped(request)))
         has_ended = False
         try:
@@ -107,7 +108,7 @@ class Engine:
             case TokensProduced():
                 for token in event.tokens:
                     if (stream := self._streams.get(token.request_id)) is not None:
-                        stream.put_nowait(token)
+                        stream.put(token)
             case InstanceLost():
                 raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
             case _:

@@ -56,7 +56,7 @@ class Books:
     def changing(self, request_id: RequestId) -> LiveRequest:
         """A live request, to be changed."""
         live = self.requests[request_id]
-        self.roll.note(request_id, live)
+        self.roll.note(live)
         return live
 
     def admit(self, live: LiveRequest) -> None:
@@ -74,7 +74,8 @@ class Books:
         self._count_batch(batch.plan)
         for request_id in batch.plan.request_ids:
             live = self.changing(request_id)
-            live.batch_id, live.last_dop = batch.batch_id, batch.plan.group.dop
+            live.batch_id, live.num_batch_tokens = batch.batch_id, 0
+            live.last_dop = batch.plan.group.dop
 
     def close_batch(self, batch_id: int) -> tuple[LiveRequest, ...]:
         """Take a batch out of flight, and return its requests.
@@ -87,7 +88,7 @@ class Books:
         lives, all_stored = [], list[KVSegment]()
         for request_id in batch.plan.request_ids:
             live = self.changing(request_id)
-            stored = batch.plan.writes_of(request_id) if live.is_over else batch.made(request_id)
+            stored = batch.plan.writes_of(request_id) if live.is_over else batch.made(live)
             live.batch_id, live.placement = None, live.placement.adding(stored)
             all_stored += stored
             lives.append(live)
@@ -117,7 +118,7 @@ class Books:
                 instructions += self.drop_kv(request_id)
                 if live.has_ended:
                     del self.requests[request_id]
-                    self.roll.drop(request_id)
+                    self.roll.drop(live)
                     self.count(num_ended=1)
         return tuple(instructions)
 

@@ -104,11 +104,12 @@ class ClusterState:
             raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
         num_output_tokens = 0
         for token in event.tokens:
-            batch.count_token(token.request_id, event.step)
-            live = self._books.changing(token.request_id)
+            live = batch.take_step(token.request_id, event.step)
             if not live.has_ended:  # an aborted one is computed until its batch ends
                 live.produce(token, event.time)
                 num_output_tokens += 1
+            if not live.is_noted:
+                self._books.roll.note(live)
         batch.num_steps_taken = max(batch.num_steps_taken, event.step + 1)
         self._books.count(num_output_tokens=num_output_tokens)
         return ()
@@ -117,8 +118,7 @@ class ClusterState:
         batch = self._books.batches.get(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} finished, but is not running")
-        going_on = (r for r in batch.plan.request_ids if not self._books.requests[r].has_ended)
-        batch.check_finished(going_on, event.num_steps)
+        batch.check_finished(event.num_steps)
         self._books.count(num_computed_tokens=batch.num_computed_tokens)
         return self._books.settle(self._books.close_batch(event.batch_id))
 
@@ -204,9 +204,11 @@ class ClusterState:
 
     def _start_batch(self, plan: BatchPlan, now: float) -> RunBatch:
         batch_id = self._new_id()
-        inputs = tuple(self._books.requests[r].input_for(plan) for r in plan.request_ids)
-        num_tokens = {given.request_id: 0 for given in inputs if given.sampling_params is not None}
-        self._books.open_batch(InFlightBatch(batch_id, plan, now, num_tokens, last_step=plan.num_steps))
+        lives = [self._books.requests[request_id] for request_id in plan.request_ids]
+        inputs = tuple([live.input_for(plan) for live in lives])
+        given = zip(inputs, lives, strict=True)
+        sampled = {i.request_id: live for i, live in given if i.sampling_params is not None}
+        self._books.open_batch(InFlightBatch(batch_id, plan, now, sampled, last_step=plan.num_steps))
         return RunBatch(batch_id, plan, inputs)
 
     def _end_lease(self, end: LeaseEnd) -> StopLease:

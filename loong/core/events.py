@@ -1,12 +1,11 @@
 """What happens to the cluster, in the order in which it is told. Times are seconds of the executor."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.core.request import FinishReason, Request, RequestId, TokenId
-from loong.core.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +16,8 @@ class Logprobs:
     top: tuple[tuple[TokenId, float], ...] = ()
 
 
-@value
-class ProducedToken:
-    """One output token, and whether its request ends with it."""
+class ProducedToken(NamedTuple):
+    """One output token, and whether its request ends with it. A tuple, which the wire reads quickest."""
 
     request_id: RequestId
     token_id: TokenId

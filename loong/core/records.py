@@ -1,6 +1,5 @@
 """What `ClusterState` keeps of live requests and of batches in flight."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from loong.core.errors import InvalidEventError
@@ -14,7 +13,11 @@ from loong.core.snapshot import RunningBatch
 
 @dataclass(slots=True)
 class LiveRequest:
-    """A request from its arrival to the release of its KV."""
+    """A request from its arrival to the release of its KV.
+
+    `num_batch_tokens` is how many tokens its present batch has given it, `is_noted` whether its view is to
+    be made anew.
+    """
 
     request: Request
     placement: Placement = field(default_factory=Placement)
@@ -25,6 +28,8 @@ class LiveRequest:
     has_lost_kv: bool = False
     last_dop: int | None = None
     first_token_time: float | None = None
+    num_batch_tokens: int = 0
+    is_noted: bool = False
 
     @property
     def is_at_rest(self) -> bool:
@@ -91,12 +96,12 @@ class LiveRequest:
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch in flight. `num_tokens` is how many each request produced of those that get one a step."""
+    """A batch in flight. `sampled` are the requests that get a token at each step."""
 
     batch_id: int
     plan: BatchPlan
     started_at: float
-    num_tokens: dict[RequestId, int]
+    sampled: dict[RequestId, LiveRequest]
     last_step: int
     num_steps_taken: int = 0
 
@@ -109,39 +114,41 @@ class InFlightBatch:
         """The batch as policies see it."""
         return RunningBatch(self.batch_id, self.plan, self.started_at, self.num_steps_taken, self.last_step)
 
-    def count_token(self, request_id: RequestId, step: int) -> None:
-        """Take in that `step` gave a token of a request. No step gives two, and none is left out.
+    def take_step(self, request_id: RequestId, step: int) -> LiveRequest:
+        """Take in that `step` gave a token of a request, which it returns.
 
-        Raises `InvalidEventError`.
+        Raises `InvalidEventError`: no step gives two, and none is left out.
         """
-        due = self.num_tokens.get(request_id)
-        if due is None:
+        live = self.sampled.get(request_id)
+        if live is None:
             raise InvalidEventError(
                 f"batch {self.batch_id} produced a token of {request_id}, which it does not sample"
             )
-        if step != due or step >= self.plan.num_steps:
+        due, num_steps = live.num_batch_tokens, self.plan.num_steps
+        if step != due or step >= num_steps:
             raise InvalidEventError(
                 f"batch {self.batch_id} produced a token of {request_id} at step {step}, "
-                f"but step {due} of {self.plan.num_steps} is due"
+                f"but step {due} of {num_steps} is due"
             )
-        self.num_tokens[request_id] = step + 1
+        live.num_batch_tokens = step + 1
+        return live
 
-    def check_finished(self, request_ids: Iterable[RequestId], num_steps: int) -> None:
-        """Raise `InvalidEventError` unless each of these that is sampled got a token of all `num_steps`."""
-        for request_id in request_ids:
-            num_tokens = self.num_tokens.get(request_id, num_steps)
-            if num_tokens != num_steps:
+    def check_finished(self, num_steps: int) -> None:
+        """Raise `InvalidEventError` unless each sampled request got `num_steps` tokens, or has ended."""
+        for request_id, live in self.sampled.items():
+            if live.num_batch_tokens != num_steps and not live.has_ended:
                 raise InvalidEventError(
                     f"batch {self.batch_id} finished after {num_steps} steps, "
-                    f"but produced {num_tokens} tokens of {request_id}"
+                    f"but produced {live.num_batch_tokens} tokens of {request_id}"
                 )
 
-    def made(self, request_id: RequestId) -> tuple[KVSegment, ...]:
+    def made(self, live: LiveRequest) -> tuple[KVSegment, ...]:
         """What is stored of a request: all that was reserved, but for the steps that a lease did not take."""
+        request_id = live.request.request_id
         writes = self.plan.writes_of(request_id)
         if not self.is_lease:
             return writes
-        stop = self.plan.blocks_of(request_id)[0].positions[0] + self.num_tokens[request_id]
+        stop = self.plan.blocks_of(request_id)[0].positions[0] + live.num_batch_tokens
         return tuple(
             KVSegment(request_id, range(p.start, min(p.stop, stop), p.step), segment.instance_id)
             for segment in writes
@@ -151,4 +158,6 @@ class InFlightBatch:
     @property
     def num_computed_tokens(self) -> int:
         """Tokens of which KV was made; in a lease one for each token produced."""
-        return sum((self.num_tokens if self.is_lease else self.plan.num_stored_tokens).values())
+        if self.is_lease:
+            return sum(live.num_batch_tokens for live in self.sampled.values())
+        return sum(self.plan.num_stored_tokens.values())

@@ -14,28 +14,38 @@ class Roll:
         self.waiting: dict[RequestId, RequestView] = {}
         self.running: dict[RequestId, RequestView] = {}
         self.views: dict[RequestId, RequestView] = {}
-        self._changed: dict[RequestId, LiveRequest] = {}
+        self._noted: list[LiveRequest] = []
 
-    def note(self, request_id: RequestId, live: LiveRequest) -> None:
-        """Take in that a request is new or changes."""
-        self._changed[request_id] = live
+    def note(self, live: LiveRequest) -> None:
+        """Take in that a request is new, or changes."""
+        if not live.is_noted:
+            live.is_noted = True
+            self._noted.append(live)
 
-    def drop(self, request_id: RequestId) -> None:
+    def drop(self, live: LiveRequest) -> None:
         """Forget a request."""
-        for entries in (self.waiting, self.running, self.views, self._changed):
-            entries.pop(request_id, None)
+        live.is_noted = False
+        for views in (self.waiting, self.running, self.views):
+            views.pop(live.request.request_id, None)
 
     def refresh(self) -> None:
-        """Make the views of all that was noted."""
+        """Make the views of all that were noted."""
         has_returned = False
-        for request_id, live in self._changed.items():
-            view = self.views[request_id] = live.view()
-            if view.has_begun:
-                self.waiting.pop(request_id, None)
-                self.running[request_id] = view
-            else:
-                has_returned |= self.running.pop(request_id, None) is not None
-                self.waiting[request_id] = view
-        self._changed.clear()
-        if has_returned:  # views are in order of arrival: each stays where it came
+        for live in self._noted:
+            if live.is_noted:
+                live.is_noted = False
+                has_returned |= self._enter(live.view())
+        self._noted.clear()
+        if has_returned:  # `views` are in order of arrival, for a view that is replaced stays in its place
             self.waiting = {r: view for r, view in self.views.items() if r in self.waiting}
+
+    def _enter(self, view: RequestView) -> bool:
+        """Whether a request that ran waits again."""
+        request_id = view.request_id
+        self.views[request_id] = view
+        if view.has_begun:
+            self.waiting.pop(request_id, None)
+            self.running[request_id] = view
+            return False
+        self.waiting[request_id] = view
+        return self.running.pop(request_id, None) is not None

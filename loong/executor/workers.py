@@ -144,7 +144,11 @@ class WorkersExecutor:
     async def read_reports(self) -> None:
         """Turn reports into events until cancelled. Raises `InvalidEventError` if workers contradict."""
         while True:
-            self._translate(decode_report(await self._reports.recv()))
+            self.receive(await self._reports.recv())
+
+    def receive(self, frame: bytes) -> None:
+        """Turn one worker's report into events. Raises `InvalidEventError` if it contradicts another's."""
+        self._translate(decode_report(frame))
 
     async def watch_silence(self) -> None:
         """Once all are ready, give up a worker that has been silent for too long; until cancelled."""

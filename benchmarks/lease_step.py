@@ -1,0 +1,183 @@
+"""What one step of a running decode lease costs the engine, in which no policy is called.
+
+All requests are in one group, whose masters each report their tokens in a frame of their own. A step is:
+decode the frames, take them in, count, and hand the tokens on to their streams. It is measured twice: with
+readers that are busy elsewhere (`step`), and with one waiting reader for each stream (`step and readers`);
+the difference is the fan-out. `start` is the lease's: its input for every request, made and encoded.
+Ceiling: 50 us a step at 64 requests, 150 us at 256.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from os import getloadavg
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import uvloop
+from result import print_result
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.events import Event, ProducedToken
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.instructions import Instruction, RunBatch
+from loong.core.placement import KVSegment
+from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
+from loong.core.request import Request, SamplingParams
+from loong.core.snapshot import Snapshot
+from loong.core.timeline import Timeline
+from loong.engine import Engine
+from loong.executor.workers import Endpoints, WorkersExecutor
+from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduling import Scheduling
+from loong.server.engine_client import EngineLimits
+from loong.wire import BatchDone, StepDone, encode
+
+CEILINGS = {64: 50e-6, 256: 150e-6}
+NUM_STEPS = 400
+PROMPT = tuple(range(100))
+PARAMS = SamplingParams(max_tokens=NUM_STEPS + 9)
+
+
+@dataclass
+class Seen:
+    """An observer that counts events and keeps the batches that were started."""
+
+    num_events: int = 0
+    batches: list[RunBatch] = field(default_factory=list)
+
+    def took_in(self, _event: Event, /) -> None:
+        self.num_events += 1
+
+    def planned(
+        self, _e: Event, _s: Snapshot, _p: IterationPlan, instructions: Sequence[Instruction], /
+    ) -> None:
+        self.batches += [told for told in instructions if isinstance(told, RunBatch)]
+
+    async def wait_for(self, num_events: int) -> None:
+        """Until so many events were taken in and handed on."""
+        while self.num_events < num_events:
+            await asyncio.sleep(0)
+
+
+@dataclass(frozen=True)
+class OneGroup:
+    """A policy: once all requests are there, prefill them together, then decode them on one lease."""
+
+    num_requests: int
+    num_masters: int
+
+    def __call__(self, snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
+        if snapshot.batches or len(snapshot.request) < self.num_requests:
+            return IterationPlan()
+        num_steps = NUM_STEPS if snapshot.running else 1
+        queries, writes = [], []
+        for number, view in enumerate((*snapshot.waiting, *snapshot.running)):
+            first, master_id = view.num_computed_tokens, number % self.num_masters
+            new = range(first, view.num_known_tokens)
+            transfer = Transfer.QUERY if snapshot.running else Transfer.KV
+            queries.append(QueryBlock(view.request_id, new, master_id, transfer))
+            writes.append(KVSegment(view.request_id, range(first, new.stop + num_steps - 1), master_id))
+        group = ESPGroup(tuple(range(self.num_masters)))
+        return IterationPlan((BatchPlan(group, tuple(queries), tuple(writes), num_steps),))
+
+
+def frames(batch: RunBatch, step: int) -> list[bytes]:
+    """What the masters of a batch report after a step."""
+    tokens: dict[int, list[ProducedToken]] = {}
+    for block in batch.plan.queries:
+        tokens.setdefault(block.master_id, []).append(ProducedToken(block.request_id, 1000 + step))
+    return [encode(StepDone(batch.batch_id, step, tuple(mine))) for mine in tokens.values()]
+
+
+async def measure(num_requests: int, num_masters: int, *, with_readers: bool) -> tuple[float, float]:
+    """Seconds of a step, and of the start of the lease; medians."""
+    instances = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 1 << 30) for i in range(num_masters))
+    with TemporaryDirectory() as folder:
+        executor = WorkersExecutor(Endpoints(f"ipc://{Path(folder) / 'reports'}", {}, num_masters))
+        seen, state = Seen(), ClusterState(instances)
+        policy, limits = OneGroup(num_requests, num_masters), EngineLimits(1 << 30, 1 << 30, 1 << 30)
+        scheduling = Scheduling(state, policy, WorkCostModel(), executor, (seen,))
+        engine = Engine(scheduling, executor, limits, Timeline(1))
+        readers = [asyncio.create_task(read(engine, i, with_readers)) for i in range(num_requests)]
+        serving = asyncio.create_task(engine.run())
+        await seen.wait_for(num_requests)
+        (prefill,) = seen.batches
+        for frame in frames(prefill, 0):
+            executor.receive(frame)
+        executor.receive(encode(BatchDone(prefill.batch_id, 0, 0, 1)))
+        await seen.wait_for(num_requests + num_masters + 1)
+        lease = seen.batches[1]
+        start = encode_time(lease)
+        steps = []
+        for step in range(NUM_STEPS - 1):
+            reported = frames(lease, step)
+            await asyncio.sleep(0)
+            begun_at = perf_counter()
+            for frame in reported:
+                executor.receive(frame)
+            await seen.wait_for(seen.num_events + num_masters)
+            if with_readers:
+                await asyncio.sleep(0)  # all of them were woken before this task
+            steps.append(perf_counter() - begun_at)
+        for task in (serving, *readers):
+            task.cancel()
+        await asyncio.gather(serving, *readers, return_exceptions=True)
+        executor.close()
+    return median(steps), start
+
+
+async def read(engine: Engine, number: int, with_readers: bool) -> None:
+    """Ask for a request, and read all its tokens, or only the first."""
+    request = Request(f"chatcmpl-{number:032x}", PROMPT, PARAMS, 0.0)
+    async with aclosing(engine.generate(request)) as tokens:
+        async for _ in tokens:
+            if not with_readers:
+                await asyncio.Event().wait()
+
+
+def encode_time(lease: RunBatch) -> float:
+    """Seconds to encode the start of a lease."""
+    times = []
+    for _ in range(50):
+        begun_at = perf_counter()
+        encode(lease)
+        times.append(perf_counter() - begun_at)
+    return median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--num-requests", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--num-masters", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--save", action="store_true", help="append the result to results/lease_step.jsonl")
+    args = parser.parse_args()
+    load = getloadavg()[0]
+    print(f"{'requests':>8}{'masters':>8}{'step, us':>10}{'step and readers, us':>22}{'encode, us':>12}")
+    rows = []
+    for num_requests in args.num_requests:
+        for num_masters in args.num_masters:
+            step, start = uvloop.run(measure(num_requests, num_masters, with_readers=False))
+            both, _ = uvloop.run(measure(num_requests, num_masters, with_readers=True))
+            shown = f"{1e6 * step:>10.0f}{1e6 * both:>22.0f}{1e6 * start:>12.0f}"
+            print(f"{num_requests:>8}{num_masters:>8}{shown}")
+            rows.append(
+                {
+                    "num_requests": num_requests,
+                    "num_masters": num_masters,
+                    "step_seconds": step,
+                    "step_and_readers_seconds": both,
+                    "encode_seconds": start,
+                }
+            )
+    numbers = {"ceilings": CEILINGS, "rows": rows}
+    print_result("lease_step", load, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
