@@ -3,8 +3,10 @@
 Published facts are the ranges; the shapes inside them, where no data set is read, are stated fits.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -19,8 +21,10 @@ MAX_SHAREGPT_PROMPT = 2_300
 LEVAL_QUESTIONS_PER_DOCUMENT = 4
 LEVAL_QUESTION_TOKENS = 64
 VICTIMS_PER_SECOND = 10.0
-REQUESTS_PER_ATTACKER = 50
+REQUESTS_PER_ATTACKER = 300
 FIRST_ATTACKER = 5
+MIXED_TOGETHER = 12  # so many requests in a row have as many of each kind
+SHAPES_AT_ONCE = 300  # a multiple of all of the above, so that blocks drawn one by one join without a seam
 
 
 def sharegpt(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
@@ -64,8 +68,9 @@ def lveval(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
 
 
 def mixed(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """One third each of sharegpt, leval and lveval (to within one request), in random order."""
-    kinds = rng.permutation(np.arange(num_requests) % 3)
+    """One third each of sharegpt, leval and lveval, in random order: four of each in every twelve."""
+    in_turn = np.tile(np.arange(MIXED_TOGETHER) % 3, (-(-num_requests // MIXED_TOGETHER), 1))
+    kinds = rng.permuted(in_turn, axis=1).ravel()[:num_requests]
     sources = [
         iter(source(rng, int((kinds == kind).sum()))) for kind, source in enumerate((sharegpt, leval, lveval))
     ]
@@ -85,9 +90,9 @@ def zipf(rng: np.random.Generator, num_requests: int, *, alpha: float) -> list[R
 
 
 def victim_attacker(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Prompts of 512 tokens with one of 500,000 in every fifty; 128 tokens out.
+    """Prompts of 512 tokens with one of 500,000 in every three hundred; 128 tokens out.
 
-    At this workload's own pace of ten requests a second, a long prompt comes every five seconds, the first
+    At this workload's own pace of ten requests a second, a long prompt comes every thirty seconds, the first
     after half a second.
     """
     is_attacker = np.arange(num_requests) % REQUESTS_PER_ATTACKER == FIRST_ATTACKER
@@ -116,25 +121,56 @@ def make_workload(
     burstiness: float = 1.0,
     length_scale: float = 1.0,
 ) -> list[WorkloadRequest]:
-    """Return the same requests for the same arguments, by arrival time.
+    """Return the same requests for the same arguments, by arrival time; of more, the first ones are the same.
 
     Lengths and arrivals come from separate streams: another rate leaves the prompts as they are.
 
     Raises:
         ConfigError: an unknown name, or a number out of range.
     """
-    if name not in WORKLOADS:
-        raise ConfigError(f"--workload {name!r} is unknown; choose from {', '.join(WORKLOADS)}")
     if num_requests < 1:
         raise ConfigError(f"--num-requests {num_requests} is not at least 1")
+    return list(islice(_endless(name, seed, request_rate, burstiness, length_scale), num_requests))
+
+
+def make_workload_lasting(
+    name: str,
+    duration: float,
+    *,
+    seed: int,
+    request_rate: float,
+    burstiness: float = 1.0,
+    length_scale: float = 1.0,
+) -> list[WorkloadRequest]:
+    """Return the requests of `make_workload` that arrive in the first `duration` seconds.
+
+    Raises:
+        ConfigError: an unknown name, or a number out of range.
+    """
+    if not 0 < duration < math.inf or math.isinf(request_rate):
+        raise ConfigError(f"--duration {duration:g} needs to be above 0 s, and a --request-rate below inf")
+    requests = _endless(name, seed, request_rate, burstiness, length_scale)
+    return list(takewhile(lambda request: request.arrival_time < duration, requests))
+
+
+def _endless(
+    name: str, seed: int, request_rate: float, burstiness: float, length_scale: float
+) -> Iterator[WorkloadRequest]:
+    if name not in WORKLOADS:
+        raise ConfigError(f"--workload {name!r} is unknown; choose from {', '.join(WORKLOADS)}")
     if not 0 < length_scale <= 1:
         raise ConfigError(f"--length-scale {length_scale:g} is not above 0 and at most 1; try 1/64")
-    shape_rng, arrival_rng = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
-    shapes = WORKLOADS[name](shape_rng, num_requests)
-    times = arrival_times(arrival_rng, num_requests, request_rate, burstiness)
-    return [
-        WorkloadRequest(time, shape.scaled(length_scale)) for time, shape in zip(times, shapes, strict=True)
-    ]
+    shape_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
+    times = arrival_times(np.random.default_rng(arrival_seed), request_rate, burstiness)
+    shapes = _endless_shapes(WORKLOADS[name], shape_seed)
+    return (WorkloadRequest(time, next(shapes).scaled(length_scale)) for time in times)
+
+
+def _endless_shapes(source: ShapeSource, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
+    """Blocks of one size, each of a stream of its own: the first are the same however many are asked for."""
+    while True:
+        [block_seed] = seed.spawn(1)
+        yield from source(np.random.default_rng(block_seed), SHAPES_AT_ONCE)
 
 
 def own_pace(name: str) -> tuple[float, float]:

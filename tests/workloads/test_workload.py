@@ -15,6 +15,7 @@ from loong.workloads.workload import (
     leval,
     lveval,
     make_workload,
+    make_workload_lasting,
     own_pace,
     sharegpt,
 )
@@ -59,14 +60,26 @@ def test_another_rate_leaves_the_prompts_as_they_are() -> None:
     assert [r.arrival_time for r in slow] == pytest.approx([10 * r.arrival_time for r in fast])
 
 
-@given(num_requests=st.integers(1, 60), seed=st.integers(0, 1000))
+@given(num_requests=st.integers(1, 400), seed=st.integers(0, 1000))
 def test_mixed_is_a_third_of_each(num_requests: int, seed: int) -> None:
     requests = make_workload("mixed", num_requests, seed=seed)
     assert len(requests) == num_requests
     num_leval = sum(len(r.shape.prompt) == 2 for r in requests)
     num_sharegpt = sum(r.num_prompt_tokens <= 2_300 for r in requests)
     thirds = [num_sharegpt, num_leval, num_requests - num_leval - num_sharegpt]
-    assert max(thirds) - min(thirds) <= 1
+    assert max(thirds) - min(thirds) <= min(num_requests % 12, 4)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_longer_run_begins_as_the_shorter_one(name: str) -> None:
+    short, long = (make_workload(name, n, seed=4, request_rate=2.0) for n in (310, 700))
+    assert long[:310] == short
+
+
+def test_a_run_of_a_duration_has_what_arrives_in_it() -> None:
+    requests = make_workload("mixed", 200, seed=5, request_rate=4.0)
+    lasting = make_workload_lasting("mixed", 20.0, seed=5, request_rate=4.0)
+    assert lasting == [request for request in requests if request.arrival_time < 20.0]
 
 
 def test_sharegpt_has_the_published_means() -> None:
@@ -99,11 +112,12 @@ def test_a_steeper_zipf_has_shorter_prompts() -> None:
     assert means[0] > means[1] > means[2]
 
 
-def test_victims_come_every_tenth_of_a_second_with_an_attacker_among_fifty() -> None:
+def test_victims_come_every_tenth_of_a_second_with_an_attacker_every_half_minute() -> None:
     rate, burstiness = own_pace("victim-attacker")
-    requests = make_workload("victim-attacker", 100, seed=0, request_rate=rate, burstiness=burstiness)
-    assert [r.arrival_time for r in requests] == pytest.approx([index / 10 for index in range(100)])
-    assert Counter(r.num_prompt_tokens for r in requests) == {512: 98, 500_000: 2}
+    requests = make_workload("victim-attacker", 700, seed=0, request_rate=rate, burstiness=burstiness)
+    assert [r.arrival_time for r in requests] == pytest.approx([index / 10 for index in range(700)])
+    assert [r.arrival_time for r in requests if r.num_prompt_tokens == 500_000] == [0.5, 30.5, 60.5]
+    assert Counter(r.num_prompt_tokens for r in requests) == {512: 697, 500_000: 3}
 
 
 @given(
@@ -151,3 +165,9 @@ def test_leval_documents_are_long_even_where_questions_are_few() -> None:
 def test_a_wrong_value_is_named(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         make_workload(**{"name": "mixed", "num_requests": 4, "seed": 0, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("duration", "rate"), [(0.0, 1.0), (-1.0, 1.0), (math.inf, 1.0), (1.0, math.inf)])
+def test_a_duration_without_an_end_is_refused(duration: float, rate: float) -> None:
+    with pytest.raises(ConfigError, match="--duration"):
+        make_workload_lasting("mixed", duration, seed=0, request_rate=rate)
