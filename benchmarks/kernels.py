@@ -105,13 +105,18 @@ def seconds_of(case: Case) -> float:
             call()
     times = []
     for _ in range(NUM_REPEATS + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = event(), event()
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / len(case.calls))
+        times.append(float(start.elapsed_time(end)) / 1e3 / len(case.calls))
     return median(times[2:])
+
+
+def event() -> torch.cuda.Event:
+    """A mark in the stream that knows its time."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def decode_cases(shape: Shape) -> Iterator[Case]:
@@ -149,13 +154,20 @@ def prefill_cases(shape: Shape) -> Iterator[Case]:
         num_keys = max(task.key_row + task.num_keys for task in tasks)
         table = torch.tensor(tasks, dtype=torch.int64, device=DEVICE)
         slots = torch.randperm(num_keys, device=DEVICE) if has_slots else None
-        q, total, scale = shape.q(num_tokens), shape.seen(num_tokens), shape.head_dim**-0.5
+        q = shape.q(num_tokens)
+        total = Partial(torch.empty_like(q), torch.empty(num_tokens, shape.num_heads, device=DEVICE))
         calls: list[Call] = [
-            partial(attend_blocks, q, kv, table, scale=scale, total=total, slots=slots)
-            for kv in shape.layers(num_keys)
+            partial(attend_alone, q, kv, table, total, slots) for kv in shape.layers(num_keys)
         ]
         num_flops = 4 * num_scores * shape.num_heads * shape.head_dim
-        yield Case(f"prefill {name}", calls, num_keys * shape.kv_bytes, num_flops)
+        num_bytes = num_keys * shape.kv_bytes + 2 * num_tokens * shape.hidden_size * DTYPE.itemsize
+        yield Case(f"prefill {name}", calls, num_bytes, num_flops)
+
+
+def attend_alone(q: Tensor, kv: Tensor, tasks: Tensor, total: Partial, slots: Tensor | None) -> None:
+    """Attend queries that have seen nothing and will see nothing else."""
+    total.lse.fill_(-torch.inf)
+    attend_blocks(q, kv, tasks, scale=q.shape[-1] ** -0.5, total=total, slots=slots)
 
 
 def merge_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
@@ -25,26 +26,31 @@ def attend_blocks(
             positive.
         tasks [C, 8] int64, contiguous: lines of `AttendTask`, no query row in two of them, within the rows of
             q and kv (not checked). slots [N] int64: where they are given, key row i is row slots[i] of kv.
-        total: out [T, H, D] and lse [T, H], float32, contiguous; changed in the rows of the tasks' queries.
-            Where lse is -inf, out need not have been written.
+        total: out [T, H, D] and lse [T, H], contiguous, in float32, or out in q's dtype if nothing else is
+            merged into it; changed in the rows of the tasks' queries. Where lse is -inf, out need not have
+            been written.
         Accumulates in float32. Needs nothing of the host and allocates nothing.
     """
     dims = Dims()
     dims.bind_rows("q", q, "T H D")
     dims.bind("kv", kv, "S 2 K D", q.dtype)
     dims.bind("tasks", tasks, "C 8", torch.int64)
-    dims.bind("total.out", total.out, "T H D", torch.float32)
+    dims.bind("total.out", total.out, "T H D", q.dtype if total.out.dtype == q.dtype else torch.float32)
     dims.bind("total.lse", total.lse, "T H", torch.float32)
     if slots is not None:
         dims.bind("slots", slots, "N", torch.int64)
     group_size, width = dims.group_size(), triton.next_power_of_2(dims["D"])
-    num_rows, tile, num_warps, num_stages = _tiling(q.dtype, width, dims["T"] * group_size)
+    num_rows, tile, num_warps, num_stages = _tiling(q.dtype, width, dims["T"] * group_size, slots is not None)
     max_num_tiles = triton.cdiv(dims["T"] * group_size, num_rows) + dims["C"]
     if not dims["T"] or not dims["C"]:
         return
+    kv_tiles = None
+    if slots is None and width == dims["D"] and len(kv):
+        kv_tiles = TensorDescriptor.from_tensor(kv.flatten(1), [tile, width])
     _attend_rows[max_num_tiles, dims["K"]](
         q,
         kv,
+        kv_tiles,
         slots,
         tasks,
         *total,
@@ -63,19 +69,22 @@ def attend_blocks(
     )
 
 
-def _tiling(dtype: torch.dtype, width: int, num_rows: int) -> tuple[int, int, int, int]:
+def _tiling(dtype: torch.dtype, width: int, num_rows: int, has_slots: bool) -> tuple[int, int, int, int]:
     """Rows of queries and keys of a tile, warps, and stages: what fits a multiprocessor."""
     if dtype == torch.float32:
         return 32, 32, 4, 2
     if num_rows <= 64:
         return 64, 64, 4, 3
-    return 128, 64, 8, 2 if width > 128 else 4
+    if width > 128:
+        return 128, 64, 8, 2
+    return 128, 64, 8, 6 if has_slots else 3
 
 
 @triton.jit
 def _attend_rows(
     q: tl.tensor,
     kv: tl.tensor,
+    kv_tiles: tl.tensor_descriptor,
     slots: tl.tensor,
     tasks: tl.tensor,
     total_out: tl.tensor,
@@ -102,12 +111,22 @@ def _attend_rows(
         queries = tl.load(q + (token * q_stride + head * head_dim)[:, None] + dim[None, :], is_element, 0.0)
         limit = _num_visible(task, query)
         out, lse = _attend_keys(
-            queries, kv, slots, tl.load(task + 2), limit, scale, kv_head, num_kv_heads, head_dim, tile
+            queries,
+            kv,
+            kv_tiles,
+            slots,
+            tl.load(task + 2),
+            limit,
+            scale,
+            kv_head,
+            num_kv_heads,
+            head_dim,
+            tile,
         )
         place = token * (num_kv_heads * group_size) + head
         elements = total_out + place[:, None] * head_dim + dim[None, :]
         before_lse = tl.load(total_lse + place, is_row, float("-inf"))
-        before_out = tl.load(elements, is_element & (before_lse > float("-inf"))[:, None], 0.0)
+        before_out = tl.load(elements, is_element & (before_lse > float("-inf"))[:, None], 0.0).to(tl.float32)
         out, lse = join_pair(out, lse, before_out, before_lse)
         tl.store(elements, out, is_element)
         tl.store(total_lse + place, lse, is_row)
@@ -148,6 +167,7 @@ def _num_visible(task: tl.tensor, query: tl.tensor) -> tl.tensor:
 def _attend_keys(
     queries: tl.tensor,
     kv: tl.tensor,
+    kv_tiles: tl.tensor_descriptor,
     slots: tl.tensor,
     key_row: tl.tensor,
     limit: tl.tensor,
@@ -166,22 +186,40 @@ def _attend_keys(
     end = tl.max(limit)
     masked_from = tl.min(limit) // tile * tile
     for start in tl.range(0, masked_from, tile):
-        row = _rows(slots, key_row + start + tl.arange(0, tile), everywhere)
-        k, v = load_kv(kv, row, everywhere, kv_head, num_kv_heads, head_dim, width)
+        k, v = _load_tile(
+            kv, kv_tiles, slots, key_row + start, everywhere, kv_head, num_kv_heads, head_dim, width
+        )
         peak, total, weighted = attend_tile(queries, k, v, everywhere[None, :], scale, peak, total, weighted)
     for start in tl.range(masked_from, end, tile):
         key = start + tl.arange(0, tile)
-        row = _rows(slots, key_row + key, key < end)
-        k, v = load_kv(kv, row, key < end, kv_head, num_kv_heads, head_dim, width)
+        k, v = _load_tile(
+            kv, kv_tiles, slots, key_row + start, key < end, kv_head, num_kv_heads, head_dim, width
+        )
         is_visible = key[None, :] < limit[:, None]
         peak, total, weighted = attend_tile(queries, k, v, is_visible, scale, peak, total, weighted)
     return normalized(peak, total, weighted)
 
 
 @triton.jit
-def _rows(slots: tl.tensor, key: tl.tensor, is_key: tl.tensor) -> tl.tensor:
-    """The rows of the KV where keys [S] are."""
-    if slots is None:
-        return key
-    else:  # noqa: RET505  the compiler takes the branches apart only so
-        return tl.load(slots + key, is_key, 0)
+def _load_tile(
+    kv: tl.tensor,
+    kv_tiles: tl.tensor_descriptor,
+    slots: tl.tensor,
+    first: tl.tensor,
+    is_key: tl.tensor,
+    kv_head: tl.tensor,
+    num_kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    width: tl.constexpr,
+) -> tl.tuple:
+    """Return keys [width, S] and values [S, width]; the values are 0 where there is no key."""
+    if kv_tiles is not None:  # the copy engine reads whole tiles, and so rows behind the last key
+        k = tl.trans(kv_tiles.load([first.to(tl.int32), kv_head * head_dim]))
+        v = kv_tiles.load([first.to(tl.int32), (num_kv_heads + kv_head) * head_dim])
+        v = tl.where(is_key[:, None], v, 0.0)
+    else:
+        row = first + tl.arange(0, is_key.shape[0])
+        if slots is not None:
+            row = tl.load(slots + row, is_key, 0)
+        k, v = load_kv(kv, row, is_key, kv_head, num_kv_heads, head_dim, width)
+    return k, v

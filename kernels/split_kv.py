@@ -19,9 +19,9 @@ from loong.kernels.pool_tile import load_kv
 from loong.kernels.slots import SlotLists
 from loong.kernels.softmax import LOG2_E, attend_tile, join_parts, normalized
 
-_TILE = 64  # tokens
 _PROGRAMS_PER_PROCESSOR = 2
-_NUM_STAGES = 3  # tiles under way
+_TILE_BYTES = 32768  # of keys, and as much of values
+_MAX_TILE = 128  # tokens
 _MIN_ROWS = 16  # of the left operand of a matrix product
 _PIECES_AT_ONCE = 16
 
@@ -76,6 +76,7 @@ def attend_slots(
     if not num_requests:
         return
     head_dim, width = dims["D"], triton.next_power_of_2(dims["D"])
+    tile = min(_MAX_TILE, _TILE_BYTES // (width * q.dtype.itemsize))
     _attend_cuts[dims["K"], num_cuts](
         q,
         kv,
@@ -90,9 +91,9 @@ def attend_slots(
         num_rows=max(_MIN_ROWS, triton.next_power_of_2(group_size)),
         head_dim=head_dim,
         width=width,
-        tile=_TILE,
+        tile=tile,
         num_warps=4,
-        num_stages=_NUM_STAGES,
+        num_stages=3,
     )
     _merge_pieces[num_requests, dims["H"]](
         *pieces,
@@ -102,7 +103,7 @@ def attend_slots(
         num_cuts,
         head_dim=head_dim,
         width=width,
-        tile=_TILE,
+        tile=tile,
         at_once=_PIECES_AT_ONCE,
         num_warps=1,
     )

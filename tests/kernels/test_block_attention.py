@@ -100,6 +100,14 @@ def test_parts_of_the_keys_one_after_the_other_give_the_whole(device: torch.devi
     assert_same_partial(total, both(CAUSAL, q, kv)[1], torch.float32)
 
 
+def test_what_is_merged_no_more_may_be_written_in_the_dtype_of_the_queries(device: torch.device) -> None:
+    kv = kv_of(CAUSAL, 2, 64, torch.float16, device)
+    q = random_values(2, 77, 4, 64, dtype=torch.float16, device=device)
+    total = Partial(torch.empty_like(q), torch.full((77, 4), -torch.inf, device=device))
+    attend_blocks(q, kv, table(CAUSAL, device), scale=SCALE, total=total)
+    assert torch.equal(total.out, both(CAUSAL, q, kv)[0].out.half())
+
+
 def test_rows_of_no_task_are_left_as_they_are(device: torch.device) -> None:
     kv = kv_of(CAUSAL, 2, 64, torch.float32, device)
     q = random_values(2, 20, 4, 64, dtype=torch.float32, device=device)
