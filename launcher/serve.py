@@ -130,6 +130,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="more are refused with 503 and Retry-After (%(default)s)",
     )
     group.add_argument(
+        "--decision-log",
+        type=Path,
+        metavar="FILE",
+        help="append to it what is decided and why, for `loong explain`",
+    )
+    group.add_argument(
         "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)s)"
     )
     group.add_argument(
@@ -175,6 +181,7 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         host=args.host,
         port=args.port,
         drain_timeout=args.drain_timeout,
+        decision_log=args.decision_log,
     )
 
 

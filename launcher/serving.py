@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 
 import uvloop
 from aiohttp import web
@@ -14,6 +16,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.core.timeline import Timeline
+from loong.decision_log.log import decision_log
 from loong.engine import Engine
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.status_line import log_status
@@ -21,7 +24,7 @@ from loong.model.config import ModelConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
-from loong.scheduling import Scheduling
+from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
 from loong.server.engine_client import EngineLimits
 from loong.server.listen import bound_socket, serve
@@ -49,6 +52,7 @@ class ServeConfig:
     host: str
     port: int
     drain_timeout: float  # seconds
+    decision_log: Path | None = None
 
 
 def serve_until_stopped(config: ServeConfig) -> int:
@@ -70,12 +74,12 @@ async def _serve(config: ServeConfig) -> int:
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     signals = _StopSignals()
     start = perf_counter()
-    with bound_socket(config.host, config.port) as listener:
+    with bound_socket(config.host, config.port) as listener, _logs(config) as logs:
         async with local_workers(config.cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
-            scheduling = Scheduling(state, policy, WorkCostModel(), executor, (timeline,))
+            scheduling = Scheduling(state, policy, WorkCostModel(), executor, (timeline, *logs))
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
             app = create_app(engine, tokenizer, config.server)
@@ -92,6 +96,16 @@ async def _serve(config: ServeConfig) -> int:
                 await asyncio.wait([running])
                 await runner.cleanup()
     return 1 if running.exception() is not None else code
+
+
+@contextmanager
+def _logs(config: ServeConfig) -> Iterator[tuple[Observer, ...]]:
+    """What writes down what the loop does, if that was asked for."""
+    if config.decision_log is None:
+        yield ()
+    else:
+        with decision_log(config.decision_log, clock_start=time()) as log:
+            yield (log,)
 
 
 async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> None:

@@ -1,5 +1,6 @@
 """What is written of a run."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -190,3 +191,10 @@ def test_the_log_of_a_real_clock_says_when_that_began(tmp_path: Path) -> None:
     with decision_log(tmp_path / "log", clock_start=1e9):
         pass
     assert read_log(tmp_path / "log") == (lines.Started(lines.VERSION, 1e9),)
+
+
+def test_a_run_goes_on_when_the_disk_is_full(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), decision_log(Path("/dev/full")) as log:
+        for view in prefill_two(Teller(log, instances_with([20] * 3))):
+            assert view.num_output_tokens == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -1,0 +1,62 @@
+"""`loong explain`: flags, and what is printed."""
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.decision_log.reader import read_log
+from loong.launcher.explain.index import LogIndex, indexed
+from loong.launcher.explain.listing import listing, most_delayed_first
+from loong.launcher.explain.story import story_of
+from loong.launcher.explain.summary import summary_of
+from loong.launcher.explain.words import told
+
+_EXAMPLES = """\
+examples:
+  loong serve --decision-log decisions.jsonl         write a log (loong simulate takes the same flag)
+  loong explain decisions.jsonl                      all requests, most delayed first
+  loong explain decisions.jsonl --request cmpl-1f3   one request's story
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `explain` and its flags."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="tell from a decision log why requests waited, where they ran, and how long it took",
+        description="Tell what a decision log says of its last run: of all requests, or of one.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("log", type=Path, metavar="LOG", help="a file written by --decision-log")
+    parser.add_argument("--request", metavar="ID", help="tell this request's story; the id is the API's")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list, or the story, and return 0. Raises `ConfigError` if there is nothing to tell."""
+    index = indexed(read_log(args.log))
+    if not index.arrivals:
+        raise ConfigError(f"{args.log} tells of no request: none has come")
+    print(_list(index, as_json=args.json) if args.request is None else _story(index, args))
+    return 0
+
+
+def _list(index: LogIndex, *, as_json: bool) -> str:
+    summaries = most_delayed_first([summary_of(index, request_id) for request_id in index.arrivals])
+    if as_json:
+        return msgspec.json.encode({"requests": summaries}).decode()
+    return listing(summaries)
+
+
+def _story(index: LogIndex, args: argparse.Namespace) -> str:
+    if args.request not in index.arrivals:
+        raise ConfigError(
+            f"{args.log} tells of {len(index.arrivals):,} requests, but not of {args.request!r}; "
+            f"without --request it lists them"
+        )
+    story = story_of(index, args.request)
+    return msgspec.json.encode(story).decode() if args.json else told(story)

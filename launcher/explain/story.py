@@ -1,0 +1,32 @@
+"""One request's story: what it was promised and got, what it found, and each step of the way."""
+
+import msgspec
+
+from loong.core.request import RequestId
+from loong.launcher.explain.fold import folded
+from loong.launcher.explain.found import Found, found_by
+from loong.launcher.explain.index import LogIndex
+from loong.launcher.explain.steps import Step
+from loong.launcher.explain.summary import Summary, summary_of
+from loong.launcher.explain.trail import trail_of
+
+
+class Story(msgspec.Struct, frozen=True):
+    """A request's story; `clock_start` is the Unix time of the clock's 0, None in virtual time."""
+
+    summary: Summary
+    found: Found
+    steps: tuple[Step, ...]
+    log_ends_at: float
+    clock_start: float | None
+
+
+def story_of(index: LogIndex, request_id: RequestId) -> Story:
+    """The story of a request that the log saw arrive."""
+    return Story(
+        summary_of(index, request_id),
+        found_by(index, request_id),
+        folded(trail_of(index, request_id)),
+        log_ends_at=index.last_time,
+        clock_start=index.clock_start,
+    )

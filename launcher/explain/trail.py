@@ -1,0 +1,157 @@
+"""From a log's entries of one request to the steps it went through."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf, nextafter
+from typing import assert_never
+
+from loong.core.request import RequestId
+from loong.decision_log.lines import Arrived, Chunk, Ended, FirstToken, InstanceLost, Planned, Reason
+from loong.launcher.explain.found import idle_ids, room_of
+from loong.launcher.explain.index import Considered, Dropped, Entry, LogIndex, Moved, Ran
+from loong.launcher.explain.part import Pause, part_of
+from loong.launcher.explain.steps import Drop, End, First, Loss, Move, Route, Run, Step, Wait
+
+
+def trail_of(index: LogIndex, request_id: RequestId) -> tuple[Step, ...]:
+    """The steps of a request that the log saw arrive; each batch and each migration is one."""
+    arrived = index.arrivals[request_id]
+    trail = _Trail(index, arrived, free_since=arrived.time)
+    for entry in index.entries[request_id]:
+        trail.add(entry)
+    return trail.closed()
+
+
+@dataclass(slots=True)
+class _Trail:
+    """The steps so far, and what the next one depends on."""
+
+    index: LogIndex
+    arrived: Arrived
+    free_since: float  # when the last thing that had it was over
+    steps: list[Step] = field(default_factory=list)
+    is_waiting: bool = True  # without KV
+    pauses: list[Pause] = field(default_factory=list)  # since its last batch
+    group: tuple[int, ...] | None = None
+    kv: Counter[int] = field(default_factory=Counter)
+    considered: list[Considered] = field(default_factory=list)  # since the last step
+
+    def add(self, entry: Entry) -> None:
+        """Take in the log's next entry."""
+        match entry:
+            case Considered():
+                self.considered.append(entry)
+            case Ran():
+                self._run(entry)
+            case Moved():
+                self._move(entry)
+            case Dropped():
+                self._drop(entry)
+            case FirstToken():
+                self.steps.append(First(entry.time, entry.time - self.arrived.time))
+            case InstanceLost():
+                self._lose(entry)
+            case Ended():
+                self._end(entry)
+            case _:
+                assert_never(entry)
+
+    def closed(self) -> tuple[Step, ...]:
+        """All steps, and the wait that goes on at the end of the log."""
+        if self.is_waiting and self.arrived.request_id not in self.index.ends:
+            self.steps.append(Wait(self.free_since, until=None, reasons=self._take_reasons()))
+        return tuple(self.steps)
+
+    def _run(self, ran: Ran) -> None:
+        self._leave_rest(ran.plan)
+        part = part_of(self.index, ran, self.pauses)
+        group = ran.batch.instance_ids
+        before = group if self.group is None else self.group
+        self.steps.append(
+            Run(
+                ran.plan.time,
+                phase="prefill" if isinstance(ran.part, Chunk) else "decode",
+                instance_ids=group,
+                joined_ids=tuple(i for i in group if i not in before),
+                left_ids=tuple(i for i in before if i not in group),
+                num_idle=len(idle_ids(ran.plan.instances)),
+                is_recomputed=isinstance(ran.part, Chunk) and ran.part.num_output_tokens > 0,
+                parts=(part,),
+                reasons=self._take_reasons(),
+            )
+        )
+        self.group, self.pauses = group, []
+        if part.num_steps:
+            self.kv.update(part.kept_on)
+        if part.until is not None:
+            self.free_since = part.until
+
+    def _move(self, moved: Moved) -> None:
+        self._leave_rest(moved.plan)
+        migration = moved.migration
+        end = self.index.migration_ends.get(migration.migration_id)
+        route = Route(migration.source_id, migration.destination_id, migration.num_tokens)
+        self.steps.append(
+            Move(
+                moved.plan.time,
+                until=None if end is None else end.time,
+                routes=(route,),
+                is_committed=None if end is None else end.is_committed,
+                reasons=self._take_reasons(),
+            )
+        )
+        if end is not None:
+            self.free_since = max(self.free_since, end.time)
+            if end.is_committed:
+                self.kv[route.source_id] -= route.num_tokens
+                self.kv[route.destination_id] += route.num_tokens
+
+    def _drop(self, dropped: Dropped) -> None:
+        plan, kv = dropped.plan, dropped.preempted.kv
+        batch_ids = self._batches_at(kv, plan.time, nextafter(plan.time, inf))
+        kv_free, kv_capacity = room_of(plan.instances)
+        self.steps.append(Drop(plan.time, kv, batch_ids, kv_free, kv_capacity, reasons=self._take_reasons()))
+        self._lose_kv(plan.time)
+
+    def _lose(self, loss: InstanceLost) -> None:
+        """Take in that an instance died, which may have been none of this request's."""
+        batch_ids = (step.parts[-1].batch_id for step in reversed(self.steps) if isinstance(step, Run))
+        ran_there = self.index.batch_losses.get(next(batch_ids, 0)) is loss
+        if ran_there or self.kv[loss.instance_id]:
+            self.steps.append(Loss(loss.time, loss.instance_id, loss.why))
+            self._lose_kv(loss.time)
+
+    def _end(self, ended: Ended) -> None:
+        if self.is_waiting and ended.time > self.free_since:
+            self.steps.append(Wait(self.free_since, ended.time, reasons=self._take_reasons()))
+        self.steps.append(End(ended.time, ended.reason, ended.num_output_tokens))
+
+    def _lose_kv(self, time: float) -> None:
+        self._rest_until(time)
+        self.kv.clear()
+        self.is_waiting, self.free_since, self.group = True, time, None
+
+    def _leave_rest(self, plan: Planned) -> None:
+        """Take in that a plan takes the request up."""
+        if not self.is_waiting:
+            self._rest_until(plan.time)
+        elif plan.time > self.free_since:
+            reasons = self._take_reasons(before=plan)
+            kv_free, _ = room_of(plan.instances)
+            self.steps.append(Wait(self.free_since, plan.time, plan.cause, kv_free, reasons))
+        self.is_waiting = False
+
+    def _rest_until(self, time: float) -> None:
+        if time > self.free_since:
+            batch_ids = self._batches_at(+self.kv, self.free_since, time)
+            self.pauses.append(Pause(time - self.free_since, batch_ids))
+
+    def _batches_at(self, instance_ids: Iterable[int], start: float, end: float) -> tuple[int, ...]:
+        return tuple(batch.batch_id for batch in self.index.batches_on(instance_ids, start, end))
+
+    def _take_reasons(self, before: Planned | None = None) -> tuple[Reason, ...]:
+        """The reasons given since the last step, each once; only those of plans before `before`, if given."""
+        taken = [entry for entry in self.considered if entry.plan is not before]
+        self.considered = [entry for entry in self.considered if entry.plan is before]
+        return tuple({(entry.reason.kind, entry.reason.chosen): entry.reason for entry in taken}.values())

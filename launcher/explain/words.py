@@ -1,0 +1,69 @@
+"""A story as text, with times since the request came."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from textwrap import fill
+
+from loong.launcher.explain.phrases import counted, difference, duration
+from loong.launcher.explain.step_words import arrival_words, step_words, told_at
+from loong.launcher.explain.story import Story
+from loong.launcher.explain.summary import Latency, Summary
+
+WIDTH = 110
+_TIME_WIDTH = 11
+_INDENT = " " * (_TIME_WIDTH + 2)
+
+
+def told(story: Story) -> str:
+    """The story, at most 110 columns wide."""
+    came = story.summary.arrived_at
+    lines = [fill(sentence, WIDTH) for sentence in _heading(story)]
+    lines += ["", *_at(0.0, arrival_words(story))]
+    for step in story.steps:
+        lines += _at(told_at(step, story) - came, step_words(step, story))
+    return "\n".join(lines)
+
+
+def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:
+    """Sentences one below the other, the first beside the time."""
+    label = f"+{time:.3f} s".rjust(_TIME_WIDTH) + "  "
+    for sentence in sentences:
+        yield fill(sentence, WIDTH, initial_indent=label, subsequent_indent=_INDENT + "  ")
+        label = _INDENT
+
+
+def _heading(story: Story) -> Iterator[str]:
+    summary = story.summary
+    user = f" of user {summary.user}" if summary.user else ""
+    prompt, output = counted(summary.num_prompt_tokens, "token"), counted(summary.max_tokens, "token")
+    yield f"Request {summary.request_id}{user}: a prompt of {prompt}, at most {output} of output."
+    came = f"It came at {summary.arrived_at:.3f} s"
+    if story.clock_start is not None:
+        at = datetime.fromtimestamp(story.clock_start + summary.arrived_at, UTC)
+        came += f" of the run, {at:%Y-%m-%d %H:%M:%S} UTC"
+    yield f"{came}. {_verdict(summary)}"
+    waited = (
+        f"It waited {duration(summary.waited_seconds)} in all"
+        if summary.waited_seconds
+        else "It never waited"
+    )
+    if summary.predicted_seconds:
+        measured, predicted = summary.measured_seconds, summary.predicted_seconds
+        waited += f"; its steps took {duration(measured)}, {difference(measured, predicted)}"
+    yield f"{waited}."
+
+
+def _verdict(summary: Summary) -> str:
+    ttft, tpot = summary.ttft, summary.tpot
+    if ttft.seconds is None:
+        return f"It got no token{_promise(ttft) if ttft.is_late else ''}."
+    words = f"Its first token came after {duration(ttft.seconds)}{_promise(ttft)}"
+    if tpot.seconds is not None:
+        words += f"; then each took {duration(tpot.seconds)}{_promise(tpot)}"
+    return f"{words}."
+
+
+def _promise(latency: Latency) -> str:
+    if latency.slo is None:
+        return ""
+    return f", {'over' if latency.is_late else 'within'} its SLO of {duration(latency.slo)}"

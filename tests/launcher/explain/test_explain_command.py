@@ -1,0 +1,104 @@
+"""The command: what it prints, and one clear line for what it cannot tell."""
+
+import json
+from pathlib import Path
+
+import pytest
+from decision_logs import Teller, prefill_two, told
+from eventful_run import LATE, LONG, SHORT, eventful_run
+from simulation import instances_with
+
+from loong.core.plan import IterationPlan, Preemption
+from loong.decision_log.log import decision_log
+from loong.launcher.cli import main
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The log of the eventful run."""
+    path = tmp_path / "log.jsonl"
+    eventful_run(path)
+    return path
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What `loong explain` prints."""
+    assert main(["explain", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_list_has_a_line_a_request_most_delayed_first(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heading, _, columns, *rows = shown(capsys, path).splitlines()
+    assert heading == "3 requests, most delayed first. 1 of 1 request with an SLO missed it (!)."
+    assert columns.split() == [
+        "request",
+        "came",
+        "waited",
+        "TTFT",
+        "TPOT",
+        "prompt",
+        "output",
+        "DoP",
+        "notes",
+    ]
+    assert [row.split()[0] for row in rows] == [LATE, LONG, SHORT]
+    cells = "r001 0.020 s 69.0 ms 366 ms 33.3 ms ! 600 30 1-3 preempted once, 300 tokens moved"
+    assert " ".join(rows[1].split()) == cells
+    assert rows[2].split()[-3:] == ["90", "20", "1-3"]
+
+
+def test_the_list_tells_what_went_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def script(teller: Teller) -> None:
+        prefill_two(teller)
+        teller.plan(2.0, IterationPlan(preemptions=(Preemption("r000"), Preemption("r001"))))
+
+    told(tmp_path / "log", instances_with([20] * 3), script)
+    heading, _, _, *rows = shown(capsys, tmp_path / "log").splitlines()
+    assert heading == "2 requests, most delayed first."
+    assert [row.split(maxsplit=10)[-1] for row in rows] == ["preempted once, not over"] * 2
+
+
+def test_programs_get_one_object(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = json.loads(shown(capsys, path, "--json"))["requests"]
+    assert [request["request_id"] for request in requests] == [LATE, LONG, SHORT]
+    assert requests[1]["tpot"]["is_late"] is True
+    story = json.loads(shown(capsys, path, "--json", "--request", LONG))
+    assert story["summary"] == requests[1]
+    steps = [step["step"] for step in story["steps"]]
+    assert steps == ["wait", "run", "run", "first_token", "run", "move", "run", "drop", "run", "run", "end"]
+    assert [part["num_tokens"] for part in story["steps"][1]["parts"]] == [200, 200]
+
+
+def test_a_story_is_no_wider_than_the_page(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, path, "--request", LONG).splitlines()
+    assert lines[0] == f"Request {LONG}: a prompt of 600 tokens, at most 30 tokens of output."
+    assert max(map(len, lines)) <= 110
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that says why nothing is told."""
+    assert main(["explain", *map(str, arguments)]) == 1
+    output = capsys.readouterr()
+    assert not output.out
+    (line,) = output.err.splitlines()
+    return line
+
+
+def test_a_request_that_is_not_in_the_log_is_one_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = f"loong: error: {path} tells of 3 requests, but not of 'r9'; without --request it lists them"
+    assert refused(capsys, path, "--request", "r9") == expected
+
+
+def test_a_damaged_line_is_one_line_with_its_number(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"planned"', b'"planed"', 1))
+    assert f"{path}:3 is damaged" in refused(capsys, path)
+
+
+def test_a_log_without_requests_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with decision_log(tmp_path / "log"):
+        pass
+    assert refused(capsys, tmp_path / "log").endswith("tells of no request: none has come")
+    (tmp_path / "log").write_bytes(b"")
+    assert refused(capsys, tmp_path / "log").endswith("is empty")

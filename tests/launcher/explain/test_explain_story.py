@@ -1,0 +1,267 @@
+"""Stories of requests that meet with all that can happen."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chaos import chaos
+from decision_logs import Teller, host_tier, logged, prefill_two, told
+from eventful_run import LONG, eventful_run
+from plans import decode, in_group, move, plannable, prefill
+from simulation import instances_with, timed_request
+
+from loong.core.cost_model import CostModel
+from loong.core.decision import Decision, DecisionKind
+from loong.core.events import (
+    BatchFinished,
+    InstanceLost,
+    MigrationFinished,
+    ProducedToken,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption
+from loong.core.request import FinishReason, RequestView
+from loong.core.snapshot import Snapshot
+from loong.decision_log.lines import Line
+from loong.decision_log.log import decision_log
+from loong.decision_log.reader import read_log
+from loong.launcher.explain import words
+from loong.launcher.explain.index import indexed
+from loong.launcher.explain.steps import Move, Run
+from loong.launcher.explain.story import story_of
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "decisions.md"
+THREE = instances_with([20] * 3)
+
+
+def story(log: Sequence[Line], request_id: str) -> str:
+    """A story in one line, with single spaces."""
+    return " ".join(words.told(story_of(indexed(log), request_id)).split())
+
+
+def tokens(batch_id: int, step: int, *request_ids: str, reason: FinishReason | None = None) -> TokensProduced:
+    """A token of each, at second `step` of a batch that began at 10."""
+    produced = tuple(ProducedToken(request_id, 5, reason) for request_id in request_ids)
+    return TokensProduced(11.0 + step, batch_id, step, produced)
+
+
+def test_the_story_in_the_documentation_is_the_one_told(tmp_path: Path) -> None:
+    text = words.told(story_of(indexed(eventful_run(tmp_path / "log")), LONG))
+    assert f"```text\n{text}\n```" in DOCUMENT.read_text()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_at_every_moment_a_request_waits_runs_or_moves(tmp_path: Path, seed: int) -> None:
+    requests = [timed_request(n, 1 + 17 * n % 40, 1 + n % 7, 0.01 * n) for n in range(12)]
+    instances = (*instances_with([90, 60, 40]), host_tier(3, 80))
+    index = indexed(logged(tmp_path / "log", chaos(seed), instances, requests))
+    for request_id in index.arrivals:
+        told_of = story_of(index, request_id)
+        assert told_of.summary.ended_at is not None
+        spent = told_of.summary.waited_seconds
+        for step in told_of.steps:
+            if isinstance(step, Run):
+                spent += sum(part.seconds for part in step.parts)
+            elif isinstance(step, Move):
+                assert step.until is not None
+                spent += step.until - step.time
+        assert spent == pytest.approx(told_of.summary.ended_at - told_of.summary.arrived_at)
+        assert words.told(told_of)
+
+
+def test_equal_chunks_and_leases_are_told_once_with_their_number(tmp_path: Path) -> None:
+    policy = in_group(0, 1, chunk=10, num_steps=16)
+    log = logged(tmp_path / "log", policy, instances_with([2000, 2000]), [timed_request(0, 995, 500)])
+    text = story(log, "r000")
+    assert "Prefill of 995 tokens (0 to 994) in 100 chunks of 5 to 10 on instances 0 and 1 (DoP 2" in text
+    assert "Its KV stays on instances 0 (498 tokens) and 1 (497)." in text
+    assert "Decode of 499 tokens in 32 leases on instances 0 and 1 (DoP 2)" in text
+    assert len(text) < 1000
+
+
+def test_a_queue_is_told_with_who_is_in_it_and_what_they_need(tmp_path: Path) -> None:
+    def one_by_one(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        """Latest first."""
+        idle = snapshot.instance[0].is_idle
+        views = sorted(
+            plannable(snapshot), key=lambda view: (not view.placement.segments, -view.arrival_time)
+        )
+        return IterationPlan((_whole(views[0]),)) if idle and views else IterationPlan()
+
+    requests = [timed_request(n, 30, 2, arrival_time=n * 1e-3) for n in range(4)]
+    log = logged(tmp_path / "log", one_by_one, instances_with([70]), requests)
+    text = story(log, "r002")
+    assert "1 request waits before it: r001." in text
+    assert "Instance 0 runs batch 1 (prefill of 1 request) until +0.038 s." in text
+    room = "40 of 70 tokens of KV are free, the prompts before it need 30, and its own 30"
+    assert f"There is no room for all: {room}." in text
+    assert "Having waited 100 ms, it starts as batch 4 ends. 70 tokens of KV are free by now." in text
+    assert "r003, which came later, has started before it." in text
+
+
+def _whole(view: RequestView) -> BatchPlan:
+    return decode([view], (0,), {view.request_id: 0}) if view.is_decoding else prefill([view], (0,))
+
+
+def test_who_never_starts_is_told_why(tmp_path: Path) -> None:
+    why = Decision(DecisionKind.WAIT, ("r000",), "no instance may take it")
+
+    def refuse(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        return IterationPlan(decisions=(why,) if snapshot.waiting else ())
+
+    request, abort = timed_request(0, 30, 2), RequestAborted(2.0, "r000")
+    text = story(logged(tmp_path / "log", refuse, instances_with([20]), [request], aborts=[abort]), "r000")
+    assert "It got no token." in text
+    assert "There is no room for it: 20 of 20 tokens of KV are free, and its prompt needs 30." in text
+    assert "It has waited 2.00 s, and never starts." in text
+    assert text.count("The policy on its start: no instance may take it.") == 1
+    assert "Its client leaves, after 0 tokens." in text
+
+
+def test_the_end_of_the_log_may_come_first(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        first, _ = prefill_two(teller)
+        teller.plan(2.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
+        teller.tell(RequestArrived(2.5, timed_request(2, 6, 9, arrival_time=2.5)))
+        teller.tell(RequestArrived(4.0, timed_request(3, 6, 9, arrival_time=4.0)))
+
+    log = told(tmp_path / "log", THREE, script)
+    assert "on instances 0 and 1 (DoP 2): not done when the log ends." in story(log, "r000")
+    assert "It still waits when the log ends, 1.50 s by then." in story(log, "r002")
+    assert "Instances 0 and 1 run batch 3 (decode of 1 request). Instance 2 is idle." in story(log, "r002")
+
+
+def test_a_batch_in_flight_is_busy_until_its_predicted_end(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        first, _ = prefill_two(teller)
+        lease = decode([first], (0, 1), {"r000": 1}, num_steps=5)
+        teller.plan(2.0, IterationPlan((replace(lease, predicted_time=0.25),)))
+        teller.tell(RequestArrived(2.5, timed_request(2, 6, 9, arrival_time=2.5)))
+
+    text = story(told(tmp_path / "log", THREE, script), "r002")
+    assert "Instances 0 and 1 run batch 3 (decode of 1 request) until +0.750 s, as predicted." in text
+
+
+def test_leases_cut_short_are_told_with_the_cause(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        first, _ = prefill_two(teller)
+        teller.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
+        teller.tell(RequestArrived(10.5, timed_request(2, 6, 9)), IterationPlan(lease_ends=(LeaseEnd(3, 2),)))
+        teller.tell(tokens(3, 0, "r000"))
+        teller.tell(tokens(3, 1, "r000"))
+        teller.tell(BatchFinished(12.0, 3, 2))
+
+    text = story(told(tmp_path / "log", THREE, script), "r000")
+    assert "Decode of 2 tokens in 1 lease on instances 0 and 1 (DoP 2): 1.00 s a token." in text
+    assert "1 lease ends early: as r002 arrives." in text
+
+
+def test_offloading_and_a_failed_move_are_told(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        first, second = prefill_two(teller)
+        teller.plan(2.0, IterationPlan(migrations=(*move(first, 0, 3), *move(first, 1, 3))))
+        teller.plan(2.0, IterationPlan(migrations=move(second, 2, 0)))
+        teller.tell(MigrationFinished(3.0, 3, is_committed=True))
+        teller.tell(MigrationFinished(3.5, 4, is_committed=True))
+        teller.tell(MigrationFinished(4.0, 5, is_committed=False))
+        (first, second) = teller.state.snapshot(4.0).running
+        teller.plan(5.0, IterationPlan(migrations=move(second, 2, 1)))
+
+    log = told(tmp_path / "log", (*THREE, host_tier(3, 50)), script)
+    routes = "3 tokens from instance 0 to host tier 3 and 3 tokens from instance 1 to host tier 3"
+    assert f"KV moves, {routes}, in 1.50 s." in story(log, "r000")
+    other = story(log, "r001")
+    assert "KV is to move, 6 tokens from instance 2 to instance 0, but that fails after 2.00 s" in other
+    assert "KV moves, 6 tokens from instance 2 to instance 1; it is under way when the log ends." in other
+
+
+def test_a_preemption_is_told_with_the_room_and_who_takes_it(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        prefill_two(teller)
+        why = Decision(DecisionKind.PREEMPT, ("r000",), "r000, which came last")
+        teller.plan(2.0, IterationPlan(preemptions=(Preemption("r000"),), decisions=(why,)))
+        teller.tell(RequestArrived(2.0, timed_request(2, 6, 9)))
+        views = {view.request_id: view for view in teller.state.snapshot(2.0).waiting}
+        teller.plan(2.0, IterationPlan((prefill([views["r002"]], (1,)),)))
+        teller.plan(3.0, IterationPlan((prefill([views["r000"]], (0,)),)))
+
+    text = story(told(tmp_path / "log", THREE, script), "r000")
+    kv = "its KV, 6 tokens on instances 0 (3 tokens) and 1 (3), is dropped, to be computed again"
+    assert f"It is preempted: {kv}. 48 of 60 tokens of KV were free; batch 3 starts there." in text
+    assert "The policy on preemption: r000, which came last." in text
+    assert "Having waited 1.00 s, it starts as the client of nobody leaves." in text
+    assert "Prefill again of 7 tokens (0 to 6) in one chunk on instance 0" in text
+
+
+def test_whoever_rests_is_told_what_ran_in_its_place(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        first, second = prefill_two(teller)
+        teller.tell(RequestArrived(1.0, timed_request(2, 6, 9)))
+        (third,) = teller.state.snapshot(1.0).waiting
+        teller.plan(1.0, IterationPlan((prefill([third], (1,)), decode([second], (2,), {"r001": 2}))))
+        teller.tell(TokensProduced(3.0, 3, 0, (ProducedToken("r002", 5),)))
+        teller.tell(BatchFinished(3.0, 3, 1))
+        teller.plan(3.0, IterationPlan((decode([first], (1, 0), {"r000": 1}),)))
+
+    text = story(told(tmp_path / "log", THREE, script), "r000")
+    assert "Once it rests before a batch, 2.00 s in all, while batch 3 runs where its KV is." in text
+
+
+@pytest.mark.parametrize(("lost_id", "is_hit"), [(1, True), (2, False)])
+def test_a_lost_instance_is_told_to_those_that_had_kv_there(
+    tmp_path: Path, lost_id: int, is_hit: bool
+) -> None:
+    def script(teller: Teller) -> None:
+        prefill_two(teller)
+        teller.tell(InstanceLost(2.0, lost_id, "it was silent"))
+
+    text = story(told(tmp_path / "log", THREE, script), "r000")
+    assert ("is lost (it was silent), and all KV of this request with it" in text) == is_hit
+    assert ("It still waits when the log ends" in text) == is_hit
+
+
+def test_a_batch_that_loses_an_instance_is_cut_off(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        first, _ = prefill_two(teller)
+        teller.plan(2.0, IterationPlan((decode([first], (0, 1, 2), {"r000": 1}, num_steps=5),)))
+        teller.tell(InstanceLost(3.0, 2))
+        waiting = teller.state.snapshot(3.0).request["r000"]
+        teller.plan(4.0, IterationPlan((prefill([waiting], (0, 1)),)))
+
+    text = story(told(tmp_path / "log", THREE, script), "r000")
+    assert "on instances 0, 1 and 2 (DoP 3): cut off." in text
+    assert "Instance 2 is lost, and all KV of this request with it." in text
+    assert "Having waited 1.00 s" in text
+    assert "Prefill again of 7 tokens" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (FinishReason.STOP, "It ends by itself, after 2 tokens."),
+        (FinishReason.ERROR, "It fails, after 2 tokens."),
+    ],
+)
+def test_every_end_is_told(tmp_path: Path, reason: FinishReason, said: str) -> None:
+    def script(teller: Teller) -> None:
+        first, second = prefill_two(teller)
+        both = decode([first, second], (0, 1, 2), {"r000": 1, "r001": 2}, num_steps=5)
+        teller.plan(10.0, IterationPlan((both,)))
+        teller.tell(tokens(3, 0, "r000", reason=reason))
+
+    text = story(told(tmp_path / "log", THREE, script), "r000")
+    assert (
+        "Decode of 1 token in 1 lease on instances 0, 1 and 2 (DoP 3), beside 1 other request: 1.00 s" in text
+    )
+    assert "Scale-up: instance 2 joins the group, for which no KV moves." in text
+    assert said in text
+
+
+def test_a_request_on_a_real_clock_is_told_with_the_date(tmp_path: Path) -> None:
+    with decision_log(tmp_path / "log", clock_start=86400.0) as log:
+        Teller(log, THREE).tell(RequestArrived(1.0, timed_request(0, 6, 9, arrival_time=1.0)))
+    text = story(read_log(tmp_path / "log"), "r000")
+    assert "It came at 1.000 s of the run, 1970-01-02 00:00:01 UTC." in text
