@@ -9,16 +9,29 @@ from loong.core.errors import ConfigError
 class PolicyConfig:
     """Limits and targets, the same for every policy.
 
-    `target_ttft` (seconds) is for requests without an SLO of their own. `max_num_batched_tokens` bounds
-    what a prefill step computes, an instance. A decode batch takes up to `lease_steps` steps by itself.
+    `target_ttft` and `target_tpot` (seconds) are for requests without an SLO of their own; longer prompts
+    have `ttft_factor` times their quickest prefill. `max_num_batched_tokens` bounds what a prefill step
+    computes, an instance, and `max_step_time` (seconds) how long it is meant to take. A decode batch takes up
+    to `lease_steps` steps by itself. `late_share` of every step is for the oldest prompt that was put off.
     """
 
-    target_ttft: float = 0.1
-    max_num_batched_tokens: int = 512
+    target_ttft: float = 1.0
+    target_tpot: float = 0.05
+    ttft_factor: float = 5.0
+    max_num_batched_tokens: int = 8192
+    max_step_time: float = 0.1
     lease_steps: int = 16
+    late_share: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("target_ttft", "max_num_batched_tokens", "lease_steps"):
+        for name in (
+            "target_ttft",
+            "target_tpot",
+            "ttft_factor",
+            "max_num_batched_tokens",
+            "max_step_time",
+            "lease_steps",
+        ):
             value = getattr(self, name)
             if not value > 0:
                 flag = name.replace("_", "-")

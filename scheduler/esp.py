@@ -1,99 +1,111 @@
-"""Elastic sequence parallelism, plainly: first come, first served, at the smallest DoP that is quick enough.
+"""Elastic sequence parallelism that keeps deadlines: the policy `esp`.
 
-Cells (see `cell.py`) are merged, oldest request first, for two reasons: a request lacks room, or its first
-token would be late at the DoP it has. A merge may take in a running lease, which then ends after its present
-step while the rest of the cell waits for it. What is not merged runs on as it is. New KV stays on the fewest
-instances that have room for it, so groups become small again by themselves.
+Dispatch orders the prompts and admits them, allocation gives them instances, batching and scaling make each
+group's next step. A group whose units do not come free together waits for the last of them, and decodes
+meanwhile; leases that are in the way end.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from loong.core.cost_model import CostModel, prefill_time
-from loong.core.instance import ESPGroup
-from loong.core.plan import BatchPlan, IterationPlan, Preemption
+from loong.core.cost_model import CostModel
+from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.batching import keep_on_fewest, lease_ends, plan_batch
-from loong.scheduler.cell import Cell, arrival_order, cells_of, full_instances, merged_into
+from loong.scheduler.allocation import Allocation, Group
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.room import make_room
+from loong.scheduler.dispatch import dispatch
+from loong.scheduler.scaling import Scaling
+from loong.scheduler.survey import Survey, Unit, survey
 
 
 def plan_esp(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
-    """Plan every cell that can run now."""
-    each_alone = ((instance,) for instance in full_instances(snapshot.instances))
-    cells = cells_of(snapshot, each_alone, config.lease_steps)
-    cells, preempted = make_room(cells, config.lease_steps)
-    cells = Dispatch(snapshot, cost_model, config).place_all(cells)
-    ready = [cell for cell in cells if cell.is_ready]
+    """Plan every unit that can run now."""
+    found = survey(snapshot)
+    if not any(unit.is_ready or unit.is_in_lease for unit in found.units):
+        return IterationPlan()
+    groups = Allocation(found, cost_model, config).allocate(dispatch(found, cost_model, config))
+    making = _Making(found, Scaling(found, cost_model, config), groups)
+    making.make_all()
     return IterationPlan(
-        batches=tuple(shrunk(plan_batch(c, cost_model, config, keep_on_fewest), c.views) for c in ready),
-        preemptions=tuple(Preemption(view.request_id) for view in preempted),
-        lease_ends=lease_ends(cells),
+        batches=tuple(making.batches),
+        preemptions=tuple(Preemption(view.request_id) for view in making.preempted),
+        lease_ends=tuple(making.lease_ends),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """Which prefills run, and on which instances."""
+@dataclass(slots=True)
+class _Making:
+    """The plan in the making; groups leave `left` when they have been planned."""
 
-    snapshot: Snapshot
-    cost_model: CostModel
-    config: PolicyConfig
+    survey: Survey
+    scaling: Scaling
+    left: list[Group]
+    batches: list[BatchPlan] = field(default_factory=list)
+    lease_ends: list[LeaseEnd] = field(default_factory=list)
+    preempted: list[RequestView] = field(default_factory=list)
 
-    def place_all(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Prefills that have begun may widen; then those that wait join, until the first that has no room."""
-        placed = list(cells)
-        begun = sorted((v for cell in cells for v in cell.views if not v.is_decoding), key=arrival_order)
-        for view in begun:
-            own = next(cell for cell in placed if any(v is view for v in cell.views))
-            placed = merged_into(placed, self.widened(own, view, placed) or own)
-        for view in self.snapshot.waiting:
-            if view.is_plannable:
-                alone = Cell().joined(view, self.config.lease_steps)
-                home = self.widened(alone, view, placed)
-                if home is None:
-                    break
-                placed = merged_into(placed, home)
-        return placed
+    def make_all(self) -> None:
+        """Plan every group, those with the oldest request first, since they may need room of the others."""
+        waiting = [group for group in self.left if not group.is_ready]
+        self.left = sorted((group for group in self.left if group.is_ready), key=_age)
+        for group in waiting:
+            if group.prefills:
+                self._end_leases(group.units)
+                self._decode_meanwhile(group)
+        while self.left and not self.preempted:
+            self._make(self.left.pop(0), waiting)
 
-    def widened(self, own: Cell, view: RequestView, cells: Iterable[Cell]) -> Cell | None:
-        """`own`, with as few others as a timely first token of `view` needs, or else the soonest.
+    def _make(self, group: Group, waiting: Iterable[Group]) -> None:
+        """Plan a group, with as many others as it needs for room (scale-up); without any, preempt."""
+        batch = self.scaling.batch(group)
+        while batch is None and _has_requests(group):
+            roomy = [other for other in self.left if self._num_free(other)]
+            if not roomy:
+                break
+            other = max(roomy, key=lambda g: (not _has_requests(g), self._num_free(g)))
+            self.left.remove(other)
+            group = Group(
+                group.units + other.units, group.prefills + other.prefills, group.spare + other.spare
+            )
+            batch = self.scaling.batch(group)
+        if batch is not None:
+            self.batches.append(batch)
+        elif _has_requests(group):
+            busy = [unit for other in waiting for unit in other.units]
+            self._end_leases(busy)
+            if not busy:
+                self._preempt(group)
 
-        None if there is no room anywhere.
-        """
-        target = view.slo.ttft if view.slo is not None else self.config.target_ttft
-        soonest, least = None, float("inf")
-        others = (c for c in cells if not c.is_prefilling and c.free.keys().isdisjoint(own.free))
-        for cell in accumulate(sorted(others, key=_readiness), Cell.merge, initial=own):
-            if cell.dop and cell.num_spare >= 0:
-                ttft = self.predicted_ttft(view, cell)
-                if ttft <= target:
-                    return cell
-                if ttft < least:
-                    soonest, least = cell, ttft
-        return soonest
+    def _preempt(self, group: Group) -> None:
+        """Drop the KV of the latest arrival; the oldest, left alone, has room."""
+        holders = [v for unit in group.units for v in (*unit.decodes, *unit.prefills)]
+        holders += [v for g in self.left for unit in g.units for v in (*unit.decodes, *unit.prefills)]
+        if len(holders) > 1:
+            self.preempted.append(max(holders, key=lambda v: (v.arrival_time, v.request_id)))
 
-    def predicted_ttft(self, view: RequestView, cell: Cell) -> float:
-        """Seconds from arrival to first token if `cell` computes all its prompts, as one, in equal chunks."""
-        num_tokens = cell.num_pending
-        num_chunks = -(-num_tokens // (self.config.max_num_batched_tokens * cell.dop))
-        chunk = -(-num_tokens // num_chunks)
-        num_cached = view.num_computed_tokens + (num_tokens - chunk) // 2
-        waited = self.snapshot.now - view.arrival_time
-        return waited + num_chunks * prefill_time(self.cost_model, chunk, num_cached, cell.dop)
+    def _num_free(self, group: Group) -> int:
+        return sum(self.survey.free[i] for unit in group.units for i in unit.instance_ids)
 
+    def _end_leases(self, units: Iterable[Unit]) -> None:
+        for batch in (batch for unit in units for batch in unit.batches):
+            end = LeaseEnd(batch.batch_id, batch.num_steps_taken + 1)
+            if end.step < batch.last_step and end not in self.lease_ends:
+                self.lease_ends.append(end)
 
-def shrunk(batch: BatchPlan, views: Iterable[RequestView]) -> BatchPlan:
-    """The batch without instances that would have no part in it."""
-    used = {block.master_id for block in batch.queries} | {s.instance_id for s in batch.writes}
-    in_batch = set(batch.request_ids)
-    used.update(i for view in views if view.request_id in in_batch for i in view.placement.instance_ids)
-    return replace(batch, group=ESPGroup(tuple(i for i in batch.group.instance_ids if i in used)))
+    def _decode_meanwhile(self, group: Group) -> None:
+        for unit in group.units:
+            if unit.is_ready:
+                batch = self.scaling.lease(unit.instance_ids, unit.decodes, group.available_in)
+                if batch is not None:
+                    self.batches.append(batch)
 
 
-def _readiness(cell: Cell) -> tuple[bool, int, int, bool, int]:
-    """Idle cells first, then least to prefill, fewest instances, no requests, most room."""
-    return bool(cell.batches), cell.num_pending, cell.dop, bool(cell.views), -cell.num_free
+def _has_requests(group: Group) -> bool:
+    return bool(group.prefills) or any(unit.decodes for unit in group.units)
+
+
+def _age(group: Group) -> tuple[float, str]:
+    """When its oldest request came; never, if it has none."""
+    views = [v for unit in group.units for v in unit.decodes] + [p.view for p in group.prefills]
+    return min(((v.arrival_time, v.request_id) for v in views), default=(float("inf"), ""))

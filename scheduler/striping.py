@@ -18,13 +18,20 @@ class Share:
     queries: tuple[QueryBlock, ...]
     writes: tuple[KVSegment, ...]
 
+    @property
+    def instance_ids(self) -> set[InstanceId]:
+        """The instances that compute or store it."""
+        return {block.master_id for block in self.queries} | {s.instance_id for s in self.writes}
 
-def batch_of(group: ESPGroup, shares: Iterable[Share], num_steps: int = 1) -> BatchPlan:
-    """The batch in which `group` carries out `shares`."""
+
+def batch_of(
+    group: ESPGroup, shares: Iterable[Share], num_steps: int = 1, predicted_time: float | None = None
+) -> BatchPlan:
+    """The batch in which `group` carries out `shares`, a step in `predicted_time`."""
     parts = tuple(shares)
     queries = tuple(block for part in parts for block in part.queries)
     writes = tuple(segment for part in parts for segment in part.writes)
-    return BatchPlan(group, queries, writes, num_steps)
+    return BatchPlan(group, queries, writes, num_steps, predicted_time)
 
 
 def next_positions(view: RequestView, num_tokens: int) -> range:

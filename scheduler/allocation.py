@@ -1,0 +1,189 @@
+"""Which instances compute which prompts: allocation, and batching by the exact program.
+
+Every unit begins as a group of its own that goes on with the prompts begun on it. A long prompt then takes
+the groups that together would finish it first, short ones are batched over what there is by the program of
+`program.py`, and groups that share a prompt become one.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+from loong.core.cost_model import CostModel
+from loong.core.request import RequestId
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.dispatch import Prefill
+from loong.scheduler.program import Demand, Offer, solve
+from loong.scheduler.survey import Survey, Unit
+
+MAX_DEMANDS, MAX_OFFERS = 32, 16  # what the program is asked at once; the rest goes in order
+
+
+@dataclass(slots=True)
+class Group:
+    """Units that are to run one batch, and the prompts they compute, most urgent first.
+
+    `spare` is the slots that nobody was promised.
+    """
+
+    units: list[Unit]
+    prefills: list[Prefill] = field(default_factory=list)
+    spare: int = 0
+
+    @property
+    def dop(self) -> int:
+        """The number of its instances."""
+        return sum(len(unit.instance_ids) for unit in self.units)
+
+    @property
+    def available_in(self) -> float:
+        """Seconds until all its units are free."""
+        return max(unit.available_in for unit in self.units)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all its units are."""
+        return all(unit.is_ready for unit in self.units)
+
+    @property
+    def num_decodes(self) -> int:
+        """Decoding requests on it, those in flight too."""
+        return sum(unit.num_decodes for unit in self.units)
+
+    def wait_of(self, prefill: Prefill) -> float:
+        """Seconds until it begins a prompt: what it does now, and what is due before."""
+        before = sum(p.work for p in self.prefills if not p.is_late and p.deadline <= prefill.deadline)
+        return self.available_in + before / self.dop
+
+
+@dataclass(slots=True)
+class Allocation:
+    """Groups in the making."""
+
+    survey: Survey
+    cost_model: CostModel
+    config: PolicyConfig
+    groups: list[Group] = field(default_factory=list)
+
+    def allocate(self, order: Sequence[Prefill]) -> list[Group]:
+        """A group for every unit, or for several that share a prompt; what fits nowhere is left out."""
+        self.groups = self._own_groups(order)
+        shorts = [p for p in order if not p.is_begun and not self.is_long(p)]
+        num_kept = self.survey.num_instances // 4 if shorts or self._has_short_requests() else 0
+        for prefill in filter(self.is_long, order):
+            self._spread(prefill, self.survey.num_instances - num_kept)
+        for prefill in shorts:
+            if soonest := self._soonest(prefill):
+                self._place(prefill, soonest)
+            else:
+                self._spread(prefill, self.survey.num_instances)
+        self._batch({p.view.request_id for p in shorts})
+        return self.groups
+
+    def is_long(self, prefill: Prefill) -> bool:
+        """Whether a prompt would keep an instance for many steps."""
+        return prefill.work > 8 * self.config.max_step_time
+
+    def _has_short_requests(self) -> bool:
+        terms, limit = self.cost_model.prefill_terms(1), 8 * self.config.max_step_time
+        lengths = (view.num_prompt_tokens for view in self.survey.snapshot.running)
+        return any(terms.time(n, 0, n * n) < limit for n in lengths)
+
+    def _own_groups(self, order: Iterable[Prefill]) -> list[Group]:
+        by_id = {p.view.request_id: p for p in order}
+        groups = []
+        for unit in self.survey.units:
+            begun = [by_id[view.request_id] for view in unit.prefills if view.request_id in by_id]
+            begun.sort(key=urgency)
+            spare = sum(self.survey.free[i] for i in unit.instance_ids) - sum(p.num_tokens for p in begun)
+            spare -= sum(min(self.config.lease_steps, view.num_remaining_tokens) for view in unit.decodes)
+            groups.append(Group([unit], begun, spare))
+        return groups
+
+    def _spread(self, prefill: Prefill, max_dop: int) -> None:
+        """Give a prompt the groups that together would finish it first, its own among them if it has one.
+
+        Together they have at most `max_dop` instances, unless one group alone has more, or it lacks room.
+        """
+        waits = {id(group): group.wait_of(prefill) for group in self.groups}
+        own = [group for group in self.groups if prefill in group.prefills]
+        others = [g for g in self.groups if not own or not g.prefills]
+        by_wait = sorted(others, key=lambda g: (waits[id(g)], -g.spare))[:MAX_OFFERS]
+        demand = 0 if own else self._demand(prefill)
+        for limit in (max_dop, self.survey.num_instances):
+            chosen, least = own, float("inf")
+            for base in own or by_wait:
+                together, dop, spare, wait = [base], base.dop, base.spare, waits[id(base)]
+                for group in [None, *by_wait]:
+                    if group is not None:
+                        if group is base or dop + group.dop > limit:
+                            continue
+                        together.append(group)
+                        dop, spare = dop + group.dop, spare + group.spare
+                        wait = max(wait, waits[id(group)])
+                    seconds = wait + prefill.work / dop
+                    if spare >= demand and seconds < least:
+                        chosen, least = list(together), seconds
+            if chosen:
+                break
+        if chosen != own:
+            self._place(prefill, chosen)
+
+    def _batch(self, fresh_ids: Set[RequestId]) -> None:
+        """Batch the short prompts that begin now anew, by the program, over all groups that can begin now."""
+        offered = [
+            g for g in self.groups if g.is_ready and all(p.view.request_id in fresh_ids for p in g.prefills)
+        ]
+        offered = sorted(offered, key=lambda g: (g.num_decodes / g.dop, -g.spare))[:MAX_OFFERS]
+        prefills = sorted(
+            (p for g in offered for p in g.prefills), key=lambda p: (-p.num_tokens, p.view.request_id)
+        )
+        if len(offered) < 2 or not 0 < len(prefills) <= MAX_DEMANDS:
+            return
+        weights = [1 / max(p.deadline - self.survey.snapshot.now, 1e-3) for p in prefills]
+        # What an instance costs those who may come next: the more, the more there are now.
+        others = len(self.survey.snapshot.request) / self.survey.num_instances
+        price = min(others, 1.5) * max(weights)
+        cleared = [Group(g.units, [], g.spare + sum(map(self._demand, g.prefills))) for g in offered]
+        solution = solve(
+            [
+                Demand(self._demand(p), p.num_tokens, 0, p.num_tokens**2, weight)
+                for p, weight in zip(prefills, weights, strict=True)
+            ],
+            [Offer(g.dop, max(0, g.spare), 0.0, g.dop * price) for g in cleared],
+            [self.cost_model.prefill_terms(dop + 1) for dop in range(self.survey.num_instances)],
+        )
+        if solution is None:
+            return
+        taken = {id(group) for group in offered}
+        self.groups = [*(group for group in self.groups if id(group) not in taken), *cleared]
+        for batch in solution.batches:
+            chosen = cleared[batch.offers]
+            for prefill in prefills[batch.demands]:
+                chosen = [self._place(prefill, chosen)]
+
+    def _soonest(self, prefill: Prefill) -> list[Group]:
+        """The one group that would begin a prompt first."""
+        roomy = [group for group in self.groups if group.spare >= self._demand(prefill)]
+        roomy.sort(key=lambda g: (g.wait_of(prefill), g.num_decodes / g.dop, -g.spare))
+        return roomy[:1]
+
+    def _demand(self, prefill: Prefill) -> int:
+        return prefill.num_tokens - 1 + min(self.config.lease_steps, prefill.view.num_remaining_tokens)
+
+    def _place(self, prefill: Prefill, chosen: Sequence[Group]) -> Group:
+        """Make one group of those chosen, which is to compute a prompt too."""
+        prefills = [p for group in chosen for p in group.prefills]
+        spare = sum(group.spare for group in chosen)
+        if prefill not in prefills:
+            prefills.append(prefill)
+            spare -= self._demand(prefill)
+        units = [unit for group in chosen for unit in group.units]
+        merged = Group(units, sorted(prefills, key=urgency), spare)
+        taken = {id(group) for group in chosen}
+        self.groups = [*(group for group in self.groups if id(group) not in taken), merged]
+        return merged
+
+
+def urgency(prefill: Prefill) -> tuple[bool, float, str]:
+    """Prompts that were put off come last, others by deadline."""
+    return prefill.is_late, prefill.deadline, prefill.view.request_id

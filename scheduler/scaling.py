@@ -1,0 +1,118 @@
+"""What a group runs next: a lease for what decodes, or one step in which prompts and decodes share."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from loong.core.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan
+from loong.core.request import RequestView
+from loong.scheduler.allocation import Group
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.dispatch import Prefill, slo_of
+from loong.scheduler.step import Step, choose_masters
+from loong.scheduler.survey import Survey
+
+TPOT_MARGIN = 0.85  # of a TPOT target that a step may take
+LEAST_TPOT = 0.5  # and never less, however late its decodes are
+LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Makes batches of groups that are ready."""
+
+    survey: Survey
+    cost_model: CostModel
+    config: PolicyConfig
+
+    def batch(self, group: Group) -> BatchPlan | None:
+        """What a group runs; None if it has no room for a step, or nothing to run."""
+        decodes = [view for unit in group.units for view in unit.decodes]
+        instance_ids = tuple(sorted(i for unit in group.units for i in unit.instance_ids))
+        if group.prefills:
+            return self._mixed(instance_ids, decodes, group.prefills)
+        return self.lease(instance_ids, decodes)
+
+    def lease(
+        self,
+        instance_ids: tuple[InstanceId, ...],
+        decodes: Sequence[RequestView],
+        seconds: float | None = None,
+    ) -> BatchPlan | None:
+        """Decode steps, as many as a lease has, as there is room for, and as fit into `seconds`."""
+        if not decodes:
+            return None
+        num_steps = min(self.config.lease_steps, max(view.num_remaining_tokens for view in decodes))
+        if seconds is not None:
+            step = self._decode_step(instance_ids, decodes, 1)
+            num_steps = min(num_steps, int(seconds / step.seconds)) if step is not None else 0
+        while num_steps:
+            step = self._decode_step(instance_ids, decodes, num_steps)
+            if step is not None:
+                return step.plan(num_steps)
+            num_steps //= 2
+        return None
+
+    def _decode_step(
+        self, instance_ids: tuple[InstanceId, ...], decodes: Iterable[RequestView], num_steps: int
+    ) -> Step | None:
+        """A step of these decodes, with room for `num_steps`; None if that lacks."""
+        free = {i: self.survey.free[i] for i in instance_ids}
+        masters = choose_masters(decodes, free, num_steps)
+        if masters is None:
+            return None
+        step = Step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens)
+        for view, master_id in masters:
+            step.add_decode(view, master_id, num_steps)
+        return step
+
+    def _mixed(
+        self,
+        instance_ids: tuple[InstanceId, ...],
+        decodes: Sequence[RequestView],
+        prefills: Sequence[Prefill],
+    ) -> BatchPlan | None:
+        """One token of every decode, and chunks of prompts in order as long as decodes keep their TPOT."""
+        step = self._decode_step(instance_ids, decodes, 1)
+        if step is None:
+            return None
+        budget, decode_seconds = self._budget(decodes), step.seconds
+        is_alone = not decodes and len(prefills) == 1
+        late = next((p for p in prefills if p.is_late), None)
+        late_budget = decode_seconds + self.config.late_share * (budget - decode_seconds)
+        if late is not None and self._add(step, late, late_budget, is_alone):
+            prefills = [p for p in prefills if p is not late]
+        num_added = sum(self._add(step, prefill, budget, is_alone) for prefill in prefills)
+        step.min_tokens = LEAST_CHUNK
+        for prefill in prefills if not num_added else ():
+            if self._add(step, prefill, budget, is_alone):
+                break
+        return step.plan() if step.shares else None
+
+    def _budget(self, decodes: Iterable[RequestView]) -> float:
+        """Seconds that a step may take."""
+        widest = self.cost_model.prefill_terms(max(1, self.survey.num_instances))
+        budget = self.config.max_step_time
+        for view in decodes:
+            tpot = slo_of(view, widest, self.config).tpot
+            seconds = TPOT_MARGIN * tpot
+            if view.first_token_time is not None:
+                slack = view.first_token_time + tpot * view.num_output_tokens - self.survey.snapshot.now
+                seconds = max(LEAST_TPOT * tpot, min(seconds, slack))
+            budget = min(budget, seconds)
+        return budget
+
+    def _add(self, step: Step, prefill: Prefill, budget: float, is_alone: bool) -> int:
+        """The next chunk of a prompt: on one instance if that will do, else over all of the group."""
+        held = prefill.view.placement.instance_ids
+        if step.dop > 1 and (is_alone or len(held) > 1):
+            return step.add_striped(prefill.view, budget)
+        fitting = {
+            i: min(prefill.num_tokens, step.free[i], step.num_fitting(i, prefill.num_cached, budget))
+            for i in held or step.instance_ids
+        }
+        best = max(fitting, key=lambda i: (fitting[i], step.free[i], -i))
+        if step.dop > 1 and fitting[best] < prefill.num_tokens:
+            return step.add_striped(prefill.view, budget)
+        return step.add_whole(prefill.view, best, budget)
