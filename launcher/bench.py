@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +12,7 @@ from loong.core.errors import ConfigError
 from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig, Server
 from loong.launcher.bench_policies import servers_by_policy
 from loong.launcher.embedded import ServerConfig
+from loong.launcher.flags import ratio
 from loong.workloads.slo import NAMED_RULES, SLORule, parse_slo
 from loong.workloads.workload import WORKLOADS, own_pace
 
@@ -85,7 +85,7 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-concurrency", type=int, metavar="N", help="at most N requests in flight")
     group.add_argument("--seed", type=int, default=0, help="same seed, same requests (default: 0)")
     group.add_argument(
-        "--length-scale", type=_flag(_ratio), default=1.0, metavar="X", help="multiply lengths, such as 1/64"
+        "--length-scale", type=ratio, default=1.0, metavar="X", help="multiply lengths, such as 1/64"
     )
     group.add_argument("--num-warmups", type=int, default=4, help="requests before the clock (default: 4)")
     group.add_argument(
@@ -113,7 +113,7 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
         help="bounds in ms on ttft, tpot, e2el: ttft:2000 tpot:50",
     )
     group.add_argument(
-        "--slo-scale", type=_flag(_ratio), default=1.0, metavar="X", help="multiply every bound (default: 1)"
+        "--slo-scale", type=ratio, default=1.0, metavar="X", help="multiply every bound (default: 1)"
     )
     group.add_argument(
         "--output-dir",
@@ -191,16 +191,6 @@ def _flag(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parse_flag
-
-
-def _ratio(text: str) -> float:
-    try:
-        ratio = float(Fraction(text))
-    except (ValueError, ZeroDivisionError) as error:
-        raise ConfigError(f"{text!r} is not a number above 0 such as 0.5 or 1/64") from error
-    if not ratio > 0:
-        raise ConfigError(f"{text!r} is not above 0; try 1/64")
-    return ratio
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from fractions import Fraction
 
 _FACTORS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 
@@ -37,6 +38,17 @@ def seconds(text: str) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def ratio(text: str) -> float:
+    """A number above 0, such as 0.5 or 1/64."""
+    try:
+        value = float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 such as 0.5 or 1/64") from None
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0; try 1/64")
     return value
 
 

@@ -11,11 +11,12 @@ from loong.launcher.bench_config import BenchConfig, LoadConfig
 from loong.workloads.client import Target, run_load
 from loong.workloads.counters import ServerCounters
 from loong.workloads.errors import ServerUnusableError
-from loong.workloads.metrics import LimitsOf, is_attained
+from loong.workloads.metrics import is_attained
 from loong.workloads.prefill import PrefillFit, fit_prefill, probe_lengths
 from loong.workloads.record import RequestRecord
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.scrape import Scraper
+from loong.workloads.slo import LimitsOf
 from loong.workloads.timeline import Timeline
 from loong.workloads.workload import make_workload
 
@@ -81,8 +82,7 @@ async def measure(
 
 
 def _limits_of(config: BenchConfig, probe: PrefillProbe | None) -> LimitsOf:
-    prefill_time = None if probe is None else probe.fit
-    return lambda num_prompt_tokens: config.slo.limits(num_prompt_tokens, prefill_time)
+    return config.slo.limits_of(None if probe is None else probe.fit)
 
 
 def _check_lengths(requests: Sequence[WorkloadRequest], max_model_len: int | None) -> None:

@@ -1,20 +1,17 @@
 """From records to numbers: latencies, throughput, goodput and attainment, as a whole and by length."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from loong.workloads.record import RequestRecord
-from loong.workloads.slo import SLOLimits
+from loong.workloads.slo import LimitsOf
 
 Distribution: TypeAlias = Mapping[str, float]
 """Each of `STATISTICS` of some samples, in their unit."""
-
-LimitsOf = Callable[[int], SLOLimits]
-"""The bounds of a request whose prompt has that many tokens."""
 
 BUCKET_EDGES = (0, 4_096, 32_768, 131_072, math.inf)
 BUCKET_NAMES = ("< 4k", "4-32k", "32-128k", "> 128k")

@@ -58,14 +58,19 @@ def is_available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+def require_matplotlib() -> None:
+    """Raise `ConfigError` if matplotlib is not installed."""
+    if not is_available():
+        raise ConfigError("pictures need matplotlib; pip install 'loong[bench]'")
+
+
 def plot_timelines(timelines: Mapping[str, Timeline], paths: Sequence[Path]) -> None:
     """Draw one panel a policy on one time axis, and write the picture to every path, by its suffix.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    if not is_available():
-        raise ConfigError("pictures need matplotlib; pip install 'loong[bench]'")
+    require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

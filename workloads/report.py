@@ -76,7 +76,7 @@ def format_buckets(metrics: Metrics) -> str:
         "TPOT p99 ms",
         "E2EL p50 ms",
     )
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def format_comparison(runs: Mapping[str, Metrics]) -> str:
@@ -97,7 +97,7 @@ def format_comparison(runs: Mapping[str, Metrics]) -> str:
             )
             for statistic in ("mean", "median", "p90", "p99")
         ]
-    return _table(("", *runs), rows)
+    return table(("", *runs), rows)
 
 
 def format_counters(counters: ServerCounters) -> str:
@@ -114,6 +114,20 @@ def format_counters(counters: ServerCounters) -> str:
         if count is not None:
             lines.append(_row(name, f"{count:,}"))
     return "\n".join(lines)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells in columns, the first to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in (header, ["-" * width for width in widths], *rows)
+    )
 
 
 def _histogram(by_dop: Mapping[int, int]) -> list[str]:
@@ -142,20 +156,6 @@ def _notes(metrics: Metrics, slo: str | None) -> list[str]:
 
 def _row(name: str, value: str) -> str:
     return f"{name:<{BLOCK_WIDTH - 10}}{value:<10}".rstrip()
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """First column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in (header, ["-" * width for width in widths], *rows)
-    )
 
 
 def _ms(distribution: Distribution | None, statistic: str) -> str:

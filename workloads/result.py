@@ -10,10 +10,23 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | dict[str, JSON] |
 
 
 def result_json(metrics: Metrics, records: Sequence[RequestRecord]) -> dict[str, JSON]:
-    """Return one run: totals, latencies in ms, the same by length of prompt, and a row of each request.
+    """Return one run: `metrics_json`, and a row of each request.
 
-    What has no samples is null. Lists hold one entry a request, in the order of arrival; times in seconds.
+    Lists hold one entry a request, in the order of arrival; times in seconds, null where there is none.
     """
+    return {
+        **metrics_json(metrics),
+        "input_lens": [r.num_prompt_tokens for r in records],
+        "output_lens": [r.num_output_tokens for r in records],
+        "start_times": [r.sent_time for r in records],
+        "ttfts": [r.ttft if r.is_completed else None for r in records],
+        "e2els": [r.e2el if r.is_completed else None for r in records],
+        "errors": [r.error or "" for r in records],
+    }
+
+
+def metrics_json(metrics: Metrics) -> dict[str, JSON]:
+    """Return totals, latencies in ms, and the same by length of prompt. What has no samples is null."""
     return {
         "duration": metrics.duration,
         "num_prompts": metrics.num_sent,
@@ -39,12 +52,6 @@ def result_json(metrics: Metrics, records: Sequence[RequestRecord]) -> dict[str,
             }
             for bucket in metrics.buckets
         ],
-        "input_lens": [r.num_prompt_tokens for r in records],
-        "output_lens": [r.num_output_tokens for r in records],
-        "start_times": [r.sent_time for r in records],
-        "ttfts": [r.ttft if r.is_completed else None for r in records],
-        "e2els": [r.e2el if r.is_completed else None for r in records],
-        "errors": [r.error or "" for r in records],
     }
 
 

@@ -28,6 +28,10 @@ class SLOLimits:
         return ttft <= self.ttft and (tpot is None or tpot <= self.tpot) and e2el <= self.e2el
 
 
+LimitsOf = Callable[[int], SLOLimits]
+"""The bounds of a request whose prompt has that many tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class SLORule:
     """Bounds as a function of prompt length; the module gives the formula. Times are in seconds."""
@@ -60,6 +64,10 @@ class SLORule:
                 raise ValueError(f"SLO {self.name} depends on the time of an unloaded prefill")
             ttft = max(ttft, self.prefill_factor * prefill_time(num_prompt_tokens))
         return SLOLimits(ttft * self.scale, self.tpot * self.scale, self.e2el * self.scale)
+
+    def limits_of(self, prefill_time: PrefillTime | None) -> LimitsOf:
+        """Return the bounds as a function of prompt length alone."""
+        return lambda num_prompt_tokens: self.limits(num_prompt_tokens, prefill_time)
 
     def describe(self) -> str:
         """Return the name and what it asks, for a report."""

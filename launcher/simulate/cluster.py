@@ -1,14 +1,14 @@
 """What a simulation runs on: instances, their pools and their cost model, for each policy."""
 
 from dataclasses import dataclass
-from functools import cache
 
-from loong.core.cost_model import CostModel, prefill_time
+from loong.core.cost_model import CostModel
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.model.config import DTYPE_BYTES, ModelConfig
 from loong.scheduler.policy import POLICIES, admissible_tokens
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
+from loong.workloads.slo import PrefillTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,26 @@ class Hardware:
         """
         if policy not in POLICIES:
             raise ConfigError(f"--policy {policy!r} is unknown; choose from {', '.join(POLICIES)}")
-        num_instances, tp_size, kv_tokens = self.num_instances, self.tp_size, self.kv_cache_tokens
+        num_instances, tp_size, num_tokens = self.num_instances, self.tp_size, self.kv_cache_tokens
         if POLICIES[policy].max_instances == 1:
             num_instances, tp_size = 1, self.num_instances * self.tp_size
-            kv_tokens = None if kv_tokens is None else kv_tokens * self.num_instances
-        kv_tokens = kv_tokens or self._kv_tokens(tp_size)
+            num_tokens = None if num_tokens is None else num_tokens * self.num_instances
+        capacity = self._fitting_tokens(tp_size) if num_tokens is None else num_tokens
         instances = tuple(
-            ElasticInstance(i, tp_size, InstanceKind.FULL, kv_tokens) for i in range(num_instances)
+            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity) for i in range(num_instances)
         )
-        cost_model = roofline(self.shape, DEVICES[self.device], tp_size)
-        return SimulatedCluster(instances, cost_model, admissible_tokens(policy, instances))
+        return SimulatedCluster(instances, self._cost_model(tp_size), admissible_tokens(policy, instances))
 
-    def unloaded_prefill_time(self, num_prompt_tokens: int) -> float:
-        """Seconds of a prefill that has the whole cluster, at its best DoP."""
-        model = roofline(self.shape, DEVICES[self.device], self.tp_size)
-        return min(prefill_time(model, num_prompt_tokens, 0, d + 1) for d in range(self.num_instances))
+    def unloaded_prefill(self) -> PrefillTime:
+        """Seconds of a prefill that has the cluster to itself, at its best DoP: the same for all policies."""
+        cost_model = self._cost_model(self.tp_size)
+        terms_by_dop = [cost_model.prefill_terms(dop + 1) for dop in range(self.num_instances)]
+        return lambda num_tokens: min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
 
-    def _kv_tokens(self, tp_size: int) -> int:
+    def _cost_model(self, tp_size: int) -> CostModel:
+        return roofline(self.shape, DEVICES[self.device], tp_size)
+
+    def _fitting_tokens(self, tp_size: int) -> int:
         num_tokens = kv_capacity(self.shape, DEVICES[self.device], tp_size)
         if num_tokens < 1:
             raise ConfigError(
@@ -70,18 +73,17 @@ class Hardware:
         return num_tokens
 
 
-@cache
 def shape_of(config: ModelConfig) -> ModelShape:
     """The sizes of a model that decide its time."""
-    heads = 2 * config.num_heads + 2 * config.num_kv_heads  # queries, outputs, keys and values
-    layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    num_heads = 2 * config.num_heads + 2 * config.num_kv_heads  # queries, outputs, keys and values
+    in_layer = config.hidden_size * (num_heads * config.head_dim + 3 * config.intermediate_size)
     return ModelShape(
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        num_layer_parameters=config.num_layers * layer,
+        num_layer_parameters=config.num_layers * in_layer,
         num_output_parameters=config.hidden_size * config.vocab_size,
         element_bytes=DTYPE_BYTES[config.dtype],
     )

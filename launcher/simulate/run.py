@@ -1,38 +1,42 @@
-"""One policy under one load in virtual time, by the loop that serves real clusters.
-
-`simulate_policy("esp", "mixed", 1.0).attainment` is all that tuning a policy needs.
-"""
+"""One policy under one load in virtual time, by the loop that serves real clusters."""
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import inf
 
 from loong.core.cluster_state import ClusterState
-from loong.core.events import TokensProduced
 from loong.core.request import SLO, Request, RequestId, SamplingParams
 from loong.core.snapshot import ClusterStats
+from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.simulate_cluster import Hardware, SimulatedCluster, shape_of
+from loong.launcher.simulate.cluster import Hardware, SimulatedCluster, shape_of
+from loong.launcher.simulate.config import Host
+from loong.launcher.simulate.watch import TokenTimes, Watch
 from loong.model.shapes import find_config
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 from loong.scheduling import Observer, Scheduling
-from loong.workloads.metrics import LimitsOf, Metrics, compute_metrics
+from loong.workloads.metrics import Metrics, compute_metrics
 from loong.workloads.record import RequestRecord, Usage
 from loong.workloads.request import WorkloadRequest
-from loong.workloads.slo import SLOLimits, parse_slo
+from loong.workloads.slo import LimitsOf, parse_slo
 from loong.workloads.workload import make_workload
+
+REFUSED = "needs more KV than the policy gives one request"
+CUT_OFF = "the run was cut off: too many had missed already"
 
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """What became of every request sent; all times are virtual seconds."""
+    """What became of every request sent, by virtual time. `is_cut_off`: more missed than were allowed to."""
 
     records: list[RequestRecord]
     stats: ClusterStats
     num_events: int
+    is_cut_off: bool
 
 
 def simulate(
@@ -40,20 +44,34 @@ def simulate(
     cluster: SimulatedCluster,
     load: Sequence[WorkloadRequest],
     limits_of: LimitsOf,
+    *,
+    host: Host | None = None,
     observers: Sequence[Observer] = (),
+    max_misses: float = inf,
 ) -> SimulatedRun:
-    """Send `load` to an empty cluster, and run until all has ended.
+    """Send `load` to an empty cluster, and run until all has ended, or more than `max_misses` came too late.
 
     Requests bring their limits as their SLO. Those that need more KV than the policy could ever give are
     refused, as a server would.
     """
     state = ClusterState(cluster.instances)
-    executor = SimulatedExecutor(cluster.cost_model, _admitted(load, cluster, limits_of))
+    host = host or Host()
+    processors = Processors(host.num_cores, cluster.instances[0].tp_size)
+    admitted = {number: sent for number, sent in enumerate(load) if _is_admissible(sent, cluster)}
+    arrivals = (_request(number, sent, limits_of) for number, sent in admitted.items())
+    executor = SimulatedExecutor(
+        cluster.cost_model, arrivals, processors=processors, plan_time=host.plan_time
+    )
     scheduling = Scheduling(state, policy, cluster.cost_model, executor, observers)
-    token_times: dict[RequestId, array[float]] = {_request_id(i): array("d") for i in range(len(load))}
-    num_events = asyncio.run(_drain(scheduling, token_times))
-    records = [_record(sent, times, cluster) for sent, times in zip(load, token_times.values(), strict=True)]
-    return SimulatedRun(records, state.snapshot(executor.now).stats, num_events)
+    watch = Watch(max_misses - (len(load) - len(admitted)))
+    asyncio.run(_drain(scheduling, watch))
+    records = []
+    for number, sent in enumerate(load):
+        times = watch.token_times.get(_request_id(number), array("d"))
+        has_ended = len(times) == sent.num_output_tokens
+        error = None if has_ended else CUT_OFF if number in admitted else REFUSED
+        records.append(_record(sent, times, error))
+    return SimulatedRun(records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless)
 
 
 def simulate_policy(
@@ -71,41 +89,19 @@ def simulate_policy(
 ) -> Metrics:
     """The metrics of one policy on a named workload at `request_rate` requests a second."""
     hardware = Hardware(shape_of(find_config(model, "dummy")), device, num_instances)
-    rule = parse_slo(slo)
+    limits_of = parse_slo(slo).limits_of(hardware.unloaded_prefill())
     load = make_workload(workload, num_requests, seed=seed, request_rate=request_rate)
-
-    def limits_of(num_prompt_tokens: int) -> SLOLimits:
-        return rule.limits(num_prompt_tokens, hardware.unloaded_prefill_time)
-
     run = simulate(make_policy(policy, config or PolicyConfig()), hardware.cluster(policy), load, limits_of)
     return compute_metrics(run.records, limits_of)
 
 
-async def _drain(scheduling: Scheduling, token_times: dict[RequestId, "array[float]"]) -> int:
-    """Run to the end, noting when each token came; returns the number of events."""
-    num_events = 0
+async def _drain(scheduling: Scheduling, watch: Watch) -> None:
+    """Run to the end, or until that is clear."""
     async with aclosing(scheduling.events()) as events:
         async for event in events:
-            num_events += 1
-            if isinstance(event, TokensProduced):
-                for token in event.tokens:
-                    token_times[token.request_id].append(event.time)
-    return num_events
-
-
-def _admitted(
-    load: Sequence[WorkloadRequest], cluster: SimulatedCluster, limits_of: LimitsOf
-) -> Iterator[Request]:
-    for number, sent in enumerate(load):
-        if _is_admissible(sent, cluster):
-            limits = limits_of(sent.num_prompt_tokens)
-            yield Request(
-                _request_id(number),
-                range(sent.num_prompt_tokens),
-                SamplingParams(max_tokens=sent.num_output_tokens),
-                sent.arrival_time,
-                SLO(limits.ttft, limits.tpot),
-            )
+            watch.take(event)
+            if watch.is_hopeless:
+                return
 
 
 def _is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster) -> bool:
@@ -113,11 +109,18 @@ def _is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster) -> bool:
     return sent.num_prompt_tokens + sent.num_output_tokens - 1 <= cluster.max_request_tokens
 
 
-def _record(sent: WorkloadRequest, times: "array[float]", cluster: SimulatedCluster) -> RequestRecord:
-    error = None
-    if len(times) < sent.num_output_tokens:
-        is_refused = not _is_admissible(sent, cluster)
-        error = "needs more KV than the policy gives one request" if is_refused else "never ended"
+def _request(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Request:
+    limits = limits_of(sent.num_prompt_tokens)
+    return Request(
+        _request_id(number),
+        range(sent.num_prompt_tokens),
+        SamplingParams(max_tokens=sent.num_output_tokens),
+        sent.arrival_time,
+        SLO(limits.ttft, limits.tpot),
+    )
+
+
+def _record(sent: WorkloadRequest, times: TokenTimes, error: str | None) -> RequestRecord:
     return RequestRecord(
         request=sent,
         due_time=sent.arrival_time,

@@ -1,0 +1,116 @@
+"""What `loong simulate` was asked to do, checked."""
+
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+
+from loong.core.errors import ConfigError
+from loong.launcher.simulate.cluster import Hardware
+from loong.scheduler.config import PolicyConfig
+from loong.workloads.request import WorkloadRequest
+from loong.workloads.slo import SLORule
+from loong.workloads.workload import make_workload, make_workload_lasting
+
+MIN_REQUESTS = 200  # of a run of a duration: with fewer, 90 % is within the noise
+MAX_RATES = 1_000
+DEFAULT_DURATION = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent, but for its rate: `num_requests`, or (None) what arrives in `duration` seconds."""
+
+    workload: str
+    seed: int = 0
+    num_requests: int | None = None
+    duration: float = DEFAULT_DURATION
+    burstiness: float = 1.0
+    length_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"--seed {self.seed} is below 0")
+
+    def at(self, rate: float) -> list[WorkloadRequest]:
+        """The requests at `rate` a second; a duration has at least `MIN_REQUESTS`, however long they take."""
+        if self.num_requests is not None:
+            return self._first(self.num_requests, rate)
+        lasting = make_workload_lasting(
+            self.workload,
+            self.duration,
+            seed=self.seed,
+            request_rate=rate,
+            burstiness=self.burstiness,
+            length_scale=self.length_scale,
+        )
+        return lasting if len(lasting) >= MIN_REQUESTS else self._first(MIN_REQUESTS, rate)
+
+    def _first(self, num_requests: int, rate: float) -> list[WorkloadRequest]:
+        return make_workload(
+            self.workload,
+            num_requests,
+            seed=self.seed,
+            request_rate=rate,
+            burstiness=self.burstiness,
+            length_scale=self.length_scale,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What slows a simulated cluster down beside its devices.
+
+    Instances on CPUs share `num_cores`, and what an event leads to starts `plan_time` seconds after it.
+    """
+
+    num_cores: float = inf
+    plan_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateConfig:
+    """One `loong simulate`: every policy under every rule, at `rates` or (`precision`) in search of goodput.
+
+    `precision` is how far apart, relative to the lower, the last rate that attains and the first that does
+    not may be.
+    """
+
+    model: str
+    policies: tuple[str, ...]
+    rules: tuple[SLORule, ...]
+    rates: tuple[float, ...]
+    hardware: Hardware
+    load: Load
+    precision: float | None = None
+    host: Host = field(default_factory=Host)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    num_jobs: int = 1
+    output_dir: Path | None = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether each policy runs once a rule, so that runs can be shown one by one."""
+        return self.precision is None and len(self.rates) == 1
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Read requests per second: `2`, `1,2,4`, or `2:8:0.5` for 2, 2.5 ... 8.
+
+    Raises:
+        ConfigError: anything else, or a rate that is not above 0.
+    """
+    try:
+        numbers = [float(part) for part in text.replace(":", ",").split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < inf for number in numbers):
+        raise ConfigError(f"--rate {text!r} is no rate above 0; write 2, or 1,2,4, or 2:8:0.5 for 2 to 8")
+    if ":" not in text:
+        return tuple(sorted(set(numbers)))
+    if "," in text or len(numbers) != 3 or numbers[0] > numbers[1]:
+        raise ConfigError(f"--rate {text!r} is no range; write FIRST:LAST:STEP, such as 2:8:0.5")
+    first, last, step = numbers
+    count = int((last - first) / step + 1e-9) + 1
+    if count > MAX_RATES:
+        raise ConfigError(f"--rate {text!r} has {count} rates; at most {MAX_RATES} are simulated")
+    return tuple(round(first + index * step, 9) for index in range(count))

@@ -1,0 +1,180 @@
+"""Simulates what was asked for, and tells it: tables, files, and one line of JSON at the end."""
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.launcher.machine import machine_facts
+from loong.launcher.simulate import tables
+from loong.launcher.simulate.config import SimulateConfig
+from loong.launcher.simulate.points import ATTAINMENT, PointResult, sweep
+from loong.launcher.simulate.search import Goodput, goodputs_of_sweep, search_all
+from loong.server.trace import chrome_trace
+from loong.workloads.plot import is_available, plot_timelines
+from loong.workloads.plot_attainment import plot_attainment
+from loong.workloads.result import JSON, metrics_json
+from loong.workloads.timeline import parse_timeline
+
+
+def simulate_and_report(config: SimulateConfig, command: str) -> None:
+    """Simulate, print tables, write the files that were asked for, and print one line of JSON.
+
+    Raises:
+        ConfigError: the output folder cannot be made.
+    """
+    if config.output_dir is not None:
+        _make_folder(config.output_dir)
+    print(tables.heading(config))
+    start = perf_counter()
+    goodputs = search_all(config, config.precision) if config.precision else ()
+    results = [point for g in goodputs for point in g.points] if goodputs else sweep(config)
+    goodputs = goodputs or goodputs_of_sweep(config, results)
+    wall_seconds = perf_counter() - start
+    _print_tables(config, results, goodputs)
+    num_events = sum(result.num_events for result in results)
+    print(f"{num_events:,} events in {wall_seconds:.1f} s of {config.num_jobs} process(es)", file=sys.stderr)
+    if config.output_dir is not None:
+        document = {**_results(config, results, goodputs, command), "wall_seconds": wall_seconds}
+        _write_files(config.output_dir, config, results, document)
+    print(msgspec.json.encode(_summary(config, goodputs)).decode())
+
+
+def _print_tables(
+    config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput]
+) -> None:
+    for rule in config.rules:
+        of_rule = [result for result in results if result.point.rule == rule]
+        if config.is_single:
+            print(tables.runs(rule, of_rule), end="\n\n")
+            continue
+        of_policies = [goodput for goodput in goodputs if goodput.rule == rule]
+        shown = [g.best for g in of_policies if g.best is not None] if config.precision else of_rule
+        blocks = [f"SLO: {rule.describe()}", tables.attainment_by_rate(config.policies, of_rule)]
+        if shown:
+            blocks.append(tables.attainment_by_length(shown))
+        blocks.append(tables.goodput(of_policies))
+        print("\n\n".join(blocks), end="\n\n")
+
+
+def _results(
+    config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput], command: str
+) -> dict[str, JSON]:
+    return {
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": dict(machine_facts()),
+        "configuration": _configuration(config),
+        "goodput": [
+            {"policy": g.policy, "slo": g.rule.describe(), "request_rate": g.rate, "runs": len(g.points)}
+            for g in goodputs
+        ],
+        "runs": [_run_json(result) for result in results],
+    }
+
+
+def _configuration(config: SimulateConfig) -> dict[str, JSON]:
+    """What was asked for; infinities are words, as JSON has no number for them."""
+    load = config.load
+    return {
+        "model": config.model,
+        "hardware": msgspec.to_builtins(config.hardware),
+        "workload": load.workload,
+        "seed": load.seed,
+        "num_requests": load.num_requests,
+        "duration": load.duration,
+        "burstiness": _number(load.burstiness),
+        "length_scale": load.length_scale,
+        "rates": list(config.rates),
+        "precision": config.precision,
+        "slos": [rule.describe() for rule in config.rules],
+        "policies": list(config.policies),
+        "policy": msgspec.to_builtins(config.policy),
+        "num_cores": _number(config.host.num_cores),
+        "plan_time": config.host.plan_time,
+    }
+
+
+def _run_json(result: PointResult) -> dict[str, JSON]:
+    stats = result.stats
+    return {
+        "policy": result.point.policy,
+        "slo": result.point.rule.describe(),
+        "request_rate": result.point.rate,
+        "is_cut_off": result.is_cut_off,
+        "num_events": result.num_events,
+        **metrics_json(result.metrics),
+        "num_batches_by_dop": {str(dop): count for dop, count in sorted(stats.num_batches_by_dop.items())},
+        "num_scale_ups": stats.num_scale_ups,
+        "num_scale_downs": stats.num_scale_downs,
+        "num_retained_tokens": stats.num_retained_tokens,
+        "num_migrated_tokens": stats.num_migrated_tokens,
+        "num_preemptions": stats.num_preemptions,
+    }
+
+
+def _write_files(
+    folder: Path, config: SimulateConfig, results: Sequence[PointResult], document: dict[str, JSON]
+) -> None:
+    (folder / "results.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    )
+    if not is_available():
+        print("No picture: matplotlib is not installed; pip install 'loong[bench]'.", file=sys.stderr)
+    elif config.is_single:
+        _write_timelines(folder, config, results)
+    else:
+        curves = {
+            rule.describe(): {policy: _curve(results, policy, rule) for policy in config.policies}
+            for rule in config.rules
+        }
+        plot_attainment(curves, ATTAINMENT, [folder / "attainment.png", folder / "attainment.svg"])
+    print(f"Wrote {', '.join(sorted(str(path) for path in folder.iterdir()))}", file=sys.stderr)
+
+
+def _write_timelines(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> None:
+    """A picture a rule, and for each run a trace that Perfetto opens."""
+    for rule in config.rules:
+        suffix = f"-{rule.name}" if len(config.rules) > 1 else ""
+        timelines = {}
+        for result in results:
+            if result.point.rule == rule:
+                trace = msgspec.json.encode(chrome_trace(result.slices))
+                (folder / f"trace-{result.point.policy}{suffix}.json").write_bytes(trace)
+                timelines[result.point.policy] = parse_timeline(trace)
+        plot_timelines(timelines, [folder / f"timeline{suffix}.{kind}" for kind in ("png", "svg")])
+
+
+def _curve(results: Sequence[PointResult], policy: str, rule: object) -> list[tuple[float, float]]:
+    """Attainment by rate, of the runs that went to their end."""
+    return [
+        (result.point.rate, result.metrics.attainment or 0.0)
+        for result in results
+        if (result.point.policy, result.point.rule) == (policy, rule) and not result.is_cut_off
+    ]
+
+
+def _summary(config: SimulateConfig, goodputs: Sequence[Goodput]) -> dict[str, JSON]:
+    return {
+        "workload": config.load.workload,
+        "seed": config.load.seed,
+        "goodput": {
+            rule.name: {g.policy: g.rate for g in goodputs if g.rule == rule} for rule in config.rules
+        },
+    }
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output-dir {folder} cannot be made: {error}") from error
+
+
+def _number(value: float) -> JSON:
+    return "inf" if value == inf else value
