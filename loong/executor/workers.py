@@ -4,12 +4,12 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import TypeAlias, assert_never
 
 import zmq
-import zmq.asyncio
 
 from loong.core.errors import ClusterError, InvalidEventError
 from loong.core.events import (
@@ -62,7 +62,7 @@ class WorkersExecutor:
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
         self._reports.setsockopt(zmq.RCVHWM, 0)
         self._reports.bind(endpoints.reports)
@@ -77,7 +77,7 @@ class WorkersExecutor:
         self._started_at = monotonic()
 
     def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
-        socket = zmq.Context(self._context).socket(zmq.PUSH)
+        socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(endpoint)
@@ -143,8 +143,21 @@ class WorkersExecutor:
 
     async def read_reports(self) -> None:
         """Turn reports into events until cancelled. Raises `InvalidEventError` if workers contradict."""
-        while True:
-            self.receive(await self._reports.recv())
+        readable, loop = asyncio.Event(), asyncio.get_running_loop()
+        descriptor = self._reports.fileno()
+        loop.add_reader(descriptor, readable.set)
+        try:
+            while True:
+                readable.clear()
+                self._drain()  # to the last: the descriptor tells of new frames only when none are left
+                await readable.wait()
+        finally:
+            loop.remove_reader(descriptor)
+
+    def _drain(self) -> None:
+        with suppress(zmq.Again):
+            while True:
+                self.receive(self._reports.recv(zmq.NOBLOCK))
 
     def receive(self, frame: bytes) -> None:
         """Turn one worker's report into events. Raises `InvalidEventError` if it contradicts another's."""
