@@ -34,6 +34,7 @@ class Found(msgspec.Struct, frozen=True):
     host_ids: tuple[int, ...]
     kv_free: int
     kv_capacity: int
+    most_kv_free: int  # on one instance
 
 
 def found_by(index: LogIndex, request_id: RequestId) -> Found:
@@ -53,6 +54,7 @@ def found_by(index: LogIndex, request_id: RequestId) -> Found:
         host_ids=tuple(i.instance_id for i in arrived.instances if i.kind == HOST),
         kv_free=kv_free,
         kv_capacity=kv_capacity,
+        most_kv_free=max((room_of([i])[0] for i in arrived.instances), default=0),
     )
 
 

@@ -1,10 +1,11 @@
 """What a request found, and each of its steps, in words."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import assert_never
 
 from loong.launcher.explain.found import Busy, Found
 from loong.launcher.explain.phrases import (
+    MAX_LISTED,
     batches,
     capital,
     counted,
@@ -82,15 +83,19 @@ def told_at(step: Step, story: Story) -> float:
 
 
 def _occupation(found: Found, came: float) -> Iterator[str]:
-    for busy in found.busy:
-        group = f"{capital(instances(busy.instance_ids))} {verb('run', busy.instance_ids)}"
-        yield f"{group} {_batch(busy)}{_until(busy, came)}."
+    if len(found.busy) > MAX_LISTED:
+        yield _many_batches(found.busy, came)
+    else:
+        for busy in found.busy:
+            group = f"{capital(instances(busy.instance_ids))} {verb('run', busy.instance_ids)}"
+            yield f"{group} batch {busy.batch_id} ({_phases([busy])}){_until(busy, came)}."
     if found.idle_ids:
         yield f"{capital(instances(found.idle_ids))} {verb('are', found.idle_ids)} idle."
 
 
 def _room(found: Found, num_prompt: int) -> str:
-    room = f"{found.kv_free:,} of {found.kv_capacity:,} tokens of KV are free"
+    most = f"up to {found.most_kv_free:,} on one instance"
+    room = f"{found.kv_free:,} of {found.kv_capacity:,} tokens of KV are free ({most})"
     if found.kv_free < num_prompt:
         return f"There is no room for it: {room}, and its prompt needs {num_prompt:,}."
     if found.kv_free < num_prompt + found.ahead_tokens:
@@ -99,13 +104,20 @@ def _room(found: Found, num_prompt: int) -> str:
     return f"There is room: {room}, and its prompt needs {num_prompt:,}."
 
 
-def _batch(busy: Busy) -> str:
-    phases = []
-    if busy.num_prefills:
-        phases.append(f"prefill of {counted(busy.num_prefills, 'request')}")
-    if busy.num_decodes:
-        phases.append(f"decode of {counted(busy.num_decodes, 'request')}")
-    return f"batch {busy.batch_id} ({listed(phases)})"
+def _many_batches(batches: Sequence[Busy], came: float) -> str:
+    instance_ids = [instance_id for busy in batches for instance_id in busy.instance_ids]
+    ends = sorted((busy for busy in batches if busy.until is not None), key=lambda busy: busy.until or 0.0)
+    span = f", the first{_until(ends[0], came)}, the last{_until(ends[-1], came)}" if ends else ""
+    return f"{capital(instances(instance_ids))} run {len(batches)} batches ({_phases(batches)}){span}."
+
+
+def _phases(batches: Sequence[Busy]) -> str:
+    """What is computed: prefill of 1 request and decode of 2 requests."""
+    numbers = {
+        "prefill": sum(busy.num_prefills for busy in batches),
+        "decode": sum(busy.num_decodes for busy in batches),
+    }
+    return listed(f"{phase} of {counted(number, 'request')}" for phase, number in numbers.items() if number)
 
 
 def _until(busy: Busy, came: float) -> str:

@@ -96,8 +96,8 @@ def test_a_queue_is_told_with_who_is_in_it_and_what_they_need(tmp_path: Path) ->
     text = story(log, "r002")
     assert "1 request waits before it: r001." in text
     assert "Instance 0 runs batch 1 (prefill of 1 request) until +0.038 s." in text
-    room = "40 of 70 tokens of KV are free, the prompts before it need 30, and its own 30"
-    assert f"There is no room for all: {room}." in text
+    room = "40 of 70 tokens of KV are free (up to 40 on one instance)"
+    assert f"There is no room for all: {room}, the prompts before it need 30, and its own 30." in text
     assert "Having waited 100 ms, it starts as batch 4 ends. 70 tokens of KV are free by now." in text
     assert "r003, which came later, has started before it." in text
 
@@ -115,7 +115,8 @@ def test_who_never_starts_is_told_why(tmp_path: Path) -> None:
     request, abort = timed_request(0, 30, 2), RequestAborted(2.0, "r000")
     text = story(logged(tmp_path / "log", refuse, instances_with([20]), [request], aborts=[abort]), "r000")
     assert "It got no token." in text
-    assert "There is no room for it: 20 of 20 tokens of KV are free, and its prompt needs 30." in text
+    room = "20 of 20 tokens of KV are free (up to 20 on one instance)"
+    assert f"There is no room for it: {room}, and its prompt needs 30." in text
     assert "It has waited 2.00 s, and never starts." in text
     assert text.count("The policy on its start: no instance may take it.") == 1
     assert "Its client leaves, after 0 tokens." in text
@@ -143,6 +144,18 @@ def test_a_batch_in_flight_is_busy_until_its_predicted_end(tmp_path: Path) -> No
 
     text = story(told(tmp_path / "log", THREE, script), "r002")
     assert "Instances 0 and 1 run batch 3 (decode of 1 request) until +0.750 s, as predicted." in text
+
+
+def test_many_batches_are_told_together(tmp_path: Path) -> None:
+    def each_alone(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        idle = [i.instance_id for i in snapshot.instances if i.is_idle]
+        pairs = zip([view for view in plannable(snapshot) if not view.is_decoding], idle, strict=False)
+        return IterationPlan(tuple(prefill([view], (instance_id,)) for view, instance_id in pairs))
+
+    requests = [timed_request(n, 10 + n, 1, arrival_time=n * 1e-3) for n in range(6)]
+    text = story(logged(tmp_path / "log", each_alone, instances_with([50] * 6), requests), "r005")
+    span = "the first until +0.015 s, the last until +0.023 s"
+    assert f"Instances 0 to 4 run 5 batches (prefill of 5 requests), {span}. Instance 5 is idle." in text
 
 
 def test_leases_cut_short_are_told_with_the_cause(tmp_path: Path) -> None:
