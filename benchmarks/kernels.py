@@ -22,6 +22,8 @@ from loong.kernels import Partial
 from loong.kernels.activation import silu_and_mul
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.block_attention import attend_blocks
+from loong.kernels.draw import draw
+from loong.kernels.draw_params import DrawParams
 from loong.kernels.merging import merge_into
 from loong.kernels.normalization import add_rms_norm
 from loong.kernels.qkv import rotate_and_store
@@ -45,6 +47,7 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     mlp_size: int
+    vocab_size: int
     head_dim: int = 128
 
     @property
@@ -77,7 +80,7 @@ class Shape:
 
 Call: TypeAlias = Callable[[], None]
 
-SHAPES = (Shape("Llama-3.1-8B", 32, 8, 14336), Shape("Llama-2-7B", 32, 32, 11008))
+SHAPES = (Shape("Llama-3.1-8B", 32, 8, 14336, 128256), Shape("Llama-2-7B", 32, 32, 11008, 32000))
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,31 @@ def model_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
     yield Case(f"silu and mul {num_tokens}", gates, 3 * element_bytes * shape.mlp_size)
 
 
+def draw_cases(shape: Shape, num_rows: int) -> Iterator[Case]:
+    """The next tokens, of all and of the likeliest."""
+
+    def column(value: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((num_rows,), value, dtype=dtype, device=DEVICE)
+
+    seeds = torch.arange(num_rows, device=DEVICE)
+    tokens, largest = column(0, torch.int64), column(0, torch.float32)
+    for name, top_k, top_p in (("of all", shape.vocab_size, 1.0), ("of top-k and top-p", 50, 0.95)):
+        params = DrawParams(
+            temperature=column(0.7, torch.float64),
+            top_k=column(top_k, torch.int64),
+            top_p=column(top_p, torch.float64),
+            min_p=column(0, torch.float64),
+            seed=seeds,
+            position=seeds,
+        )
+        calls: list[Call] = []
+        for _ in range(NUM_LAYERS):
+            logits = 4 * torch.randn(num_rows, shape.vocab_size, device=DEVICE)
+            weights = torch.empty_like(logits, dtype=torch.int64)
+            calls.append(partial(draw, logits, params, weights=weights, tokens=tokens, largest=largest))
+        yield Case(f"draw {num_rows} {name}", calls, num_rows * shape.vocab_size * 4)
+
+
 def values(*shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=DTYPE)
 
@@ -244,6 +272,8 @@ def cases(shape: Shape) -> Iterator[Case]:
     """All rows of the table, made one after the other, so that one's memory is free for the next."""
     yield from decode_cases(shape)
     yield from prefill_cases(shape)
+    for num_rows in (1, 128):
+        yield from draw_cases(shape, num_rows)
     for num_tokens in (128, 16384):
         yield from merge_cases(shape, num_tokens)
         yield from row_cases(shape, num_tokens)
