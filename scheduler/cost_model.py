@@ -15,10 +15,15 @@ class Coefficients:
     The defaults are about those of a tiny model on CPU processes.
     """
 
+    batch: float = 0.0  # a batch, whatever is in it: told to its group, and told of
+    told_request: float = 0.0  # each of its requests, likewise
     step: float = 4e-3  # a step, whatever is in it
     member: float = 1e-3  # each instance of the group but one
+    settle: float = 0.0  # each instance of the group but one, where a lease settles whether it goes on
     exchange: float = 0.0  # a step in which queries travel
     ring: float = 0.0  # each hop of a step in which KV travels
+    request: float = 0.0  # each request of the step, on every instance
+    segment: float = 0.0  # each segment of their KV, likewise
     weights: float = 0.0  # reading the weights: a step with any token takes no less
     token: float = 20e-6  # computing a token
     block: float = 0.0  # a query block
@@ -50,6 +55,10 @@ class WorkCostModel:
         """One step of a batch."""
         seconds, num_others = self.coefficients, work.group.dop - 1
         binding = seconds.step + seconds.member * num_others
+        if work.is_first:
+            binding += seconds.batch + seconds.told_request * work.num_requests
+        if work.is_lease:
+            binding += seconds.settle * num_others
         if work.has_exchange:
             binding += seconds.exchange
         if work.has_ring:
@@ -62,6 +71,8 @@ class WorkCostModel:
         attention = max(seconds.pair * work.num_pairs, seconds.key * work.num_keys)
         return (
             (hypot(seconds.weights, seconds.token * work.num_tokens) if work.num_tokens else 0.0)
+            + seconds.request * work.num_requests
+            + seconds.segment * work.num_segments
             + seconds.block * work.num_blocks
             + seconds.attend * work.num_attends
             + seconds.decode_key * work.num_decode_keys
@@ -74,8 +85,10 @@ class WorkCostModel:
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances, as is their history, with queries that travel."""
         seconds = self.coefficients
+        overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
-            overhead=seconds.step + seconds.member * (dop - 1) + (seconds.exchange if dop > 1 else 0.0),
+            overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
+            per_prompt=seconds.told_request + seconds.request + seconds.block + seconds.attend * dop,
             floor=seconds.weights,
             per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop,
             per_cached_pair=seconds.pair / dop,

@@ -1,6 +1,7 @@
 """What a policy may ask about time."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import hypot, sqrt
 from typing import Protocol
 
@@ -13,8 +14,8 @@ class PrefillTerms:
     """Seconds of a prefill step at one DoP, in closed form, so that a planner can weigh thousands.
 
     n new tokens on c cached ones take
-    overhead + hypot(floor, per_token n) + per_cached_pair n c + per_new_pair n^2;
-    several prompts together take the sums of n, n c and n^2.
+    overhead + per_prompt + hypot(floor, per_token n) + per_cached_pair n c + per_new_pair n^2;
+    several prompts together take their number and the sums of n, n c and n^2.
     """
 
     overhead: float
@@ -22,11 +23,15 @@ class PrefillTerms:
     per_token: float
     per_cached_pair: float
     per_new_pair: float
+    per_prompt: float = 0.0
 
-    def time(self, num_tokens: float, num_cached_pairs: float, num_new_pairs: float) -> float:
+    def time(
+        self, num_tokens: float, num_cached_pairs: float, num_new_pairs: float, num_prompts: int = 1
+    ) -> float:
         """Seconds, given the sums of n, n c and n^2."""
         return (
             self.overhead
+            + self.per_prompt * num_prompts
             + hypot(self.floor, self.per_token * num_tokens)
             + self.per_cached_pair * num_cached_pairs
             + self.per_new_pair * num_new_pairs
@@ -34,7 +39,7 @@ class PrefillTerms:
 
     def max_tokens(self, seconds: float, num_cached: int) -> int:
         """The most tokens of one prompt that a step of `seconds` computes; 0 if not even one."""
-        left = seconds - self.overhead - self.floor
+        left = seconds - self.overhead - self.per_prompt - self.floor
         if left <= 0:
             return 0
         # hypot(floor, x) <= floor + x: never too many, and few too few once x is above the floor.
@@ -67,3 +72,16 @@ def prefill_time(cost_model: CostModel, num_new_tokens: int, num_cached_tokens: 
     """One chunk of one request, alone on `dop` instances."""
     terms = cost_model.prefill_terms(dop)
     return terms.time(num_new_tokens, num_new_tokens * num_cached_tokens, num_new_tokens**2)
+
+
+def recompute_time(cost_model: CostModel, num_tokens: int, dop: int, max_chunk: int) -> float:
+    """Making the KV of `num_tokens` tokens again, in equal chunks of at most `max_chunk` tokens."""
+    num_chunks = -(-num_tokens // max_chunk)
+    edges = [num_tokens * i // num_chunks for i in range(num_chunks + 1)]
+    return sum(prefill_time(cost_model, end - start, start, dop) for start, end in pairwise(edges))
+
+
+def swap_time(cost_model: CostModel, num_tokens: int, instance_id: InstanceId, host_id: InstanceId) -> float:
+    """Moving the KV of `num_tokens` tokens to a host tier and back."""
+    there = cost_model.migration_time(num_tokens, instance_id, host_id)
+    return there + cost_model.migration_time(num_tokens, host_id, instance_id)

@@ -17,6 +17,8 @@ class InstanceWork:
     (decode) are apart, because attention is bound by reading there and by computing elsewhere.
     """
 
+    num_requests: int = 0  # of the batch: every instance of the group lays out all of them
+    num_segments: int = 0  # of their KV before the step, likewise
     num_tokens: int = 0  # computed as a master, from embedding to output
     num_blocks: int = 0  # query blocks that it is master of
     num_attends: int = 0  # attention calls, a layer
@@ -34,31 +36,49 @@ class InstanceWork:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step of a group: the work of each of its instances, and which transfers bind them."""
+    """One step of a group: the work of each of its instances, and what binds them.
+
+    With its first step a batch is told to the group; after each step of a lease its members settle whether
+    they go on.
+    """
 
     group: ESPGroup
     instances: Mapping[InstanceId, InstanceWork]
     has_ring: bool
     has_exchange: bool
+    is_first: bool = True
+    is_lease: bool = False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the step."""
+        return self.instances[self.group.leader_id].num_requests
 
 
-def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement]) -> StepWork:
-    """The work of a batch's first step, given the KV before it."""
+def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], step: int = 0) -> StepWork:
+    """The work of step number `step` of a batch, given the KV before that step."""
     instances = {instance_id: InstanceWork() for instance_id in batch.group.instance_ids}
+    is_lease = batch.num_steps > 1
     has_ring = has_exchange = False
+    num_segments = 0
     for request_id in batch.request_ids:
         blocks = batch.blocks_of(request_id)
-        held = placements[request_id].tokens_by_instance()
-        if len(blocks) == 1 and len(blocks[0].positions) == 1:
-            has_exchange |= _add_decode(instances, blocks[0].master_id, held)
-        elif blocks[0].transfer is Transfer.KV and batch.group.dop > 1:
+        placement = placements[request_id]
+        num_segments += len(placement.segments)
+        held = placement.tokens_by_instance()
+        if blocks[0].transfer is Transfer.KV and batch.group.dop > 1:
             _add_ring(instances, blocks, held)
             has_ring = True
+        elif len(blocks) == 1 and len(blocks[0].positions) == 1:
+            has_exchange |= _add_decode(instances, blocks[0].master_id, held)
         else:
             has_exchange |= _add_exchange(instances, blocks, held)
-        if batch.num_steps == 1:
+        if not is_lease:  # whose KV never travels
             _add_kept(instances, batch, request_id)
-    return StepWork(batch.group, instances, has_ring, has_exchange)
+    for work in instances.values():
+        work.num_requests = len(batch.request_ids)
+        work.num_segments = num_segments
+    return StepWork(batch.group, instances, has_ring, has_exchange, is_first=step == 0, is_lease=is_lease)
 
 
 def _add_decode(
@@ -86,17 +106,19 @@ def _add_ring(
     blocks: tuple[QueryBlock, ...],
     held: Mapping[InstanceId, int],
 ) -> None:
-    """Every master meets all KV, which comes to it; a query meets half of the chunk's keys on average."""
-    num_new = sum(len(block.positions) for block in blocks)
-    num_cached = sum(held.values())
-    for block in blocks:
-        num_queries, work = len(block.positions), instances[block.master_id]
-        work.num_tokens += num_queries
-        work.num_blocks += 1
-        work.num_attends += len(instances)
-        work.num_keys += num_new + num_cached
-        work.num_pairs += num_queries * (num_cached + (num_new + 1) / 2)
-        work.num_ring_keys += num_new + num_cached - num_queries - held.get(block.master_id, 0)
+    """All KV passes by every instance; a master's query meets half of the chunk's keys on average."""
+    made = {block.master_id: len(block.positions) for block in blocks}
+    num_new, num_cached = sum(made.values()), sum(held.values())
+    num_holders = len(made.keys() | held.keys())
+    for instance_id, work in instances.items():
+        num_queries = made.get(instance_id, 0)
+        work.num_ring_keys += num_new + num_cached - num_queries - held.get(instance_id, 0)
+        if num_queries:
+            work.num_tokens += num_queries
+            work.num_blocks += 1
+            work.num_attends += num_holders
+            work.num_keys += num_new + num_cached
+            work.num_pairs += num_queries * (num_cached + (num_new + 1) / 2)
 
 
 def _add_exchange(

@@ -1,0 +1,1 @@
+"""`loong profile`: measures real workers and fits the cost model to them."""

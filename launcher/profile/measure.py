@@ -1,0 +1,135 @@
+"""Measures stories in rounds, each story several times, and makes samples of what they took."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from random import Random
+from statistics import median
+from time import monotonic
+
+from loong.core.cost_model import CostModel
+from loong.core.instance import ESPGroup, InstanceKind
+from loong.core.placement import KVSegment, Placement
+from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.request import RequestId
+from loong.core.work import step_work
+from loong.launcher.profile.stage import Stage
+from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
+from loong.scheduler.fit import BatchSample, MigrationSample, Sample
+
+NUM_REPEATS = 3
+HELD_OUT_ONE_IN = 5  # stories
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A plan that was carried out several times: as a sample, of the median; and the spread of its times.
+
+    `spread` is what lies between the least and the greatest, over the median. The samples of a story are all
+    held out from the fit, or none is.
+    """
+
+    sample: Sample
+    spread: float
+    is_held_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A story that can be told again."""
+
+    tell: Callable[[Narrator], Story]
+    group: ESPGroup
+    seed: int
+
+
+class Profiler:
+    """Measures on one stage. `slowdown` says how much slower a group of a size is for want of processors."""
+
+    def __init__(
+        self, stage: Stage, limits: Limits, prior: CostModel, slowdown: Callable[[int], float], seed: int = 0
+    ) -> None:
+        self._stage, self._limits, self._prior, self._slowdown = stage, limits, prior, slowdown
+        self._random = Random(seed)  # noqa: S311 - reproducible, guards nothing
+        self._num_stories = 0
+
+    async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
+        """Tell stories for about `duration` seconds after a round that warms up; at least one round."""
+        for case in self._round():
+            await self._tell(case)
+        start, measured, num_rounds = monotonic(), list[Measured](), 0
+        while num_rounds == 0 or (monotonic() - start) * (num_rounds + 1) / num_rounds < duration:
+            measured += await self._measured_round(lambda: on_progress(monotonic() - start))
+            num_rounds += 1
+        return measured
+
+    def _round(self) -> list[Case]:
+        """A story of each kind for each DoP."""
+        instances = self._stage.snapshot().instances
+        full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
+        groups = (ESPGroup(tuple(self._random.sample(full, dop + 1))) for dop in range(len(full)))
+        return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)]
+
+    async def _measured_round(self, on_story: Callable[[], None]) -> list[Measured]:
+        """New stories, each as often as the others, in an order that spreads a bad moment over all."""
+        cases = self._round()
+        times: dict[int, list[list[float]]] = defaultdict(list)
+        samples: dict[int, list[Sample]] = {}
+        for _ in range(NUM_REPEATS):
+            for index in self._random.sample(range(len(cases)), len(cases)):
+                samples[index], seconds = await self._tell(cases[index])
+                times[index].append(seconds)
+                on_story()
+        measured = []
+        for index, case in enumerate(cases):
+            self._num_stories += 1
+            is_held_out = self._num_stories % HELD_OUT_ONE_IN == 0
+            for sample, repeats in zip(samples[index], zip(*times[index], strict=True), strict=True):
+                middle = median(repeats)
+                seconds = middle / (self._slowdown(case.group.dop) if isinstance(sample, BatchSample) else 1)
+                spread = (max(repeats) - min(repeats)) / middle
+                measured.append(Measured(replace(sample, seconds=seconds), spread, is_held_out))
+        return measured
+
+    async def _tell(self, case: Case) -> tuple[list[Sample], list[float]]:
+        """A story once: its plans as samples of no time, and their seconds."""
+        random = Random(case.seed)  # noqa: S311 - as above
+        narrator = Narrator(self._stage, case.group, self._limits, self._prior, random)
+        samples, seconds = [], []
+        for plan in case.tell(narrator):
+            samples.append(next(_samples(plan, self._stage.placements())))
+            seconds.append(await self._stage.carry_out(plan))
+        self._stage.end_all()
+        return samples, seconds
+
+
+def _samples(plan: IterationPlan, placements: Mapping[RequestId, Placement]) -> Iterator[Sample]:
+    for batch in plan.batches:
+        yield batch_sample(batch, placements)
+    for migration in plan.migrations:
+        segment = migration.segment
+        yield MigrationSample(
+            len(segment.positions), segment.instance_id, migration.destination_id, seconds=0.0
+        )
+
+
+def batch_sample(
+    batch: BatchPlan, placements: Mapping[RequestId, Placement], seconds: float = 0.0, num_steps: int = 0
+) -> BatchSample:
+    """A batch as a sample, given the KV before it; a lease that took `num_steps` steps (0: all it may).
+
+    A lease is its first step, and as many times as there are others the one in their middle.
+    """
+    count = num_steps or batch.num_steps
+    first = step_work(batch, placements)
+    if count == 1:
+        return BatchSample(((first, 1),), seconds)
+    grown = {
+        request_id: placements[request_id].adding(
+            KVSegment(request_id, segment.positions[: count // 2], segment.instance_id)
+            for segment in batch.writes_of(request_id)
+        )
+        for request_id in batch.request_ids
+    }
+    return BatchSample(((first, 1), (step_work(batch, grown, count // 2), count - 1)), seconds)

@@ -1,0 +1,157 @@
+"""What a profile tries: stories of a few requests, one batch or migration at a time.
+
+Whatever a policy may plan occurs: chunks of every transfer and retention, decode steps and leases with every
+number of masters, both together, and KV that moves. Sizes and all else are drawn; small sizes are as likely
+as large ones. The same seed tells the same story again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from random import Random
+from typing import TypeAlias
+
+from loong.core.cost_model import CostModel
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Transfer
+from loong.core.request import RequestId, RequestView
+from loong.launcher.profile.stage import Stage
+from loong.scheduler.striping import (
+    Share,
+    batch_of,
+    decode_share,
+    retained_share,
+    striped_share,
+    whole_share,
+)
+
+Story: TypeAlias = Iterator[IterationPlan]
+
+MAX_PROMPTS = 4
+MAX_CHUNKS = 6  # of a prompt
+MAX_LEASE_STEPS = 16
+ROOM_FOR_OUTPUT = 64  # tokens of a request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a profile goes. Seconds are what the cost model known before predicts."""
+
+    max_chunk_tokens: int = 4096
+    max_prompt_tokens: int = 1_000_000
+    max_decode_requests: int = 64
+    max_step_seconds: float = 0.2
+    max_prompt_seconds: float = 0.5  # of all prompts of a story together
+
+
+@dataclass(frozen=True, slots=True)
+class Narrator:
+    """Tells one story on a group of instances of `stage`."""
+
+    stage: Stage
+    group: ESPGroup
+    limits: Limits
+    prior: CostModel
+    random: Random
+
+    def prefill(self) -> Story:
+        """A few prompts of different lengths, chunk by chunk."""
+        longest = self._longest_prompt(MAX_PROMPTS)
+        count = self.random.randint(1, MAX_PROMPTS)
+        yield from self._compute([self._arrive(self._size(longest)) for _ in range(count)])
+
+    def decode(self) -> Story:
+        """A crowd of equal prompts, then decode steps and leases, and then steps beside a late prompt."""
+        count = self._size(self.limits.max_decode_requests)
+        length = self._size(self._longest_prompt(count))
+        crowd = [self._arrive(length) for _ in range(count)]
+        yield from self._compute(crowd)
+        masters = self.random.sample(self.group.instance_ids, self.random.randint(1, self.group.dop))
+        for num_steps in (1, self.random.randint(2, MAX_LEASE_STEPS), 1, MAX_LEASE_STEPS):
+            yield IterationPlan((self._decode_batch(crowd, masters, num_steps),))
+        late = self._arrive(self._size(self._longest_prompt(1) // 2))
+        yield from self._compute([late], lambda: self._decode_batch(crowd, masters, 1))
+
+    def move(self) -> Story:
+        """The KV of a prompt, from each instance of the group to another and back."""
+        request_id = self._arrive(self._size(self._longest_prompt(1)))
+        yield from self._compute([request_id])
+        for segment in self.stage.views([request_id])[0].placement.segments:
+            free = self.stage.free()
+            places = [i for i in free if i != segment.instance_id and free[i] >= len(segment.positions)]
+            if places:
+                there = KVMigration(segment, self.random.choice(places))
+                yield IterationPlan(migrations=(there,))
+                yield IterationPlan(migrations=(KVMigration(there.arriving, segment.instance_id),))
+
+    def _arrive(self, num_prompt_tokens: int) -> RequestId:
+        return self.stage.arrive(num_prompt_tokens, self.random)
+
+    def _size(self, largest: int) -> int:
+        """From 1 to `largest`, every order of magnitude as likely."""
+        return max(1, min(largest, int((largest + 1) ** self.random.random())))
+
+    def _longest_prompt(self, count: int) -> int:
+        """Tokens, such that `count` prompts fit on every instance and take no more than the time allowed."""
+        room = min(self._free().values()) // count - ROOM_FOR_OUTPUT
+        seconds = self.limits.max_prompt_seconds / count
+        timely = self.prior.prefill_terms(1).max_tokens(seconds, 0)
+        return min(room, timely, self.limits.max_prompt_tokens)
+
+    def _free(self, taken: BatchPlan | None = None) -> dict[InstanceId, int]:
+        """The room on each instance of the group, less what another batch takes."""
+        free = self.stage.free()
+        for segment in taken.writes if taken is not None else ():
+            free[segment.instance_id] -= len(segment.positions)
+        return {instance_id: free[instance_id] for instance_id in self.group.instance_ids}
+
+    def _compute(
+        self, request_ids: Sequence[RequestId], beside: Callable[[], BatchPlan] | None = None
+    ) -> Story:
+        """Batches that compute some or all of these prompts, each beside another batch if one is given."""
+        form = self.random.choice((self._striped_kv, self._striped_queries, self._whole, self._retained))
+        while pending := [v for v in self.stage.views(request_ids) if not v.is_decoding]:
+            other = beside() if beside is not None else None
+            chosen = self.random.sample(pending, self.random.choice((1, len(pending))))
+            chunks = batch_of(self.group, self._chunks(chosen, form, self._free(other)))
+            yield IterationPlan((chunks if other is None else _both(other, chunks),))
+
+    def _chunks(
+        self, views: Sequence[RequestView], form: "Form", free: Mapping[InstanceId, int]
+    ) -> list[Share]:
+        """A chunk of each, all of one size or their last."""
+        num_cached = max(view.num_computed_tokens for view in views)
+        timely = self.prior.prefill_terms(1).max_tokens(self.limits.max_step_seconds, num_cached)
+        largest = min(timely, self.limits.max_chunk_tokens, min(free.values())) // len(views)
+        longest = max(view.num_prompt_tokens for view in views)
+        size = max(1, min(largest, max(longest // MAX_CHUNKS, self._size(largest))))
+        return [form(view, min(size, view.num_uncomputed_tokens)) for view in views]
+
+    def _striped_kv(self, view: RequestView, num_tokens: int) -> Share:
+        return striped_share(view, num_tokens, self.group, Transfer.KV)
+
+    def _striped_queries(self, view: RequestView, num_tokens: int) -> Share:
+        return striped_share(view, num_tokens, self.group, Transfer.QUERY)
+
+    def _whole(self, view: RequestView, num_tokens: int) -> Share:
+        return whole_share(view, num_tokens, self.group.leader_id)
+
+    def _retained(self, view: RequestView, num_tokens: int) -> Share:
+        keepers = self.group.instance_ids[: self.random.randint(1, self.group.dop)]
+        return retained_share(view, num_tokens, self.group, dict.fromkeys(keepers, num_tokens))
+
+    def _decode_batch(
+        self, request_ids: Sequence[RequestId], masters: Sequence[InstanceId], num_steps: int
+    ) -> BatchPlan:
+        """A step or a lease in which `masters` take turns."""
+        turns = zip(self.stage.views(request_ids), cycle(masters))
+        return batch_of(self.group, [decode_share(v, i, num_steps) for v, i in turns], num_steps)
+
+
+Form: TypeAlias = Callable[[RequestView, int], Share]
+KINDS: tuple[Callable[[Narrator], Story], ...] = (Narrator.prefill, Narrator.decode, Narrator.move)
+
+
+def _both(first: BatchPlan, second: BatchPlan) -> BatchPlan:
+    return replace(first, queries=first.queries + second.queries, writes=first.writes + second.writes)

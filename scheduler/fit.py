@@ -1,0 +1,208 @@
+"""Coefficients from measurements: weighted least squares on the relative error, which stalls do not sway.
+
+Every time is homogeneous of degree 1 in the coefficients, so it is their sum, each times its own derivative.
+With the derivatives at the present coefficients the fit is linear, and is repeated until nothing changes
+(Gauss-Newton). What the samples cannot tell stays as it was before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loong.core.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.work import StepWork
+from loong.scheduler.cost_model import Coefficients, WorkCostModel
+
+Array: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+MAX_ROUNDS = 30
+TOLERANCE = 1e-3  # of predicted times, relative
+CAUTION = 0.1  # in the first round; halved in each that follows
+STEP = 1e-6  # of a coefficient, relative, for its derivative
+FLOOR = 1e-3  # of what a coefficient was before, for derivatives
+TINY = 1e-12  # what else could divide by 0
+MOST_OFF = 3.0  # errors are relative to predictions, unless these are off by more than this factor
+SMALLEST_STEP = 1e-12  # seconds: for coefficients that are 0
+LEAST_NOISE = 0.01  # no time is known better, relative
+HUBER = 1.5  # standard deviations beyond which an error counts by its size, not its square
+SMALLEST_SLOPE = 1e-10  # relative, below which the active set is done
+VAGUE = 0.5  # a coefficient with a greater standard error, relative, is not told by the samples
+
+NAMES = tuple(field.name for field in fields(Coefficients))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSample:
+    """A batch that ran with nothing beside it: its steps, with how many are like each, and its seconds."""
+
+    steps: tuple[tuple[StepWork, int], ...]
+    seconds: float
+
+    def predicted(self, model: CostModel) -> float:
+        """Seconds that `model` expects."""
+        return sum(count * model.step_time(work) for work, count in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationSample:
+    """A migration that ran with nothing beside it, and its seconds."""
+
+    num_tokens: int
+    source_id: InstanceId
+    destination_id: InstanceId
+    seconds: float
+
+    def predicted(self, model: CostModel) -> float:
+        """Seconds that `model` expects."""
+        return model.migration_time(self.num_tokens, self.source_id, self.destination_id)
+
+
+Sample: TypeAlias = BatchSample | MigrationSample
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A fitted model, and the names of the coefficients that the samples left as they were."""
+
+    model: WorkCostModel
+    undetermined: tuple[str, ...]
+
+
+def fit(prior: WorkCostModel, samples: Sequence[Sample]) -> Fit:
+    """The model nearest to at least one sample; `prior` gives what they do not determine.
+
+    That stays, coefficient by coefficient, the vaguest first, until the samples tell all others.
+    """
+    start = np.array(astuple(prior.coefficients))
+    values, held = start, np.zeros(len(start), dtype=bool)
+    while True:
+        values, doubt = _descend(prior, samples, values, held)
+        if doubt.max() <= VAGUE:
+            names = tuple(name for name, is_held in zip(NAMES, held, strict=True) if is_held)
+            return Fit(_with(prior, values), names)
+        held[doubt.argmax()] = True
+        values = np.where(held, start, values)
+
+
+def relative_errors(model: CostModel, samples: Sequence[Sample]) -> Array:
+    """Predicted over measured seconds, less 1, of each sample."""
+    return np.array([sample.predicted(model) / sample.seconds - 1 for sample in samples])
+
+
+def _descend(
+    prior: WorkCostModel, samples: Sequence[Sample], values: Array, held: Mask
+) -> tuple[Array, Array]:
+    """The best coefficients if those `held` stay, and the relative standard error of each of the others."""
+    start = np.array(astuple(prior.coefficients))
+    seconds = np.array([sample.seconds for sample in samples])
+    scale, weights = seconds, np.ones(len(samples))
+    for number in range(MAX_ROUNDS):
+        # The floor lets what was found to be 0 return, where its derivative there is 0 too.
+        values = np.maximum(values, FLOOR * start)
+        shares = _jacobian(_with(prior, values), samples) / scale[:, None]
+        step = _Step(shares, seconds / scale, weights, caution=CAUTION / 2**number)
+        before, (values, errors) = values, step.solve(values, np.maximum(values, start), held)
+        predicted = shares @ values
+        weights = _huber(seconds / scale - predicted)
+        scale = np.clip(scale * predicted, seconds / MOST_OFF, seconds * MOST_OFF)
+        if np.max(np.abs(predicted - shares @ before)) < TOLERANCE:
+            break
+    size = np.maximum(values, start)
+    known = np.divide(errors, size, out=np.zeros_like(errors), where=size > 0)
+    return values, np.where(np.isinf(errors), errors, known)
+
+
+def _with(model: WorkCostModel, values: Array) -> WorkCostModel:
+    return replace(model, coefficients=Coefficients(*map(float, values)))
+
+
+def _jacobian(model: WorkCostModel, samples: Sequence[Sample]) -> Array:
+    """Derivatives [samples, coefficients] of predicted seconds."""
+    values = np.array(astuple(model.coefficients))
+    base = np.array([sample.predicted(model) for sample in samples])
+    columns = []
+    for index, step in enumerate(np.maximum(values * STEP, SMALLEST_STEP)):
+        moved = values.copy()
+        moved[index] += step
+        there = _with(model, moved)
+        columns.append((np.array([sample.predicted(there) for sample in samples]) - base) / step)
+    return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A linear least-squares problem: `shares @ values` is to be near `target`.
+
+    `caution` is the error that samples may keep on average rather than let a coefficient change by its size.
+    """
+
+    shares: Array  # [samples, coefficients]
+    target: Array  # [samples]
+    weights: Array  # [samples]
+    caution: float
+
+    def solve(self, values: Array, size: Array, held: Mask) -> tuple[Array, Array]:
+        """The best values >= 0, given those before and how large they are; and their standard errors.
+
+        Those `held` stay and have no error; those that no sample depends on stay, with an infinite error.
+        """
+        is_told = np.logical_and(~held, self.shares.any(axis=0))
+        result, errors = values.copy(), np.where(held, 0.0, np.inf)
+        if is_told.any():
+            root = np.sqrt(self.weights)
+            rows = self.shares[:, is_told] * root[:, None]
+            rest = (self.target - self.shares @ values) * root
+            norm = np.linalg.norm(rows, axis=0)
+            gram = (rows / norm).T @ (rows / norm)
+            pull = len(rows) * (self.caution / np.maximum(size[is_told], TINY) / norm) ** 2
+            aim = (rows / norm).T @ rest + (gram + np.diag(pull)) @ (values[is_told] * norm)
+            result[is_told] = _nonnegative(gram + np.diag(pull), aim) / norm
+            errors[is_told] = _deviation(self.target - self.shares @ result) * _standard_errors(gram) / norm
+        return result, errors
+
+
+def _huber(errors: Array) -> Array:
+    """Weights: 1 for an error as large as most, less for one that is much larger."""
+    return np.minimum(1.0, HUBER * _deviation(errors) / np.maximum(np.abs(errors), LEAST_NOISE))
+
+
+def _deviation(errors: Array) -> float:
+    """The standard deviation, from the median: stalls do not make it larger."""
+    return max(LEAST_NOISE, 1.48 * float(np.median(np.abs(errors))))
+
+
+def _standard_errors(gram: Array) -> Array:
+    """Of a least-squares solution whose errors have deviation 1; huge where it is not unique."""
+    tiny = np.finfo(float).eps * len(gram)
+    variances: Array = np.diag(np.linalg.inv(gram + tiny * np.eye(len(gram))))
+    return np.sqrt(np.maximum(variances, 0.0))
+
+
+def _nonnegative(gram: Array, aim: Array) -> Array:
+    """The x >= 0 that minimises x' gram x / 2 - aim' x (Lawson and Hanson's active set)."""
+    x, is_free = np.zeros(len(aim)), np.zeros(len(aim), dtype=bool)
+    for _ in range(10 * len(aim)):
+        slope = np.where(is_free, -np.inf, aim - gram @ x)
+        if slope.max() <= SMALLEST_SLOPE * np.abs(aim).max():
+            break
+        is_free[slope.argmax()] = True
+        goal = _solution(gram, aim, is_free)
+        while (falling := is_free & (goal <= 0)).any():
+            x += np.min(x[falling] / np.maximum(x[falling] - goal[falling], TINY)) * (goal - x)
+            is_free &= (x > 0) & ~(falling & (x <= TINY))
+            x[~is_free] = 0
+            goal = _solution(gram, aim, is_free)
+        x = goal
+    return x
+
+
+def _solution(gram: Array, aim: Array, is_free: Mask) -> Array:
+    """The solution in which those that are not free are 0."""
+    x = np.zeros(len(aim))
+    x[is_free] = np.linalg.lstsq(gram[np.ix_(is_free, is_free)], aim[is_free], rcond=None)[0]
+    return x
