@@ -17,7 +17,7 @@ from loong.launcher.explain.words import told
 
 _EXAMPLES = """\
 examples:
-  loong serve --decision-log decisions.jsonl         write a log (loong simulate takes the same flag)
+  loong serve --decision-log decisions.jsonl         write a log
   loong explain decisions.jsonl                      all requests, most delayed first
   loong explain decisions.jsonl --request cmpl-1f3   one request's story
 """

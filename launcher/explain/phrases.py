@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from loong.decision_log.lines import Cause, Reason
 
 MAX_LISTED = 4
+MAX_UNEVENNESS = 0.02  # of what is called even
 
 
 def duration(seconds: float) -> str:
@@ -64,10 +65,14 @@ def batches(batch_ids: Sequence[int]) -> str:
 
 
 def holdings(kv: Mapping[int, int]) -> str:
-    """instance 2; instances 0 (512 tokens) and 1 (511)."""
+    """instance 2; instances 0 to 7 (about 512 tokens each); instances 0 (512 tokens) and 1 (64)."""
     held = {instance_id: kv[instance_id] for instance_id in sorted(kv) if kv[instance_id]}
     if len(held) <= 1:
         return instances(tuple(held))
+    least, most = min(held.values()), max(held.values())
+    if most - least <= max(1, MAX_UNEVENNESS * most):
+        about = "" if least == most else "about "
+        return f"{instances(tuple(held))} ({about}{counted(most, 'token')} each)"
     first, *others = held.items()
     shares = [f"{first[0]} ({counted(first[1], 'token')})", *(f"{i} ({n:,})" for i, n in others)]
     return f"instances {listed(shares)}"
@@ -93,12 +98,12 @@ def happening(cause: Cause) -> str:
 
 
 def difference(measured: float, predicted: float) -> str:
-    """4 % more than predicted."""
+    """4% more than predicted."""
     percent = round(100 * (measured / predicted - 1)) if predicted else 0
     return (
         "as predicted"
         if not percent
-        else f"{abs(percent)} % {'more' if percent > 0 else 'less'} than predicted"
+        else f"{abs(percent)}% {'more' if percent > 0 else 'less'} than predicted"
     )
 
 

@@ -101,7 +101,7 @@ def _interruptions(run: Run) -> Iterator[str]:
         others = [batch_id for part in paused for batch_id in part.paused_for]
         meanwhile = f", while {batches(others)} {verb('run', others)} where its KV is" if others else ""
         seconds = sum(part.paused_seconds for part in paused)
-        yield f"{capital(times(len(paused)))} it rests before a batch, {duration(seconds)} in all{meanwhile}."
+        yield f"It rests {times(len(paused))} before a batch, {duration(seconds)} in all{meanwhile}."
     cuts = [part.cut_short_by for part in run.parts if part.cut_short_by is not None]
     if cuts:
         causes = some_of([f"as {happening(cause)}" for cause in cuts])

@@ -1,5 +1,6 @@
 """A story as text, with times since the request came."""
 
+import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from textwrap import fill
@@ -17,7 +18,7 @@ _INDENT = " " * (_TIME_WIDTH + 2)
 def told(story: Story) -> str:
     """The story, at most 110 columns wide."""
     came = story.summary.arrived_at
-    lines = [fill(sentence, WIDTH) for sentence in _heading(story)]
+    lines = [_filled(sentence) for sentence in _heading(story)]
     lines += ["", *_at(0.0, arrival_words(story))]
     for step in story.steps:
         lines += _at(told_at(step, story) - came, step_words(step, story))
@@ -28,8 +29,15 @@ def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:
     """Sentences one below the other, the first beside the time."""
     label = f"+{time:.3f} s".rjust(_TIME_WIDTH) + "  "
     for sentence in sentences:
-        yield fill(sentence, WIDTH, initial_indent=label, subsequent_indent=_INDENT + "  ")
+        yield _filled(sentence, label, _INDENT + "  ")
         label = _INDENT
+
+
+def _filled(text: str, first_indent: str = "", indent: str = "") -> str:
+    """Lines of the width, no number parted from its unit."""
+    glued = re.sub(r"(\d) (?=m?s\b)", "\\1\u00a0", text)
+    filled = fill(glued, WIDTH, initial_indent=first_indent, subsequent_indent=indent)
+    return filled.replace("\u00a0", " ")
 
 
 def _heading(story: Story) -> Iterator[str]:

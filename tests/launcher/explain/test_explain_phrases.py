@@ -52,6 +52,8 @@ def test_instances_are_listed_or_spanned() -> None:
 def test_holdings_tell_shares_where_there_are_several() -> None:
     assert phrases.holdings({2: 7, 3: 0}) == "instance 2"
     assert phrases.holdings({2: 7, 1: 1}) == "instances 1 (1 token) and 2 (7)"
+    assert phrases.holdings({1: 3, 0: 3}) == "instances 0 and 1 (3 tokens each)"
+    assert phrases.holdings({0: 499, 1: 500, 2: 493}) == "instances 0, 1 and 2 (about 500 tokens each)"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,8 @@ def test_every_cause_has_words(event: EventName, words: str) -> None:
 
 
 def test_predictions_are_compared_in_percent() -> None:
-    assert phrases.difference(1.104, 1.0) == "10 % more than predicted"
-    assert phrases.difference(0.5, 1.0) == "50 % less than predicted"
+    assert phrases.difference(1.104, 1.0) == "10% more than predicted"
+    assert phrases.difference(0.5, 1.0) == "50% less than predicted"
     assert phrases.difference(1.001, 1.0) == "as predicted"
 
 

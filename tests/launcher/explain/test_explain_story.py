@@ -77,7 +77,7 @@ def test_equal_chunks_and_leases_are_told_once_with_their_number(tmp_path: Path)
     log = logged(tmp_path / "log", policy, instances_with([2000, 2000]), [timed_request(0, 995, 500)])
     text = story(log, "r000")
     assert "Prefill of 995 tokens (0 to 994) in 100 chunks of 5 to 10 on instances 0 and 1 (DoP 2" in text
-    assert "Its KV stays on instances 0 (498 tokens) and 1 (497)." in text
+    assert "Its KV stays on instances 0 and 1 (about 498 tokens each)." in text
     assert "Decode of 499 tokens in 32 leases on instances 0 and 1 (DoP 2)" in text
     assert len(text) < 1000
 
@@ -202,7 +202,7 @@ def test_a_preemption_is_told_with_the_room_and_who_takes_it(tmp_path: Path) -> 
         teller.plan(3.0, IterationPlan((prefill([views["r000"]], (0,)),)))
 
     text = story(told(tmp_path / "log", THREE, script), "r000")
-    kv = "its KV, 6 tokens on instances 0 (3 tokens) and 1 (3), is dropped, to be computed again"
+    kv = "its KV, 6 tokens on instances 0 and 1 (3 tokens each), is dropped, to be computed again"
     assert f"It is preempted: {kv}. 48 of 60 tokens of KV were free; batch 3 starts there." in text
     assert "The policy on preemption: r000, which came last." in text
     assert "Having waited 1.00 s, it starts as the client of nobody leaves." in text
@@ -220,7 +220,7 @@ def test_whoever_rests_is_told_what_ran_in_its_place(tmp_path: Path) -> None:
         teller.plan(3.0, IterationPlan((decode([first], (1, 0), {"r000": 1}),)))
 
     text = story(told(tmp_path / "log", THREE, script), "r000")
-    assert "Once it rests before a batch, 2.00 s in all, while batch 3 runs where its KV is." in text
+    assert "It rests once before a batch, 2.00 s in all, while batch 3 runs where its KV is." in text
 
 
 @pytest.mark.parametrize(("lost_id", "is_hit"), [(1, True), (2, False)])
