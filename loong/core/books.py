@@ -1,6 +1,6 @@
 """What `ClusterState` writes down, and the entries that keep it balanced."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +13,8 @@ from loong.core.records import InFlightBatch, LiveRequest
 from loong.core.request import RequestId
 from loong.core.roll import Roll
 from loong.core.snapshot import ClusterStats, Snapshot
+
+NUM_RECENT = 32  # arrivals of which the prompt lengths are kept
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Books:
     migrations: dict[int, KVMigration] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # by their names in `ClusterStats`
     num_batches_by_dop: Counter[int] = field(default_factory=Counter)
+    recent_prompt_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
     roll: Roll = field(default_factory=Roll)
 
     def snapshot(self, now: float, version: int) -> Snapshot:
@@ -39,9 +42,10 @@ class Books:
             instances=tuple(self.instances.values()),
             waiting=tuple(self.roll.waiting.values()),
             running=tuple(self.roll.running.values()),
-            batches=tuple(batch.view() for batch in self.batches.values()),
+            batches=tuple([batch.running for batch in self.batches.values()]),
             migrations=tuple(self.migrations.values()),
             stats=self.stats,
+            recent_prompt_lengths=tuple(self.recent_prompt_lengths),
             version=version,
         )
         # What its properties would make, but copied whole instead of entry by entry.
@@ -63,19 +67,20 @@ class Books:
         """Take in a new request."""
         self.requests[live.request.request_id] = live
         self.changing(live.request.request_id)
+        self.recent_prompt_lengths.append(len(live.request.prompt_token_ids))
         self.count(num_arrived=1)
 
     def open_batch(self, batch: InFlightBatch) -> None:
         """Take a batch into flight, on its group, with room for the KV that it will make."""
-        self.batches[batch.batch_id] = batch
-        self.reserve(batch.plan.num_stored_tokens)
-        for instance_id in batch.plan.group.instance_ids:
-            self.instances[instance_id] = self.instances[instance_id].running(batch.batch_id)
-        self._count_batch(batch.plan)
-        for request_id in batch.plan.request_ids:
+        batch_id, plan = batch.running.batch_id, batch.plan
+        self.batches[batch_id] = batch
+        self.reserve(plan.num_stored_tokens)
+        for instance_id in plan.group.instance_ids:
+            self.instances[instance_id] = self.instances[instance_id].running(batch_id)
+        self._count_batch(plan)
+        for request_id in plan.request_ids:
             live = self.changing(request_id)
-            live.batch_id, live.num_batch_tokens = batch.batch_id, 0
-            live.last_dop = batch.plan.group.dop
+            live.batch_id, live.last_dop, live.num_batch_tokens = batch_id, plan.group.dop, 0
 
     def close_batch(self, batch_id: int) -> tuple[LiveRequest, ...]:
         """Take a batch out of flight, and return its requests.

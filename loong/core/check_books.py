@@ -44,13 +44,13 @@ def _check_requests(books: Books) -> None:
 
 
 def _check_batches(books: Books) -> None:
-    at_instances = {i: b.batch_id for b in books.batches.values() for i in b.plan.group.instance_ids}
+    at_instances = {i: n for n, b in books.batches.items() for i in b.plan.group.instance_ids}
     for instance_id, instance in books.instances.items():
         if instance.batch_id != at_instances.pop(instance_id, None):
             raise InvalidEventError(f"{instance} does not fit the batches in flight")
     if at_instances:
         raise InvalidEventError(f"batches run on instances {sorted(at_instances)}, which do not exist")
-    at_requests = {r: b.batch_id for b in books.batches.values() for r in b.plan.request_ids}
+    at_requests = {r: n for n, b in books.batches.items() for r in b.plan.request_ids}
     for request_id, live in books.requests.items():
         if live.batch_id != at_requests.pop(request_id, None):
             raise InvalidEventError(f"request {request_id} says it is in batch {live.batch_id}; it is not")

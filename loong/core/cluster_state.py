@@ -22,7 +22,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd
 from loong.core.records import InFlightBatch, LiveRequest
 from loong.core.request import Request, RequestId
-from loong.core.snapshot import Snapshot
+from loong.core.snapshot import RunningBatch, Snapshot
 
 
 class ClusterState:
@@ -110,7 +110,7 @@ class ClusterState:
                 num_output_tokens += 1
             if not live.is_noted:
                 self._books.roll.note(live)
-        batch.num_steps_taken = max(batch.num_steps_taken, event.step + 1)
+        batch.end_step(event.step)
         self._books.count(num_output_tokens=num_output_tokens)
         return ()
 
@@ -145,9 +145,9 @@ class ClusterState:
         live.has_ended = True
         if live.batch_id is None:
             return self._books.settle((live,))
-        batch = self._books.batches[live.batch_id]
-        next_step = batch.num_steps_taken + 1
-        if next_step >= batch.last_step:
+        running = self._books.batches[live.batch_id].running
+        next_step = running.num_steps_taken + 1
+        if next_step >= running.last_step:
             return ()
         return (self._end_lease(LeaseEnd(live.batch_id, next_step)),)
 
@@ -208,12 +208,13 @@ class ClusterState:
         inputs = tuple([live.input_for(plan) for live in lives])
         given = zip(inputs, lives, strict=True)
         sampled = {i.request_id: live for i, live in given if i.sampling_params is not None}
-        self._books.open_batch(InFlightBatch(batch_id, plan, now, sampled, last_step=plan.num_steps))
+        running = RunningBatch(batch_id, plan, now, num_steps_taken=0, last_step=plan.num_steps)
+        self._books.open_batch(InFlightBatch(running, sampled))
         return RunBatch(batch_id, plan, inputs)
 
     def _end_lease(self, end: LeaseEnd) -> StopLease:
         batch = self._books.batches[end.batch_id]
-        batch.last_step = min(batch.last_step, end.step)
+        batch.end_before(end.step)
         return StopLease(end.batch_id, batch.plan.group, end.step)
 
     def _new_id(self) -> int:

@@ -1,6 +1,6 @@
 """What `ClusterState` keeps of live requests and of batches in flight."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loong.core.errors import InvalidEventError
 from loong.core.events import ProducedToken
@@ -96,23 +96,20 @@ class LiveRequest:
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch in flight. `sampled` are the requests that get a token at each step."""
+    """A batch in flight, as policies see it; `sampled` are the requests that get a token at each step."""
 
-    batch_id: int
-    plan: BatchPlan
-    started_at: float
+    running: RunningBatch
     sampled: dict[RequestId, LiveRequest]
-    last_step: int
-    num_steps_taken: int = 0
+
+    @property
+    def plan(self) -> BatchPlan:
+        """What was to be done."""
+        return self.running.plan
 
     @property
     def is_lease(self) -> bool:
         """Whether it may end before it has made all KV that it reserved."""
         return self.plan.num_steps > 1
-
-    def view(self) -> RunningBatch:
-        """The batch as policies see it."""
-        return RunningBatch(self.batch_id, self.plan, self.started_at, self.num_steps_taken, self.last_step)
 
     def take_step(self, request_id: RequestId, step: int) -> LiveRequest:
         """Take in that `step` gave a token of a request, which it returns.
@@ -122,23 +119,33 @@ class InFlightBatch:
         live = self.sampled.get(request_id)
         if live is None:
             raise InvalidEventError(
-                f"batch {self.batch_id} produced a token of {request_id}, which it does not sample"
+                f"batch {self.running.batch_id} produced a token of {request_id}, which it does not sample"
             )
         due, num_steps = live.num_batch_tokens, self.plan.num_steps
         if step != due or step >= num_steps:
             raise InvalidEventError(
-                f"batch {self.batch_id} produced a token of {request_id} at step {step}, "
+                f"batch {self.running.batch_id} produced a token of {request_id} at step {step}, "
                 f"but step {due} of {num_steps} is due"
             )
         live.num_batch_tokens = step + 1
         return live
+
+    def end_step(self, step: int) -> None:
+        """Take in that `step` was taken, by one master at least."""
+        was = self.running
+        if step >= was.num_steps_taken:
+            self.running = RunningBatch(was.batch_id, was.plan, was.started_at, step + 1, was.last_step)
+
+    def end_before(self, step: int) -> None:
+        """End the lease before `step`, if it does not end earlier."""
+        self.running = replace(self.running, last_step=min(step, self.running.last_step))
 
     def check_finished(self, num_steps: int) -> None:
         """Raise `InvalidEventError` unless each sampled request got `num_steps` tokens, or has ended."""
         for request_id, live in self.sampled.items():
             if live.num_batch_tokens != num_steps and not live.has_ended:
                 raise InvalidEventError(
-                    f"batch {self.batch_id} finished after {num_steps} steps, "
+                    f"batch {self.running.batch_id} finished after {num_steps} steps, "
                     f"but produced {live.num_batch_tokens} tokens of {request_id}"
                 )
 

@@ -47,9 +47,11 @@ class ClusterStats:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a policy may know. Waiting requests have no KV; running ones have, or are in a batch.
+    """All that a policy may know.
 
-    Both are in order of arrival. `version` is that of the state: each event and each plan makes another.
+    Waiting requests have no KV, and are in order of arrival; running ones have, or are in a batch, and are in
+    the order in which they began. `recent_prompt_lengths` are those of the last arrivals, latest last: the
+    best guess at what comes next. `version` is that of the state: each event and each plan makes another.
     """
 
     now: float
@@ -59,6 +61,7 @@ class Snapshot:
     batches: tuple[RunningBatch, ...] = ()
     migrations: tuple[KVMigration, ...] = ()
     stats: ClusterStats = field(default_factory=ClusterStats)
+    recent_prompt_lengths: tuple[int, ...] = ()
     version: int = 0
 
     @cached_property

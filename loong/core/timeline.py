@@ -15,7 +15,8 @@ from loong.core.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class BatchSlice:
-    """A batch that ran. Times are the executor's; `kv_used` is (instance, tokens) of all at its end."""
+    """A batch that ran. Times are the executor's; `kv_used` is (instance, tokens) of its group at
+    its end."""
 
     batch_id: int
     group: ESPGroup
@@ -48,8 +49,8 @@ class Timeline:
         """Keep what ended with `event`, and what was then told to run."""
         if isinstance(event, BatchFinished) and event.batch_id in self._running:
             batch, started_at = self._running.pop(event.batch_id)
-            kv_used = tuple((i.instance_id, i.kv_used) for i in snapshot.instances)
             plan = batch.plan
+            kv_used = tuple((i, snapshot.instance[i].kv_used) for i in plan.group.instance_ids)
             self.slices.append(
                 BatchSlice(
                     event.batch_id,

@@ -1,11 +1,13 @@
 """Which batches the timeline of `loong.core.timeline` keeps."""
 
 from loong.core.events import BatchFinished, Event, InstanceLost
-from loong.core.instance import ESPGroup
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import Timeline
+
+INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100, kv_used=10 * i) for i in range(3))
 
 
 def told(*events: Event) -> list[tuple[int, float, float]]:
@@ -15,7 +17,7 @@ def told(*events: Event) -> list[tuple[int, float, float]]:
     timeline.planned(InstanceLost(1.0, 9), Snapshot(1.0, ()), IterationPlan(), batches)
     for event in events:
         timeline.took_in(event)
-        timeline.planned(event, Snapshot(event.time, ()), IterationPlan(), ())
+        timeline.planned(event, Snapshot(event.time, INSTANCES), IterationPlan(), ())
     return [(piece.batch_id, piece.started_at, piece.ended_at) for piece in timeline.slices]
 
 
