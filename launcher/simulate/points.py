@@ -74,27 +74,32 @@ def run_point(
     return PointResult(point, metrics, run.stats, run.num_events, run.is_cut_off, tuple(timeline.slices))
 
 
-def run_all(work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str) -> list[Result]:
-    """Do the work of all tasks, in as many processes, under a progress bar; results in the order of tasks."""
-    results: dict[int, Result] = {}
+def done(
+    work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str
+) -> Iterator[tuple[int, Result]]:
+    """Do all tasks in so many processes, under a progress bar; yields (index, result) as they are done."""
     with tqdm(total=len(tasks), unit=unit, disable=None) as bar:
-        for index, result in _done(work, tasks, num_jobs):
-            results[index] = result
+        for result in _done(work, tasks, min(num_jobs, len(tasks))):
             bar.update()
-    return [results[index] for index in range(len(tasks))]
+            yield result
 
 
 def _done(
     work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int
 ) -> Iterator[tuple[int, Result]]:
-    if num_jobs == 1 or len(tasks) == 1:
+    if num_jobs <= 1:
         yield from ((index, work(task)) for index, task in enumerate(tasks))
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(num_jobs, len(tasks)), mp_context=context) as pool:
+    with ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
         for future in as_completed(futures):
             yield futures[future], future.result()
+
+
+def in_order(work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str) -> list[Result]:
+    """The results of `done`, in the order of tasks."""
+    results = dict(done(work, tasks, num_jobs, unit))
+    return [results[index] for index in range(len(tasks))]
 
 
 def sweep(config: SimulateConfig) -> list[PointResult]:
@@ -106,4 +111,4 @@ def sweep(config: SimulateConfig) -> list[PointResult]:
         for rate in config.rates
     ]
     work = partial(run_point, config, keeps_slices=config.is_single and config.output_dir is not None)
-    return run_all(work, points, config.num_jobs, "run")
+    return in_order(work, points, config.num_jobs, "run")

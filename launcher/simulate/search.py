@@ -7,7 +7,7 @@ from itertools import takewhile
 from math import sqrt
 
 from loong.launcher.simulate.config import SimulateConfig
-from loong.launcher.simulate.points import Point, PointResult, run_all, run_point
+from loong.launcher.simulate.points import Point, PointResult, in_order, run_point
 from loong.workloads.slo import SLORule
 
 NUM_SAMPLED = 300  # requests, for a first guess
@@ -32,7 +32,7 @@ class Goodput:
 def search_all(config: SimulateConfig, precision: float) -> list[Goodput]:
     """The goodput of every policy under every rule."""
     tasks = [(policy, rule) for rule in config.rules for policy in config.policies]
-    return run_all(partial(_search_task, config, precision), tasks, config.num_jobs, "search")
+    return in_order(partial(_search_task, config, precision), tasks, config.num_jobs, "search")
 
 
 def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float) -> Goodput:
