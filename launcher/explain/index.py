@@ -68,7 +68,8 @@ Entry: TypeAlias = Ran | Moved | Dropped | Considered | FirstToken | Ended | Ins
 class LogIndex:
     """What a log says, by what it says it of. `entries` are in the order of the log, as are all others.
 
-    Every loss of an instance is among the entries of every request that was live.
+    Every loss of an instance is among the entries of every request that was live. A batch has an end, a loss
+    that cut it off, or neither where the log ends first.
     """
 
     clock_start: float | None = None
@@ -82,9 +83,7 @@ class LogIndex:
     batches: dict[int, tuple[Planned, Batch]] = field(default_factory=dict)
     batch_times: list[float] = field(default_factory=list)  # when each of `batches` began
     batch_ends: dict[int, BatchEnded] = field(default_factory=dict)
-    batch_losses: dict[int, InstanceLost] = field(
-        default_factory=dict
-    )  # a batch has an end, a loss or neither
+    batch_losses: dict[int, InstanceLost] = field(default_factory=dict)
     migration_ends: dict[int, MigrationEnded] = field(default_factory=dict)
     lease_ends: dict[int, Planned] = field(default_factory=dict)  # the first plan that ended a lease
 

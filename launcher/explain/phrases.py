@@ -1,6 +1,7 @@
 """Numbers, sets and causes in words."""
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
 from loong.decision_log.lines import Cause, Reason
 
@@ -119,8 +120,19 @@ _SUBJECTS = {
 }
 
 
-def policy_words(reason: Reason) -> str:
-    """What the policy chose, and what it passed over."""
+def policy_words(reasons: Iterable[Reason]) -> Iterator[str]:
+    """What the policy says: of each kind of decision the first and the last word."""
+    by_kind: defaultdict[str, list[Reason]] = defaultdict(list)
+    for reason in reasons:
+        by_kind[reason.kind].append(reason)
+    for first, *others in by_kind.values():
+        yield _policy_on(first)
+        if len(others) > 1:
+            yield f"{counted(len(others) - 1, 'more reason')} {verb('follow', others[1:])}, and last:"
+        yield from map(_policy_on, others[-1:])
+
+
+def _policy_on(reason: Reason) -> str:
     costs = {weighed.what: weighed.cost for weighed in reason.alternatives}
     others = [f"{what} ({_cost(cost)})" for what, cost in costs.items() if what != reason.chosen]
     chosen = reason.chosen

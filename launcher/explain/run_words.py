@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from loong.launcher.explain.phrases import (
     batches,
-    capital,
     counted,
     difference,
     duration,
@@ -89,11 +88,10 @@ def _where_kv_stays(run: Run, kept_on: Mapping[int, int]) -> str:
     computed_on = _sum(part.computed_on for part in run.parts)
     if run.phase == "decode":
         return f"New KV goes to {holdings(kept_on)}"
-    idle_keepers = sorted(computed_on.keys() - kept_on.keys())
     keeping = f"Its KV stays on {holdings(kept_on)}"
-    if not idle_keepers:
+    if not (others := sorted(computed_on.keys() - kept_on.keys())):
         return keeping
-    return f"{keeping}; {instances(idle_keepers)} {verb('compute', idle_keepers)} without keeping any"
+    return f"{keeping}; {instances(others)} {verb('compute', others)} without keeping any"
 
 
 def _interruptions(run: Run) -> Iterator[str]:
@@ -106,6 +104,8 @@ def _interruptions(run: Run) -> Iterator[str]:
     if cuts:
         causes = some_of([f"as {happening(cause)}" for cause in cuts])
         yield f"{counted(len(cuts), 'lease')} {verb('end', cuts)} early: {causes}."
+    if run.parts[0].num_steps and run.parts[-1].until is None:
+        yield "The last of these is not done when the log ends."
 
 
 def _sum(holdings: Iterable[Mapping[int, int]]) -> Counter[int]:

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from textwrap import fill
 
+from loong.launcher.explain.arrival_words import arrival_words
 from loong.launcher.explain.phrases import counted, difference, duration
-from loong.launcher.explain.step_words import arrival_words, step_words, told_at
+from loong.launcher.explain.step_words import step_words, told_at
 from loong.launcher.explain.story import Story
 from loong.launcher.explain.summary import Latency, Summary
 

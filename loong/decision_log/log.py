@@ -18,7 +18,7 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instructions import Instruction, RunBatch
-from loong.core.plan import IterationPlan
+from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.decision_log import lines
@@ -48,7 +48,7 @@ class DecisionLog:
         self._file = file
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
-        self._running: dict[int, tuple[RunBatch, float]] = {}
+        self._running: dict[int, tuple[BatchPlan, float]] = {}  # and when they began
         self._write(lines.Started(lines.VERSION, clock_start))
 
     def took_in(self, event: Event) -> None:
@@ -82,7 +82,7 @@ class DecisionLog:
             self._arrive(event.request, snapshot)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
-                self._running[instruction.batch_id] = (instruction, event.time)
+                self._running[instruction.batch_id] = (instruction.plan, event.time)
         if (line := planned_line(event, snapshot, plan, instructions)) is not None:
             self._write(line)
         elif not self._running:
@@ -120,18 +120,18 @@ class DecisionLog:
             self._write(lines.Ended(time, request_id, reason.value, num_tokens))
 
     def _end_batch(self, event: BatchFinished) -> None:
-        run, started_at = self._running.pop(event.batch_id)
+        plan, started_at = self._running.pop(event.batch_id)
         seconds = (event.time - started_at) / event.num_steps
         self._write(
-            lines.BatchEnded(event.time, event.batch_id, event.num_steps, seconds, run.plan.predicted_time)
+            lines.BatchEnded(event.time, event.batch_id, event.num_steps, seconds, plan.predicted_time)
         )
 
     def _lose(self, event: InstanceLost) -> None:
         self._write(lines.InstanceLost(event.time, event.instance_id, event.reason))
         self._running = {
-            batch_id: (run, started_at)
-            for batch_id, (run, started_at) in self._running.items()
-            if event.instance_id not in run.plan.group.instance_ids
+            batch_id: (plan, started_at)
+            for batch_id, (plan, started_at) in self._running.items()
+            if event.instance_id not in plan.group.instance_ids
         }
 
     def _write(self, line: Line) -> None:

@@ -81,5 +81,14 @@ def test_predictions_are_compared_in_percent() -> None:
 def test_a_reason_names_what_was_passed_over() -> None:
     weighed = (Weighed("1", 0.5), Weighed("2", 0.25), Weighed("4", None))
     words = "The policy on DoP: 2 (cost 0.25), rather than 1 (0.5) and 4 (impossible)."
-    assert phrases.policy_words(Reason("dop", ("r",), "2", weighed)) == words
-    assert phrases.policy_words(Reason("keep", ("r",), "on 0")) == "The policy on where KV stays: on 0."
+    reasons = [Reason("dop", ("r",), "2", weighed), Reason("keep", ("r",), "on 0")]
+    assert list(phrases.policy_words(reasons)) == [words, "The policy on where KV stays: on 0."]
+
+
+def test_a_policy_that_goes_on_and_on_is_cut_short() -> None:
+    reasons = [Reason("wait", ("r",), f"{number} before it") for number in (9, 7, 6, 2)]
+    assert list(phrases.policy_words(reasons)) == [
+        "The policy on its start: 9 before it.",
+        "2 more reasons follow, and last:",
+        "The policy on its start: 2 before it.",
+    ]

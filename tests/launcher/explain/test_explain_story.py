@@ -135,6 +135,21 @@ def test_the_end_of_the_log_may_come_first(tmp_path: Path) -> None:
     assert "Instances 0 and 1 run batch 3 (decode of 1 request). Instance 2 is idle." in story(log, "r002")
 
 
+def test_the_end_of_the_log_may_come_within_a_row_of_leases(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        first, _ = prefill_two(teller)
+        teller.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=2),)))
+        teller.tell(tokens(3, 0, "r000"))
+        teller.tell(tokens(3, 1, "r000"))
+        teller.tell(BatchFinished(12.0, 3, 2))
+        first = teller.state.snapshot(12.0).request["r000"]
+        teller.plan(12.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=2),)))
+
+    text = story(told(tmp_path / "log", THREE, script), "r000")
+    assert "Decode of 2 tokens in 2 leases on instances 0 and 1 (DoP 2): 1.00 s a token." in text
+    assert "The last of these is not done when the log ends." in text
+
+
 def test_a_batch_in_flight_is_busy_until_its_predicted_end(tmp_path: Path) -> None:
     def script(teller: Teller) -> None:
         first, _ = prefill_two(teller)
