@@ -2,7 +2,7 @@
 
 from loong.core.events import BatchFinished, Event, InstanceLost
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.instructions import RunBatch
+from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import Timeline
@@ -24,6 +24,16 @@ def told(*events: Event) -> list[tuple[int, float, float]]:
 def test_a_batch_is_a_slice_once_it_has_finished() -> None:
     assert told(BatchFinished(3.0, 2, 1)) == [(2, 1.0, 3.0)]
     assert told(BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1)) == [(2, 1.0, 3.0), (1, 1.0, 4.0)]
+
+
+def test_a_slice_tells_the_kv_of_its_group_and_other_instructions_leave_no_slice() -> None:
+    timeline = Timeline()
+    batch = RunBatch(1, BatchPlan(ESPGroup((2, 1)), (), ()), ())
+    told = (ReleaseKV("r", (0,)), batch)
+    timeline.planned(InstanceLost(1.0, 9), Snapshot(1.0, INSTANCES), IterationPlan(), told)
+    timeline.planned(BatchFinished(3.0, 1, 1), Snapshot(3.0, INSTANCES), IterationPlan(), ())
+    (piece,) = timeline.slices
+    assert piece.kv_used == ((2, 20), (1, 10))
 
 
 def test_a_batch_whose_instance_is_lost_never_is() -> None:

@@ -1,0 +1,116 @@
+"""Books that do not balance are refused, with what is wrong in them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from loong.core.books import Books
+from loong.core.check_books import check_books
+from loong.core.errors import InvalidEventError
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.placement import KVSegment, Placement
+from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
+from loong.core.records import InFlightBatch, LiveRequest
+from loong.core.request import Request, SamplingParams
+from loong.core.snapshot import RunningBatch
+
+
+def segment(request_id: str, positions: range, instance_id: int = 0) -> KVSegment:
+    return KVSegment(request_id, positions, instance_id)
+
+
+def balanced() -> Books:
+    """Two instances; request b is in a batch, r has KV that migrates, and w waits."""
+    books = Books({i: ElasticInstance(i, 1, InstanceKind.FULL, 20) for i in range(2)})
+    for request_id in "brw":
+        books.admit(LiveRequest(Request(request_id, range(4), SamplingParams(), 0.0)))
+    block = QueryBlock("b", range(4), 1, Transfer.KV)
+    plan = BatchPlan(ESPGroup((1,)), (block,), (segment("b", range(4), 1),))
+    books.open_batch(InFlightBatch(RunningBatch(1, plan, 0.0, 0, 1), {}))
+    held = segment("r", range(3))
+    books.changing("r").placement = Placement((held,))
+    books.reserve({0: 3})
+    books.open_migration(2, KVMigration(held, 1))
+    return books
+
+
+def test_books_that_balance_pass() -> None:
+    check_books(balanced())
+
+
+def end(books: Books) -> None:
+    books.changing("w").has_ended = True
+
+
+def lose_a_view(books: Books) -> None:
+    books.snapshot(0.0, 0)
+    books.requests["w"].batch_id = 1
+
+
+def take_two_slots(books: Books) -> None:
+    books.changing("w").placement = Placement((segment("w", range(2)), segment("w", range(1, 2), 1)))
+
+
+def compute_all(books: Books) -> None:
+    books.changing("w").placement = Placement((segment("w", range(4)),))
+
+
+def leave_its_instance(books: Books) -> None:
+    books.instances[1] = books.instances[1].running(None)
+
+
+def lose_its_instance(books: Books) -> None:
+    del books.instances[1]
+
+
+def leave_its_batch(books: Books) -> None:
+    books.changing("b").batch_id = None
+
+
+def lose_its_request(books: Books) -> None:
+    books.roll.drop(books.requests.pop("b"))
+
+
+def forget_its_migration(books: Books) -> None:
+    books.changing("r").migration_ids.clear()
+
+
+def reserve_too_much(books: Books) -> None:
+    books.reserve({0: 1})
+
+
+def shrink_the_pool(books: Books) -> None:
+    books.instances[0] = ElasticInstance(0, 1, InstanceKind.FULL, kv_capacity=2, kv_used=3)
+
+
+def hold_kv_nowhere(books: Books) -> None:
+    books.changing("w").placement = Placement((segment("w", range(1), 7),))
+
+
+def miscount(books: Books) -> None:
+    books.count(num_arrived=1)
+
+
+@pytest.mark.parametrize(
+    ("upset", "message"),
+    [
+        (end, "request w has ended but keeps its KV"),
+        (lose_a_view, "are not those of the live requests"),
+        (take_two_slots, r"positions range\(1, 2\) of request w are in two slots"),
+        (compute_all, "request w is at rest with nothing to compute"),
+        (leave_its_instance, "instance_id=1.* does not fit the batches"),
+        (lose_its_instance, r"batches run on instances \[1\], which do not exist"),
+        (leave_its_batch, "request b says it is in batch None"),
+        (lose_its_request, r"batches run requests \['b'\], which are not live"),
+        (forget_its_migration, r"migrations \[\(2, 'r'\)\] are in flight, but requests name \[\]"),
+        (reserve_too_much, "instance_id=0.* does not use what its requests have there"),
+        (shrink_the_pool, "instance_id=0.* does not use what"),
+        (hold_kv_nowhere, r"KV is on instances \[7\], which do not exist"),
+        (miscount, "num_arrived=4.* does not fit 3 live requests"),
+    ],
+)
+def test_books_that_do_not_balance_are_refused(upset: Callable[[Books], None], message: str) -> None:
+    books = balanced()
+    upset(books)
+    with pytest.raises(InvalidEventError, match=message):
+        check_books(books)

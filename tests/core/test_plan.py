@@ -1,0 +1,35 @@
+from loong.core.instance import ESPGroup
+from loong.core.placement import KVSegment
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+
+GROUP = ESPGroup((1, 0))
+
+
+def block(request_id: str, positions: range, master_id: int) -> QueryBlock:
+    return QueryBlock(request_id, positions, master_id, Transfer.QUERY)
+
+
+LEASE = BatchPlan(
+    GROUP,
+    (block("a", range(5, 6), 1), block("b", range(9, 10), 0)),
+    (KVSegment("a", range(5, 13), 1), KVSegment("b", range(9, 12), 0)),
+    num_steps=8,
+)
+
+
+def test_a_step_of_a_lease_is_one_token_of_each_request_that_has_not_left() -> None:
+    assert LEASE.at_step(3, ["a"]) == BatchPlan(
+        GROUP, (block("a", range(8, 9), 1),), (KVSegment("a", range(8, 9), 1),)
+    )
+    assert LEASE.at_step(0, ["b", "a"]).queries == LEASE.queries
+
+
+def test_a_batch_finds_what_it_has_of_a_request_and_what_each_instance_is_to_store() -> None:
+    queries = (block("b", range(2), 1), block("a", range(3, 5), 0), block("b", range(2, 4), 0))
+    writes = (KVSegment("b", range(4), 1), KVSegment("a", range(3, 4), 0), KVSegment("a", range(4, 5), 1))
+    batch = BatchPlan(GROUP, queries, writes)
+    assert batch.request_ids == ("b", "a")
+    assert batch.blocks_of("b") == (queries[0], queries[2])
+    assert batch.writes_of("a") == writes[1:]
+    assert (batch.blocks_of("c"), batch.writes_of("c")) == ((), ())
+    assert batch.num_stored_tokens == {1: 5, 0: 1}
