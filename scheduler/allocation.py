@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from loong.core.cost_model import CostModel
 from loong.core.request import RequestId
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Prefill
+from loong.scheduler.dispatch import USABLE_SPEED, Prefill
 from loong.scheduler.program import Demand, Offer, solve
 from loong.scheduler.survey import Survey, Unit
 
+LONG_STEPS = 8  # a prompt that takes one instance more steps than that is long
 MAX_DEMANDS, MAX_OFFERS = 32, 16  # what the program is asked at once; the rest goes in order
 
 
@@ -68,7 +69,7 @@ class Allocation:
         """A group for every unit, or for several that share a prompt; what fits nowhere is left out."""
         self.groups = self._own_groups(order)
         shorts = [p for p in order if not p.is_begun and not self.is_long(p)]
-        num_kept = self.survey.num_instances // 4 if shorts or self._has_short_requests() else 0
+        num_kept = self.survey.num_instances // 4 if self._expects_shorts() else 0
         for prefill in filter(self.is_long, order):
             self._spread(prefill, self.survey.num_instances - num_kept)
         for prefill in shorts:
@@ -81,12 +82,12 @@ class Allocation:
 
     def is_long(self, prefill: Prefill) -> bool:
         """Whether a prompt would keep an instance for many steps."""
-        return prefill.work > 8 * self.config.max_step_time
+        return prefill.work > LONG_STEPS * self.config.max_step_time
 
-    def _has_short_requests(self) -> bool:
-        terms, limit = self.cost_model.prefill_terms(1), 8 * self.config.max_step_time
-        lengths = (view.num_prompt_tokens for view in self.survey.snapshot.running)
-        return any(terms.time(n, 0, n * n) < limit for n in lengths)
+    def _expects_shorts(self) -> bool:
+        """Whether short prompts came lately, and so may come again."""
+        terms, limit = self.cost_model.prefill_terms(1), LONG_STEPS * self.config.max_step_time
+        return any(terms.time(n, 0, n * n) <= limit for n in self.survey.snapshot.recent_prompt_lengths)
 
     def _own_groups(self, order: Iterable[Prefill]) -> list[Group]:
         by_id = {p.view.request_id: p for p in order}
@@ -102,7 +103,7 @@ class Allocation:
     def _spread(self, prefill: Prefill, max_dop: int) -> None:
         """Give a prompt the groups that together would finish it first, its own among them if it has one.
 
-        Together they have at most `max_dop` instances, unless one group alone has more, or it lacks room.
+        Together they have at most `max_dop` instances, unless one group alone has more, or it would be late.
         """
         waits = {id(group): group.wait_of(prefill) for group in self.groups}
         own = [group for group in self.groups if prefill in group.prefills]
@@ -123,7 +124,7 @@ class Allocation:
                     seconds = wait + prefill.work / dop
                     if spare >= demand and seconds < least:
                         chosen, least = list(together), seconds
-            if chosen:
+            if chosen and self.survey.snapshot.now + least / USABLE_SPEED <= prefill.deadline:
                 break
         if chosen != own:
             self._place(prefill, chosen)
@@ -162,9 +163,16 @@ class Allocation:
                 chosen = [self._place(prefill, chosen)]
 
     def _soonest(self, prefill: Prefill) -> list[Group]:
-        """The one group that would begin a prompt first."""
+        """The one group that would finish a prompt first. What is added to a full step waits for its end."""
         roomy = [group for group in self.groups if group.spare >= self._demand(prefill)]
-        roomy.sort(key=lambda g: (g.wait_of(prefill), g.num_decodes / g.dop, -g.spare))
+        alone, full = prefill.work, self.config.max_step_time
+        roomy.sort(
+            key=lambda g: (
+                g.wait_of(prefill) + (full if any(map(self.is_long, g.prefills)) else alone),
+                g.num_decodes / g.dop,
+                -g.spare,
+            )
+        )
         return roomy[:1]
 
     def _demand(self, prefill: Prefill) -> int:
