@@ -94,6 +94,11 @@ def relative_errors(model: CostModel, samples: Sequence[Sample]) -> Array:
     return np.array([sample.predicted(model) / sample.seconds - 1 for sample in samples])
 
 
+def contributions(model: WorkCostModel, samples: Sequence[Sample]) -> Array:
+    """The seconds [samples, coefficients] that each coefficient has in each prediction."""
+    return np.multiply(_jacobian(model, samples), astuple(model.coefficients))
+
+
 def _descend(
     prior: WorkCostModel, samples: Sequence[Sample], values: Array, held: Mask
 ) -> tuple[Array, Array]:

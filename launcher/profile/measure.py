@@ -18,16 +18,17 @@ from loong.launcher.profile.stage import Stage
 from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
-NUM_REPEATS = 3
+NUM_REPEATS = 5
+QUIET = 1  # of its times in order, the one that counts: others may have been disturbed, this one hardly
 HELD_OUT_ONE_IN = 5  # stories
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A plan that was carried out several times: as a sample, of the median; and the spread of its times.
+    """A plan that was carried out several times: as a sample of a quiet one, and the spread of its times.
 
-    `spread` is what lies between the least and the greatest, over the median. The samples of a story are all
-    held out from the fit, or none is.
+    `spread` is how much longer, relative, the median took. The samples of a story are all held out from the
+    fit, or none is.
     """
 
     sample: Sample
@@ -86,9 +87,9 @@ class Profiler:
             self._num_stories += 1
             is_held_out = self._num_stories % HELD_OUT_ONE_IN == 0
             for sample, repeats in zip(samples[index], zip(*times[index], strict=True), strict=True):
-                middle = median(repeats)
-                seconds = middle / (self._slowdown(case.group.dop) if isinstance(sample, BatchSample) else 1)
-                spread = (max(repeats) - min(repeats)) / middle
+                quiet = sorted(repeats)[QUIET]
+                seconds = quiet / (self._slowdown(case.group.dop) if isinstance(sample, BatchSample) else 1)
+                spread = median(repeats) / quiet - 1
                 measured.append(Measured(replace(sample, seconds=seconds), spread, is_held_out))
         return measured
 

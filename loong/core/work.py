@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
 
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, Placement
@@ -34,6 +35,14 @@ class InstanceWork:
         return InstanceWork(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
+class Phase(Enum):
+    """What a step computes: chunks of prompts, single tokens after all others, or both."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """One step of a group: the work of each of its instances, and what binds them.
@@ -48,6 +57,14 @@ class StepWork:
     has_exchange: bool
     is_first: bool = True
     is_lease: bool = False
+
+    @property
+    def phase(self) -> Phase:
+        """What its queries are."""
+        works = self.instances.values()
+        if not any(work.num_keys for work in works):
+            return Phase.DECODE
+        return Phase.MIXED if any(work.num_decode_keys for work in works) else Phase.PREFILL
 
     @property
     def num_requests(self) -> int:

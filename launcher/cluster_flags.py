@@ -1,0 +1,98 @@
+"""Flags that name a model and the instances that hold it, for every command that starts workers."""
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loong.launcher.flags import or_auto, positive, token_count
+
+if TYPE_CHECKING:
+    from loong.launcher.local import ClusterConfig
+    from loong.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenCluster:
+    """What the flags say. The tokenizer of a built-in shape is the tiny model's: it brings none."""
+
+    name: str
+    model: "ModelConfig"
+    cluster: "ClusterConfig"
+    device: str
+    tokenizer_folder: Path
+
+
+def add_model_flags(group: argparse._ArgumentGroup) -> None:
+    """MODEL, and how to make one of it."""
+    group.add_argument("model", nargs="?", metavar="MODEL", help="a local Hugging Face folder")
+    group.add_argument(
+        "--load-format",
+        choices=("auto", "safetensors", "dummy"),
+        default="auto",
+        help="dummy: random weights, also for built-in shapes such as llama-3.1-8b",
+    )
+    group.add_argument(
+        "--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto", help="(the model's)"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of dummy weights (%(default)s)")
+
+
+def add_instance_flags(group: argparse._ArgumentGroup) -> None:
+    """How many instances, on what, and how large."""
+    group.add_argument("--device", choices=("cpu",), default="cpu", help="what instances run on (cpu)")
+    group.add_argument(
+        "--num-instances", type=positive, default=4, metavar="N", help="replicas of the weights (%(default)s)"
+    )
+    group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes an instance (%(default)s)",
+    )
+    group.add_argument(
+        "--kv-cache-tokens",
+        type=or_auto(token_count),
+        metavar="N",
+        help="an instance's KV pool (auto: what memory suggests, at most 65536)",
+    )
+
+
+def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenCluster:
+    """Find the model, making the tiny one if none is named, and fit its KV into memory.
+
+    Raises `ConfigError` if there is no such model, or it does not fit.
+    """
+    from loong.launcher.local import ClusterConfig  # these import torch, which `--help` can do without
+    from loong.launcher.memory import fit_kv_capacity
+    from loong.model.shapes import SHAPES, find_config
+    from loong.model.tiny import tiny_model
+
+    is_built_in = args.model is None or (args.load_format == "dummy" and args.model in SHAPES)
+    tiny = tiny_model(_cache_folder()) if is_built_in else None
+    model = args.model or str(tiny)
+    dtype = None if args.dtype == "auto" else args.dtype
+    config = find_config(model, args.load_format, dtype)
+    return ChosenCluster(
+        name=Path(args.model).name if args.model else "loong-tiny",
+        model=config,
+        cluster=ClusterConfig(
+            model=model,
+            load_format=args.load_format,
+            dtype=dtype,
+            seed=args.seed,
+            num_instances=args.num_instances,
+            tp_size=args.tensor_parallel_size,
+            kv_capacity=fit_kv_capacity(config, args.num_instances, args.kv_cache_tokens),
+            start_timeout=start_timeout,
+        ),
+        device=args.device,
+        tokenizer_folder=tiny or Path(model),
+    )
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loong"

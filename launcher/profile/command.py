@@ -1,0 +1,77 @@
+"""`loong profile`: flags."""
+
+import argparse
+from pathlib import Path
+
+from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
+from loong.launcher.flags import positive, seconds, token_count
+from loong.launcher.profile.stories import Limits
+
+_EXAMPLES = """\
+examples:
+  loong profile --output tiny.json
+  loong profile ./Llama-3.1-8B --num-instances 2 -tp 2 --output llama.json
+  loong serve --cost-model tiny.json
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `profile` and its flags."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="measure workers and fit the cost model to them",
+        description="Measure every kind of work on real workers, fit the cost model, and write it to a file.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    add_model_flags(parser.add_argument_group("model"))
+    add_instance_flags(parser.add_argument_group("cluster"))
+    _add_profile_flags(parser.add_argument_group("profile"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, report and write the file; 0 if that worked."""
+    from loong.launcher.profile.session import profile  # imports torch, which `--help` can do without
+
+    limits = Limits(
+        max_chunk_tokens=args.max_chunk_tokens,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_decode_requests=args.max_decode_requests,
+    )
+    profile(chosen_cluster(args, args.start_timeout), limits, args.duration, args.output)
+    return 0
+
+
+def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
+    limits = Limits()
+    group.add_argument(
+        "--output", type=Path, default=Path("cost-model.json"), metavar="FILE", help="(%(default)s)"
+    )
+    group.add_argument(
+        "--duration", type=seconds, default=120.0, metavar="S", help="of measuring (%(default)g)"
+    )
+    group.add_argument(
+        "--max-chunk-tokens",
+        type=token_count,
+        default=limits.max_chunk_tokens,
+        metavar="N",
+        help="of a prefill step (%(default)s)",
+    )
+    group.add_argument(
+        "--max-prompt-tokens",
+        type=token_count,
+        default=limits.max_prompt_tokens,
+        metavar="N",
+        help="of one request, if an instance holds it (%(default)s)",
+    )
+    group.add_argument(
+        "--max-decode-requests",
+        type=positive,
+        default=limits.max_decode_requests,
+        metavar="N",
+        help="of a decode step (%(default)s)",
+    )
+    group.add_argument(
+        "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)g)"
+    )

@@ -1,0 +1,109 @@
+"""What a profile found: the fit, its errors on what it has not seen, and how far it was measured."""
+
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from statistics import median
+
+import numpy as np
+import torch
+
+import loong
+from loong.core.work import InstanceWork
+from loong.launcher.cost_model_file import FORMAT, CostModelFile, Errors
+from loong.launcher.machine import machine_facts
+from loong.launcher.profile.measure import Measured
+from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.fit import (
+    NAMES,
+    BatchSample,
+    Fit,
+    MigrationSample,
+    Sample,
+    contributions,
+    fit,
+    relative_errors,
+)
+from loong.scheduler.roofline import ModelShape
+
+SIZES = ((0.0, "below 2 ms"), (2e-3, "2 to 5 ms"), (5e-3, "5 to 20 ms"), (20e-3, "20 ms and more"))
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """What was measured."""
+
+    model: str
+    shape: ModelShape
+    tp_size: int
+    device: str
+    num_instances: int
+
+
+def found(instances: Instances, prior: WorkCostModel, measured: Sequence[Measured]) -> CostModelFile:
+    """Fit what was measured, and say how good it is."""
+    result = fit(prior, [m.sample for m in measured if not m.is_held_out])
+    held_out = [m.sample for m in measured if m.is_held_out]
+    return CostModelFile(
+        format=FORMAT,
+        model=instances.model,
+        shape=asdict(instances.shape),
+        tp_size=instances.tp_size,
+        device=instances.device,
+        num_instances=instances.num_instances,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={
+            "loong": loong.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        machine=machine_facts(),
+        coefficients=asdict(result.model.coefficients),
+        overlap=result.model.overlap,
+        undetermined=list(result.undetermined),
+        ranges=ranges(m.sample for m in measured),
+        repeat_spread=round(median(m.spread for m in measured), 4),
+        errors=error_table(result, held_out),
+    )
+
+
+def error_table(result: Fit, samples: Sequence[Sample]) -> dict[str, Errors]:
+    """Errors of all samples, by kind, by DoP, by the term that most of the time is due to, and by size."""
+    errors = np.abs(relative_errors(result.model, samples))
+    terms = contributions(result.model, samples).argmax(axis=1)
+    groups: dict[str, list[float]] = {}
+    for labels in zip(*(_labels(s, NAMES[t]) for s, t in zip(samples, terms, strict=True)), strict=True):
+        for error, label in sorted(zip(errors, labels, strict=True), key=lambda pair: pair[1]):
+            groups.setdefault(label, []).append(float(error))
+    return {label: _errors(group) for label, group in groups.items()}
+
+
+def _labels(sample: Sample, term: str) -> tuple[str, ...]:
+    """The groups of samples that one belongs to, one of each kind of group."""
+    size = next(name for least, name in reversed(SIZES) if sample.seconds >= least)
+    if isinstance(sample, MigrationSample):
+        return "all", "migration", "migration", f"mostly {term}", size
+    (work, _), *later = sample.steps
+    kind = "lease" if later else work.phase.value
+    return "all", kind, f"DoP {work.group.dop}", f"mostly {term}", size
+
+
+def _errors(errors: Sequence[float]) -> Errors:
+    values = (np.mean(errors), np.quantile(errors, 0.95), np.max(errors))
+    return Errors(len(errors), *(round(float(value), 4) for value in values))
+
+
+def ranges(samples: Iterable[Sample]) -> dict[str, tuple[float, float]]:
+    """The least and the greatest of each count of an instance's work, and of DoP and tokens moved."""
+    seen: dict[str, list[float]] = {}
+    for sample in samples:
+        if isinstance(sample, BatchSample):
+            for work, _ in sample.steps:
+                seen.setdefault("dop", []).append(work.group.dop)
+                for part in work.instances.values():
+                    for field in fields(InstanceWork):
+                        seen.setdefault(field.name, []).append(getattr(part, field.name))
+        else:
+            seen.setdefault("num_moved_keys", []).append(sample.num_tokens)
+    return {name: (min(values), max(values)) for name, values in seen.items()}

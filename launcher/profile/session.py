@@ -1,0 +1,71 @@
+"""A profile from its start to its file."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from tqdm import tqdm
+
+from loong.launcher.cluster_flags import ChosenCluster
+from loong.launcher.cost_model_file import CostModelFile, write_cost_model
+from loong.launcher.local import local_workers
+from loong.launcher.model_shape import shape_of
+from loong.launcher.profile.found import Instances, found
+from loong.launcher.profile.measure import Measured, Profiler
+from loong.launcher.profile.stage import Stage
+from loong.launcher.profile.stories import Limits
+from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.roofline import DEVICES, roofline
+from loong.workloads.report import table
+
+NUM_SIGNIFICANT = 4  # digits of a coefficient that are shown
+
+
+def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path) -> None:
+    """Measure for `duration` seconds, print what was found, and write it."""
+    shape, tp_size = shape_of(chosen.model), chosen.cluster.tp_size
+    prior = roofline(shape, DEVICES[chosen.device], tp_size)
+    measured = asyncio.run(_measure(chosen, limits, prior, duration))
+    instances = Instances(chosen.name, shape, tp_size, chosen.device, chosen.cluster.num_instances)
+    file = found(instances, prior, measured)
+    write_cost_model(file, output)
+    _print(file, output)
+
+
+def slowdown(device: str, tp_size: int) -> Callable[[int], float]:
+    """How much slower a group of a size is for want of processors: CPU instances share those of this host."""
+    num_cores = len(os.sched_getaffinity(0))
+    return lambda dop: max(1.0, dop * tp_size / num_cores) if device == "cpu" else 1.0
+
+
+async def _measure(
+    chosen: ChosenCluster, limits: Limits, prior: WorkCostModel, duration: float
+) -> list[Measured]:
+    async with local_workers(chosen.cluster) as executor:
+        stage = Stage(chosen.cluster.instances, executor)
+        with tqdm(total=round(duration), unit="s", desc="measuring", disable=None) as bar:
+
+            def show(elapsed: float) -> None:
+                bar.update(min(round(elapsed), round(duration)) - bar.n)
+
+            slower = slowdown(chosen.device, chosen.cluster.tp_size)
+            return await Profiler(stage, limits, prior, slower).measure(duration, show)
+
+
+def _print(file: CostModelFile, output: Path) -> None:
+    coefficients = [
+        (name, f"{1e6 * value:.{NUM_SIGNIFICANT}g}", "roofline" if name in file.undetermined else "measured")
+        for name, value in file.coefficients.items()
+    ]
+    errors = [
+        (label, str(e.num_samples), f"{e.mean:.1%}", f"{e.p95:.1%}", f"{e.worst:.1%}")
+        for label, e in file.errors.items()
+    ]
+    limits = [(name, f"{least:g}", f"{greatest:,.0f}") for name, (least, greatest) in file.ranges.items()]
+    print(table(("coefficient", "us", "from"), coefficients), end="\n\n")
+    print(table(("relative error, held out", "samples", "mean", "P95", "worst"), errors), end="\n\n")
+    print(table(("measured, an instance", "least", "greatest"), limits), end="\n\n")
+    print(f"The same plan again took {file.repeat_spread:.1%} longer (median). Wrote {output}.")
+    print(msgspec.json.encode({"output": str(output), "errors": file.errors}).decode())
