@@ -13,13 +13,13 @@ import argparse
 import asyncio
 import gc
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from operator import attrgetter
 from os import getloadavg
 from statistics import median, quantiles
 from time import perf_counter
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypedDict, TypeVar
 
 from result import print_result
 
@@ -37,12 +37,20 @@ from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
 
 CEILING = 0.5e-3
-PARTS = ("apply", "snapshot", "policy", "check and commit")
+PARTS, REST = ("apply", "snapshot", "policy", "check and commit"), "all but policy"
 MEAN_TOKENS = 320  # of one request, prompt and output
 LEASE_STEPS = PolicyConfig().lease_steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Row(TypedDict):
+    """Medians and P95 by part."""
+
+    num_requests: int
+    num_instances: int
+    seconds: dict[str, tuple[float, float]]
 
 
 def crowd(num_requests: int) -> Iterator[Request]:
@@ -129,6 +137,15 @@ def timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, f
     return result, perf_counter() - start
 
 
+def growth(rows: Sequence[Row], row: Row) -> str:
+    """The factor of time over that of requests since the row above, if that has as many instances."""
+    if not rows or rows[-1]["num_instances"] != row["num_instances"]:
+        return ""
+    above = rows[-1]
+    time_factor = row["seconds"][REST][0] / above["seconds"][REST][0]
+    return f"{time_factor * above['num_requests'] / row['num_requests']:.2f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--policy", default="esp")
@@ -140,26 +157,19 @@ def main() -> None:
     load = getloadavg()[0]
     policy = refill if args.policy == "refill" else make_policy(args.policy, PolicyConfig())
     print(f"us an event, policy {args.policy}: median (P95)\n")
-    columns = (*PARTS, "all", "all but policy")
-    print(f"{'instances':>10}{'live':>6}{'events':>8}{'growth':>8}" + "".join(f"{c:>18}" for c in columns))
-    rows: list[dict[str, object]] = []
-    before: tuple[int, float] | None = None
+    columns = "".join(f"{column:>18}" for column in (*PARTS, "all", REST))
+    print(f"{'instances':>9}{'live':>6}{'events':>8}{'growth':>8}{columns}")
+    rows: list[Row] = []
     for num_instances, num_requests in product(args.num_instances, args.num_requests):
         spent = asyncio.run(measure(policy, num_requests, num_instances, args.max_events))
         gc.collect()
         spent["all"] = [sum(parts) for parts in zip(*spent.values(), strict=True)]
-        spent["all but policy"] = [a - p for a, p in zip(spent["all"], spent["policy"], strict=True)]
+        spent[REST] = [a - p for a, p in zip(spent["all"], spent["policy"], strict=True)]
         cells = {part: (median(values), quantiles(values, n=20)[-1]) for part, values in spent.items()}
-        rest = cells["all but policy"][0]
-        is_first = before is None or before[0] >= num_requests
-        growth = "" if is_first else f"{rest / before[1] / (num_requests / before[0]):.2f}"
-        before = num_requests, rest
-        shown = (f"{1e6 * mid:.0f} ({1e6 * high:.0f})" for mid, high in cells.values())
-        print(
-            f"{num_instances:>10}{num_requests:>6}{len(spent['all']):>8}{growth:>8}"
-            + "".join(f"{cell:>18}" for cell in shown)
-        )
-        rows.append({"num_requests": num_requests, "num_instances": num_instances, "seconds": cells})
+        row = Row(num_requests=num_requests, num_instances=num_instances, seconds=cells)
+        shown = "".join(f"{f'{1e6 * mid:.0f} ({1e6 * high:.0f})':>18}" for mid, high in cells.values())
+        print(f"{num_instances:>9}{num_requests:>6}{len(spent['all']):>8}{growth(rows, row):>8}{shown}")
+        rows.append(row)
     numbers = {"policy": args.policy, "ceiling": CEILING, "rows": rows}
     print_result("event", load, numbers, save=args.save)
 

@@ -52,27 +52,30 @@ class Seen:
     batches: list[RunBatch] = field(default_factory=list)
 
     def took_in(self, _event: Event, /) -> None:
+        """Count."""
         self.num_events += 1
 
     def planned(
         self, _e: Event, _s: Snapshot, _p: IterationPlan, instructions: Sequence[Instruction], /
     ) -> None:
+        """Keep what starts."""
         self.batches += [told for told in instructions if isinstance(told, RunBatch)]
 
     async def wait_for(self, num_events: int) -> None:
         """Until so many events were taken in and handed on."""
-        while self.num_events < num_events:
+        while self.num_events < num_events:  # noqa: ASYNC110 - what is measured must not pay for an Event
             await asyncio.sleep(0)
 
 
 @dataclass(frozen=True)
 class OneGroup:
-    """A policy: once all requests are there, prefill them together, then decode them on one lease."""
+    """A policy: it waits for all requests, prefills them together, and decodes them on one lease."""
 
     num_requests: int
     num_masters: int
 
     def __call__(self, snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
+        """The batch that is due."""
         if snapshot.batches or len(snapshot.request) < self.num_requests:
             return IterationPlan()
         num_steps = NUM_STEPS if snapshot.running else 1
@@ -96,40 +99,48 @@ def frames(batch: RunBatch, step: int) -> list[bytes]:
 
 
 async def measure(num_requests: int, num_masters: int, *, with_readers: bool) -> tuple[float, float]:
-    """Seconds of a step, and of the start of the lease; medians."""
+    """Seconds of a step, and of encoding the start of the lease; medians."""
     instances = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 1 << 30) for i in range(num_masters))
+    seen, policy = Seen(), OneGroup(num_requests, num_masters)
     with TemporaryDirectory() as folder:
         executor = WorkersExecutor(Endpoints(f"ipc://{Path(folder) / 'reports'}", {}, num_masters))
-        seen, state = Seen(), ClusterState(instances)
-        policy, limits = OneGroup(num_requests, num_masters), EngineLimits(1 << 30, 1 << 30, 1 << 30)
-        scheduling = Scheduling(state, policy, WorkCostModel(), executor, (seen,))
-        engine = Engine(scheduling, executor, limits, Timeline(1))
-        readers = [asyncio.create_task(read(engine, i, with_readers)) for i in range(num_requests)]
-        serving = asyncio.create_task(engine.run())
-        await seen.wait_for(num_requests)
-        (prefill,) = seen.batches
-        for frame in frames(prefill, 0):
-            executor.receive(frame)
-        executor.receive(encode(BatchDone(prefill.batch_id, 0, 0, 1)))
-        await seen.wait_for(num_requests + num_masters + 1)
-        lease = seen.batches[1]
-        start = encode_time(lease)
-        steps = []
-        for step in range(NUM_STEPS - 1):
-            reported = frames(lease, step)
-            await asyncio.sleep(0)
-            begun_at = perf_counter()
-            for frame in reported:
-                executor.receive(frame)
-            await seen.wait_for(seen.num_events + num_masters)
-            if with_readers:
-                await asyncio.sleep(0)  # all of them were woken before this task
-            steps.append(perf_counter() - begun_at)
-        for task in (serving, *readers):
+        scheduling = Scheduling(ClusterState(instances), policy, WorkCostModel(), executor, (seen,))
+        engine = Engine(scheduling, executor, EngineLimits(1 << 30, 1 << 30, 1 << 30), Timeline(1))
+        tasks = [asyncio.create_task(read(engine, i, with_readers)) for i in range(num_requests)]
+        tasks.append(asyncio.create_task(engine.run()))
+        lease = await start_lease(executor, seen, policy)
+        steps = [
+            await step_time(executor, seen, frames(lease, i), with_readers) for i in range(NUM_STEPS - 1)
+        ]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(serving, *readers, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         executor.close()
-    return median(steps), start
+    return median(steps), encode_time(lease)
+
+
+async def start_lease(executor: WorkersExecutor, seen: Seen, policy: OneGroup) -> RunBatch:
+    """Let the requests arrive and report that their prompts are computed; the lease that then starts."""
+    await seen.wait_for(policy.num_requests)
+    (prefill,) = seen.batches
+    for frame in (*frames(prefill, 0), encode(BatchDone(prefill.batch_id, 0, 0, 1))):
+        executor.receive(frame)
+    await seen.wait_for(policy.num_requests + policy.num_masters + 1)
+    return seen.batches[-1]
+
+
+async def step_time(
+    executor: WorkersExecutor, seen: Seen, reported: Sequence[bytes], with_readers: bool
+) -> float:
+    """Seconds from the frames of a step to its tokens in their streams, or to their readers."""
+    await asyncio.sleep(0)
+    begun_at = perf_counter()
+    for frame in reported:
+        executor.receive(frame)
+    await seen.wait_for(seen.num_events + len(reported))
+    if with_readers:
+        await asyncio.sleep(0)  # all of them were woken before this task
+    return perf_counter() - begun_at
 
 
 async def read(engine: Engine, number: int, with_readers: bool) -> None:

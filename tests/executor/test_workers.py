@@ -10,12 +10,12 @@ import pytest
 import zmq
 
 from loong.core.errors import InvalidEventError
-from loong.core.events import BatchFinished, Drained, Event
+from loong.core.events import BatchFinished, Drained, Event, TokensProduced
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
 from loong.executor.workers import Endpoints, WorkersExecutor
-from loong.wire import BatchDone, encode
+from loong.wire import BatchDone, StepDone, encode
 
 WORKERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
@@ -45,6 +45,27 @@ async def told_of(num_steps: Iterable[int]) -> Event | Drained | None:
         (first,), (other,) = await asyncio.wait((telling, reading), return_when=asyncio.FIRST_COMPLETED)
         other.cancel()
         return first.result()
+
+
+async def steps_told(bursts: Iterable[int]) -> list[int]:
+    """The steps that an executor tells when workers report so many at once, each time it waits for more."""
+    with executor_and_reports() as (executor, reports):
+        reading = asyncio.create_task(executor.read_reports())
+        told: list[int] = []
+        for count in bursts:
+            for step in range(len(told), len(told) + count):
+                reports.send(encode(StepDone(7, step, ())))
+            for _ in range(count):
+                event = await executor.next_event()
+                assert isinstance(event, TokensProduced)
+                told.append(event.step)
+        reading.cancel()
+        await asyncio.wait([reading])
+        return told
+
+
+def test_every_report_is_told_in_its_order_in_whatever_bursts_they_come() -> None:
+    assert asyncio.run(steps_told((1, 100, 1, 1, 30))) == list(range(133))
 
 
 def test_a_batch_is_finished_when_all_its_workers_are() -> None:
