@@ -22,7 +22,7 @@ from loong.kernels import Partial
 from loong.kernels.activation import silu_and_mul
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.block_attention import attend_blocks
-from loong.kernels.draw import draw
+from loong.kernels.draw import DrawWorkspace, draw
 from loong.kernels.draw_params import DrawParams
 from loong.kernels.merging import merge_into
 from loong.kernels.normalization import add_rms_norm
@@ -259,8 +259,8 @@ def draw_cases(shape: Shape, num_rows: int) -> Iterator[Case]:
         calls: list[Call] = []
         for _ in range(NUM_LAYERS):
             logits = 4 * torch.randn(num_rows, shape.vocab_size, device=DEVICE)
-            weights = torch.empty_like(logits, dtype=torch.int64)
-            calls.append(partial(draw, logits, params, weights=weights, tokens=tokens, largest=largest))
+            workspace = DrawWorkspace.empty(num_rows, shape.vocab_size, DEVICE)
+            calls.append(partial(draw, logits, params, workspace=workspace, tokens=tokens, largest=largest))
         yield Case(f"draw {num_rows} {name}", calls, num_rows * shape.vocab_size * 4)
 
 

@@ -40,7 +40,10 @@ def attend_blocks(
     if slots is not None:
         dims.bind("slots", slots, "N", torch.int64)
     group_size, width = dims.group_size(), triton.next_power_of_2(dims["D"])
-    num_rows, tile, num_warps, num_stages = _tiling(q.dtype, width, dims["T"] * group_size, slots is not None)
+    num_keys = (len(kv) if slots is None else len(slots)) // max(1, dims["C"])
+    num_rows, tile, num_warps, num_stages = _tiling(
+        q.dtype, width, dims["T"] * group_size, num_keys, slots is not None
+    )
     max_num_tiles = triton.cdiv(dims["T"] * group_size, num_rows) + dims["C"]
     if not dims["T"] or not dims["C"]:
         return
@@ -69,15 +72,19 @@ def attend_blocks(
     )
 
 
-def _tiling(dtype: torch.dtype, width: int, num_rows: int, has_slots: bool) -> tuple[int, int, int, int]:
-    """Rows of queries and keys of a tile, warps, and stages: what fits a multiprocessor."""
+def _tiling(
+    dtype: torch.dtype, width: int, num_rows: int, num_keys: int, has_slots: bool
+) -> tuple[int, int, int, int]:
+    """Rows of queries and keys of a tile, warps, and stages: what fits a multiprocessor, and was fastest."""
     if dtype == torch.float32:
         return 32, 32, 4, 2
-    if num_rows <= 64:
-        return 64, 64, 4, 3
     if width > 128:
         return 128, 64, 8, 2
-    return 128, 64, 8, 6 if has_slots else 3
+    if has_slots:
+        return 128, 64, 8, 6
+    if num_rows <= 64 or num_keys <= 4096:
+        return 64, 64, 4, 3
+    return 128, 128, 8, 3
 
 
 @triton.jit
@@ -190,7 +197,8 @@ def _attend_keys(
             kv, kv_tiles, slots, key_row + start, everywhere, kv_head, num_kv_heads, head_dim, width
         )
         peak, total, weighted = attend_tile(queries, k, v, everywhere[None, :], scale, peak, total, weighted)
-    for start in tl.range(masked_from, end, tile):
+    # Pipelined, this loop would make the assembler wait for every product of the one above.
+    for start in tl.range(masked_from, end, tile, num_stages=1):
         key = start + tl.arange(0, tile)
         k, v = _load_tile(
             kv, kv_tiles, slots, key_row + start, key < end, kv_head, num_kv_heads, head_dim, width

@@ -1,9 +1,10 @@
 """Drawing the next token of each row on the device, without sorting the vocabulary.
 
 Probabilities are integers, in units of 2**-44 of the likeliest token's, so their sums are exact and a row's
-token does not depend on the order of addition. What top-k and top-p keep is found by a search for the last
-logit kept, two bits of it at a pass.
+token does not depend on the order of addition. One program draws one row.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -13,37 +14,74 @@ from torch import Tensor
 from loong.kernels.contract import Dims
 from loong.kernels.draw_params import DrawParams
 from loong.kernels.philox import uniform
+from loong.kernels.top_tokens import MAX_CANDIDATES, gather_candidates, keep_top, least_of_candidates
 
 _BLOCK = 4096  # tokens at once
 _MAX_VOCABULARY = 2**18  # whose weights, all equal, still sum to less than 2**63
 _ONE = tl.constexpr(float(2**44))  # the likeliest token's weight
-_LOWEST_KEY = tl.constexpr(-(2**31))
 
 
-def draw(logits: Tensor, params: DrawParams, *, weights: Tensor, tokens: Tensor, largest: Tensor) -> None:
-    """Choose the next token of each row; see `reference.draw`.
+@dataclass(frozen=True, slots=True)
+class DrawWorkspace:
+    """Room for drawing, made once, for use by one stream at a time."""
+
+    weights: Tensor  # [N, V] int64
+    candidate_logits: Tensor  # [N, C] float32, C = 4096
+    candidate_weights: Tensor  # [N, C] int64
+    candidates: Tensor  # [N, C] int64, token ids
+
+    @classmethod
+    def empty(cls, max_num_rows: int, vocab_size: int, device: torch.device) -> "DrawWorkspace":
+        """Return room for up to so many rows."""
+
+        def room(width: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(max_num_rows, width, dtype=dtype, device=device)
+
+        return cls(
+            room(vocab_size, torch.int64),
+            room(MAX_CANDIDATES.value, torch.float32),
+            room(MAX_CANDIDATES.value, torch.int64),
+            room(MAX_CANDIDATES.value, torch.int64),
+        )
+
+
+def draw(
+    logits: Tensor, params: DrawParams, *, workspace: DrawWorkspace, tokens: Tensor, largest: Tensor
+) -> None:
+    """Choose the next token of each row; see `reference_draw.draw`.
 
     Contract:
-        logits [N, V] float32, contiguous, V at most 2**18; params of N rows.
-        weights [N, V] int64: overwritten. tokens [N] int64 and largest [N] float32: written; `largest` is the
-            row's largest logit, or not finite if one is NaN. Where it is not finite the token means nothing.
+        logits [N, V] float32, contiguous, V at most 2**18; params of N rows, in their limits (not checked).
+        workspace: for N rows or more of V tokens; overwritten.
+        tokens [N] int64 and largest [N] float32: written; `largest` is the row's largest logit, or infinite
+            if one is NaN. Where it is not finite the token means nothing.
         Needs nothing of the host and allocates nothing.
     """
     dims = Dims()
     dims.bind("logits", logits, "N V", torch.float32)
-    dims.bind("weights", weights, "N V", torch.int64)
+    dims.bind("workspace.weights", workspace.weights[: len(logits)], "N V", torch.int64)
     dims.bind("tokens", tokens, "N", torch.int64)
     dims.bind("largest", largest, "N", torch.float32)
     for name, tensor in params._asdict().items():
-        is_count = name in {"top_k", "seed", "position"}
-        dims.bind(f"params.{name}", tensor, "N", torch.int64 if is_count else torch.float64)
+        is_whole = name in {"top_k", "seed", "position"}
+        dims.bind(f"params.{name}", tensor, "N", torch.int64 if is_whole else torch.float64)
     if dims["V"] > _MAX_VOCABULARY:
         raise ValueError(f"a vocabulary must have at most {_MAX_VOCABULARY} tokens, got {dims['V']}")
     if dims["N"] == 0:
         return
     block = min(_BLOCK, triton.next_power_of_2(dims["V"]))
     _draw_row[(dims["N"],)](
-        logits, *params, weights, tokens, largest, dims["V"], block=block, num_warps=max(1, block // 256)
+        logits,
+        *params,
+        workspace.weights,
+        workspace.candidate_logits,
+        workspace.candidate_weights,
+        workspace.candidates,
+        tokens,
+        largest,
+        dims["V"],
+        block=block,
+        num_warps=max(1, block // 256),
     )
 
 
@@ -57,34 +95,54 @@ def _draw_row(
     seed: tl.tensor,
     position: tl.tensor,
     weights: tl.tensor,
+    candidate_logits: tl.tensor,
+    candidate_weights: tl.tensor,
+    candidates: tl.tensor,
     tokens: tl.tensor,
     largest: tl.tensor,
     size: tl.tensor,
     block: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    logits += row * size
-    weights += row * size
-    peak, token = _likeliest(logits, size, block)
+    logits, weights = logits + row * size, weights + row * size
+    candidate_logits += row * MAX_CANDIDATES
+    candidate_weights += row * MAX_CANDIDATES
+    candidates += row * MAX_CANDIDATES
+    peak, token = _likeliest(logits, candidate_logits, size, block)
     tl.store(largest + row, peak)
     degree = tl.load(temperature + row)
     if (degree > 0) & (tl.abs(peak) < float("inf")):
         total = _weigh(logits, weights, peak, degree, tl.load(min_p + row), size, block)
-        count = tl.load(top_k + row)
-        if count < size:
-            total = _keep_top(logits, weights, count.to(tl.float64), size, True, block)
-        share = tl.load(top_p + row)
+        count, share = tl.load(top_k + row), tl.load(top_p + row)
+        num_tokens = tl.zeros([], tl.int64) + size
+        is_gathered = False
+        if (count < size) | (share < 1):
+            key, weight = least_of_candidates(candidate_logits, total, count, share, size, block)
+            num_candidates, sum_of_candidates = gather_candidates(
+                logits, weights, key, weight, candidate_logits, candidate_weights, candidates, size, block
+            )
+            is_gathered = num_candidates <= MAX_CANDIDATES
+            if is_gathered:
+                logits, weights, num_tokens = candidate_logits, candidate_weights, num_candidates
+                total = tl.where(count < size, sum_of_candidates, total)
+        if count < num_tokens:
+            total = keep_top(logits, weights, count.to(tl.float64), num_tokens, True, block)
         if share < 1:
-            total = _keep_top(logits, weights, share * total.to(tl.float64), size, False, block)
+            total = keep_top(logits, weights, share * total.to(tl.float64), num_tokens, False, block)
         chance = uniform(tl.load(seed + row), tl.load(position + row))
         target = tl.minimum((chance * total.to(tl.float64)).to(tl.int64), total - 1)
-        token = _token_at(weights, target, size, block)
+        token = _token_at(weights, target, num_tokens, block)
+        if is_gathered:
+            token = tl.load(candidates + token)
     tl.store(tokens + row, token)
 
 
 @triton.jit
-def _likeliest(logits: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tuple:
-    """Return the largest logit, infinite if one is NaN, and the lowest id that has it."""
+def _likeliest(logits: tl.tensor, samples: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tuple:
+    """Return the largest logit, infinite if one is NaN, and the lowest id that has it.
+
+    Every `block`th token makes a class; the largest logit of each class is written to `samples`.
+    """
     best = tl.full([block], float("-inf"), tl.float32)
     best_token = tl.zeros([block], tl.int64)
     for start in tl.range(0, size, block, num_stages=3):
@@ -93,8 +151,10 @@ def _likeliest(logits: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tu
         x = tl.where(x == x, x, float("inf"))
         best_token = tl.where(x > best, token, best_token)
         best = tl.maximum(best, x)
+    tl.store(samples + tl.arange(0, block), best)
+    tl.debug_barrier()
     peak = tl.max(best, 0)
-    return peak, tl.min(tl.where(best == peak, best_token, size), 0)
+    return peak, tl.min(tl.where(best == peak, best_token, size), 0).to(tl.int64)
 
 
 @triton.jit
@@ -118,96 +178,6 @@ def _weigh(
         total += weight
     tl.debug_barrier()
     return tl.sum(total, 0)
-
-
-@triton.jit
-def _keep_top(
-    logits: tl.tensor,
-    weights: tl.tensor,
-    limit: tl.tensor,
-    size: tl.tensor,
-    is_count: tl.constexpr,
-    block: tl.constexpr,
-) -> tl.tensor:
-    """Keep the tokens before which, likeliest first, less than `limit` is kept; return the sum of weights.
-
-    It is counted in tokens, or else in weights; of equals the lowest ids come first.
-    """
-    last = _last_key(logits, weights, limit, size, is_count, block)
-    before, _, _ = _sums_above(logits, weights, last - 1, 1, size, is_count, block)
-    total = tl.zeros([block], tl.int64)
-    for start in tl.range(0, size, block):
-        token = start + tl.arange(0, block)
-        key, value, weight = _load_tokens(logits, weights, token, size, is_count)
-        equal = tl.where(key == last, value, 0)
-        before_token = before + tl.cumsum(equal, 0) - equal
-        is_kept = (key > last) | ((key == last) & (before_token.to(tl.float64) < limit))
-        weight = tl.where(is_kept, weight, 0)
-        tl.store(weights + token, weight, token < size)
-        total += weight
-        before += tl.sum(equal, 0)
-    tl.debug_barrier()
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _last_key(
-    logits: tl.tensor,
-    weights: tl.tensor,
-    limit: tl.tensor,
-    size: tl.tensor,
-    is_count: tl.constexpr,
-    block: tl.constexpr,
-) -> tl.tensor:
-    """Return the smallest key above which there is less than `limit`."""
-    last = tl.full([], _LOWEST_KEY, tl.int64)
-    width = tl.full([], 2**30, tl.int64)
-    for _ in tl.range(0, 16):
-        a, b, c = _sums_above(logits, weights, last - 1, width, size, is_count, block)
-        last += (
-            _is_at_least(a, limit) * width + _is_at_least(b, limit) * width + _is_at_least(c, limit) * width
-        )
-        width = width // 4
-    return last
-
-
-@triton.jit
-def _is_at_least(value: tl.tensor, limit: tl.tensor) -> tl.tensor:
-    return (value.to(tl.float64) >= limit).to(tl.int64)
-
-
-@triton.jit
-def _sums_above(
-    logits: tl.tensor,
-    weights: tl.tensor,
-    base: tl.tensor,
-    width: tl.tensor,
-    size: tl.tensor,
-    is_count: tl.constexpr,
-    block: tl.constexpr,
-) -> tl.tuple:
-    """Return what lies above the keys base + width, base + 2 width and base + 3 width."""
-    a, b, c = tl.zeros([block], tl.int64), tl.zeros([block], tl.int64), tl.zeros([block], tl.int64)
-    for start in tl.range(0, size, block, num_stages=3):
-        token = start + tl.arange(0, block)
-        key, value, _ = _load_tokens(logits, weights, token, size, is_count)
-        a += tl.where(key > base + width, value, 0)
-        b += tl.where(key > base + 2 * width, value, 0)
-        c += tl.where(key > base + 3 * width, value, 0)
-    return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0)
-
-
-@triton.jit
-def _load_tokens(
-    logits: tl.tensor, weights: tl.tensor, token: tl.tensor, size: tl.tensor, is_count: tl.constexpr
-) -> tl.tuple:
-    """Return keys in the order of the logits, what tokens count, and their weights; all int64."""
-    is_token = token < size
-    x = tl.load(logits + token, is_token, float("-inf")) + 0.0  # so that -0 becomes 0, which it equals
-    bits = x.to(tl.int32, bitcast=True)
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    weight = tl.load(weights + token, is_token, 0)
-    return key, is_token.to(tl.int64) if is_count else weight, weight
 
 
 @triton.jit

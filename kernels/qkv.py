@@ -7,7 +7,7 @@ from torch import Tensor
 
 from loong.kernels.contract import Dims
 
-_HEADS_AT_ONCE = 8
+_HEADS_AT_ONCE = 16
 
 
 def rotate_and_store(

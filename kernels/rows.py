@@ -31,7 +31,15 @@ def copy_rows(
     width = min(_MAX_WIDTH, triton.next_power_of_2(row_size))
     rows_at_once = _NUM_ELEMENTS // width
     _copy_tile[triton.cdiv(dims["T"], rows_at_once), triton.cdiv(row_size, width)](
-        source, source_rows, target, target_rows, dims["T"], row_size, rows_at_once=rows_at_once, width=width
+        source,
+        source_rows,
+        target,
+        target_rows,
+        dims["T"],
+        row_size,
+        rows_at_once=rows_at_once,
+        width=width,
+        num_warps=8,
     )
 
 
