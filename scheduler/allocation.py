@@ -106,7 +106,7 @@ class Allocation:
         Together they have at most `max_dop` instances, unless one group alone has more, or it would be late.
         """
         waits = {id(group): group.wait_of(prefill) for group in self.groups}
-        own = [group for group in self.groups if prefill in group.prefills]
+        own = [group for group in self.groups if any(p is prefill for p in group.prefills)]
         others = [g for g in self.groups if not own or not g.prefills]
         by_wait = sorted(others, key=lambda g: (waits[id(g)], -g.spare))[:MAX_OFFERS]
         demand = 0 if own else self._demand(prefill)
@@ -182,7 +182,7 @@ class Allocation:
         """Make one group of those chosen, which is to compute a prompt too."""
         prefills = [p for group in chosen for p in group.prefills]
         spare = sum(group.spare for group in chosen)
-        if prefill not in prefills:
+        if all(p is not prefill for p in prefills):
             prefills.append(prefill)
             spare -= self._demand(prefill)
         units = [unit for group in chosen for unit in group.units]

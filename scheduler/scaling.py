@@ -77,13 +77,18 @@ class Scaling:
         step = self._decode_step(instance_ids, decodes, 1)
         if step is None:
             return None
+        step.begin_prompts()
         budget, decode_seconds = self._budget(decodes), step.seconds
         is_alone = not decodes and len(prefills) == 1
         late = next((p for p in prefills if p.is_late), None)
         late_budget = decode_seconds + self.config.late_share * (budget - decode_seconds)
         if late is not None and self._add(step, late, late_budget, is_alone):
             prefills = [p for p in prefills if p is not late]
-        num_added = sum(self._add(step, prefill, budget, is_alone) for prefill in prefills)
+        num_added = 0
+        for prefill in prefills:
+            num_added += self._add(step, prefill, budget, is_alone)
+            if step.is_full(budget):
+                break
         step.min_tokens = LEAST_CHUNK
         for prefill in prefills if not num_added else ():
             if self._add(step, prefill, budget, is_alone):

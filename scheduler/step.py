@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
-from loong.core.cost_model import CostModel
+from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, Transfer
@@ -38,10 +38,15 @@ class Step:
     has_ring: bool = False
     has_exchange: bool = False
     min_tokens: int = 0
+    alone: PrefillTerms = field(init=False)
+    wide: PrefillTerms = field(init=False)
+    used: dict[InstanceId, float] = field(default_factory=dict)  # seconds, of each instance
 
     def __post_init__(self) -> None:
+        self.alone, self.wide = self.cost_model.prefill_terms(1), self.cost_model.prefill_terms(self.dop)
         for instance_id in self.instance_ids:
             self.works[instance_id] = InstanceWork()
+            self.used[instance_id] = self.alone.floor  # the first token costs no less
 
     @property
     def dop(self) -> int:
@@ -82,6 +87,7 @@ class Step:
             self.shares.append(whole_share(view, num_tokens, master_id))
             self.free[master_id] -= num_tokens
             self._add_work(master_id, num_tokens, num_tokens * (view.num_computed_tokens + num_tokens / 2))
+            self._reckon(master_id, self.works[master_id])
         return num_tokens
 
     def add_striped(self, view: RequestView, budget: float) -> int:
@@ -128,11 +134,19 @@ class Step:
     def _group(self) -> ESPGroup:
         return ESPGroup(self.instance_ids)
 
+    def begin_prompts(self) -> None:
+        """Reckon what the decodes added take, before the first prompt."""
+        for instance_id, work in self.works.items():
+            self._reckon(instance_id, work)
+
+    def is_full(self, budget: float) -> bool:
+        """Whether no instance has time left for a chunk that is worth it."""
+        return min(self.used.values()) + self.wide.overhead > (1 - LEAST_PART) * budget
+
     def num_fitting(self, instance_id: InstanceId, num_cached: int, budget: float) -> int:
         """New tokens on `num_cached` that one instance computes within a step of `budget`."""
-        terms = self.cost_model.prefill_terms(1)
-        slope = terms.per_token + terms.per_cached_pair * num_cached
-        return self._largest(instance_id, slope, terms.per_new_pair, budget - self._binding)
+        slope = self.alone.per_token + self.alone.per_cached_pair * num_cached
+        return self._largest(instance_id, slope, self.alone.per_new_pair, budget)
 
     def plan(self, num_steps: int = 1) -> BatchPlan:
         """The batch, on the instances that have a part in it."""
@@ -141,41 +155,31 @@ class Step:
         group = ESPGroup(tuple(i for i in self.instance_ids if i in parts or i in holders))
         return batch_of(group, self.shares, num_steps, self.seconds)
 
-    @property
-    def _binding(self) -> float:
-        return self.cost_model.prefill_terms(self.dop).overhead
+    def _reckon(self, instance_id: InstanceId, work: InstanceWork) -> None:
+        self.used[instance_id] = max(self.alone.floor, self.cost_model.instance_time(work))
 
-    def _largest(self, instance_id: InstanceId, slope: float, square: float, seconds: float) -> int:
-        """The largest n with slope n + square n^2 within what an instance has left of `seconds`."""
-        work = self.works[instance_id]
-        left = seconds - self.cost_model.instance_time(work)
-        if work.num_tokens == 0:
-            left -= self.cost_model.prefill_terms(1).floor
+    def _largest(self, instance_id: InstanceId, slope: float, square: float, budget: float) -> int:
+        """The largest n with slope n + square n^2 within what an instance has left of a step of `budget`."""
+        left = budget - self.wide.overhead - self.used[instance_id]
         num_tokens = 0
-        if left > LEAST_PART * seconds:
+        if left > LEAST_PART * budget:
             num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
-        return max(self.min_tokens, min(num_tokens, self.max_tokens - work.num_tokens))
+        room = self.max_tokens - self.works[instance_id].num_tokens
+        return max(self.min_tokens, min(num_tokens, room))
 
     def _num_exchanged(self, held: Mapping[InstanceId, int], budget: float) -> int:
-        wide = self.cost_model.prefill_terms(self.dop)
-        alone = self.cost_model.prefill_terms(1)
+        """The tokens that all can compute if queries travel: an instance attends all to what it holds."""
+        token, pair = self.wide.per_token, self.alone.per_cached_pair
         return min(
-            self._largest(
-                instance_id,
-                wide.per_token + alone.per_cached_pair * held.get(instance_id, 0),
-                wide.per_new_pair,
-                budget - self._binding,
-            )
-            for instance_id in self.instance_ids
+            self._largest(i, token + pair * held.get(i, 0), self.wide.per_new_pair, budget)
+            for i in self.instance_ids
         )
 
     def _num_ringed(self, num_cached: int, budget: float) -> int:
-        terms = self.cost_model.prefill_terms(self.dop)
-        alone = self.cost_model.prefill_terms(1)
-        slope = alone.per_token / self.dop + terms.per_cached_pair * num_cached
-        num_tokens = min(
-            self._largest(i, slope, terms.per_new_pair, budget - self._binding) for i in self.instance_ids
-        )
+        """The tokens that all can compute if KV travels: an instance attends its stripe to everything."""
+        slope = self.alone.per_token / self.dop + self.wide.per_cached_pair * num_cached
+        busiest = max(self.used, key=self.used.__getitem__)
+        num_tokens = self._largest(busiest, slope, self.wide.per_new_pair, budget)
         if num_tokens <= 0:
             return 0
         stripe = num_tokens / self.dop
@@ -185,8 +189,7 @@ class Step:
         )
         hidden = InstanceWork(num_pairs=work.num_pairs)
         exposed = self.cost_model.instance_time(work) - self.cost_model.instance_time(hidden)
-        left = budget - self._binding
-        return int(num_tokens * max(0.0, 1 - exposed / left)) if left > 0 else 0
+        return int(num_tokens * max(0.0, 1 - exposed / budget))
 
     def _count_striped(
         self, view: RequestView, num_tokens: int, transfer: Transfer, held: Mapping[InstanceId, int]
@@ -203,6 +206,7 @@ class Step:
                 self._add_work(instance_id, stripe, pairs)
                 work.num_sent_queries += round(stripe * (self.dop - 1))
                 self.has_exchange = True
+            self._reckon(instance_id, work)
 
     def _add_work(self, instance_id: InstanceId, num_tokens: float, num_pairs: float) -> None:
         work = self.works[instance_id]
