@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from loong.core.cost_model import CostModel
-from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.allocation import Allocation, Group
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import dispatch
+from loong.scheduler.migration import Gathering
 from loong.scheduler.scaling import Scaling
 from loong.scheduler.survey import Survey, Unit, survey
 
@@ -25,10 +26,11 @@ def plan_esp(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) ->
     if not any(unit.is_ready or unit.is_in_lease for unit in found.units):
         return IterationPlan()
     groups = Allocation(found, cost_model, config).allocate(dispatch(found, cost_model, config))
-    making = _Making(found, Scaling(found, cost_model, config), groups)
+    making = _Making(found, Scaling(found, cost_model, config), Gathering(found, cost_model, config), groups)
     making.make_all()
     return IterationPlan(
         batches=tuple(making.batches),
+        migrations=tuple(making.migrations),
         preemptions=tuple(Preemption(view.request_id) for view in making.preempted),
         lease_ends=tuple(making.lease_ends),
     )
@@ -40,9 +42,11 @@ class _Making:
 
     survey: Survey
     scaling: Scaling
+    gathering: Gathering
     left: list[Group]
     batches: list[BatchPlan] = field(default_factory=list)
     lease_ends: list[LeaseEnd] = field(default_factory=list)
+    migrations: list[KVMigration] = field(default_factory=list)
     preempted: list[RequestView] = field(default_factory=list)
 
     def make_all(self) -> None:
@@ -58,6 +62,8 @@ class _Making:
 
     def _make(self, group: Group, waiting: Iterable[Group]) -> None:
         """Plan a group, with as many others as it needs for room (scale-up); without any, preempt."""
+        if not group.prefills and len(group.units) == 1 and len(group.units[0].instance_ids) > 1:
+            self._gather(group.units[0])
         batch = self.scaling.batch(group)
         while batch is None and _has_requests(group):
             roomy = [other for other in self.left if self._num_free(other)]
@@ -76,6 +82,12 @@ class _Making:
             self._end_leases(busy)
             if not busy:
                 self._preempt(group)
+
+    def _gather(self, unit: Unit) -> None:
+        moves = self.gathering.migrations(unit)
+        self.migrations += moves
+        moving = {move.segment.owner_id for move in moves}
+        unit.decodes = [view for view in unit.decodes if view.request_id not in moving]
 
     def _preempt(self, group: Group) -> None:
         """Drop the KV of the latest arrival; the oldest, left alone, has room."""

@@ -1,0 +1,58 @@
+"""Moving KV at rest, where the cost model says that it pays.
+
+A request whose KV is on several instances ties them together for every token. Gathered on one of them, it
+decodes there alone, and the others are free to go their own ways.
+"""
+
+from dataclasses import dataclass
+
+from loong.core.cost_model import CostModel
+from loong.core.plan import KVMigration
+from loong.core.request import RequestView
+from loong.core.work import InstanceWork
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.dispatch import slo_of
+from loong.scheduler.survey import Survey, Unit
+
+PAYING_PART = 0.1  # of the time that a request has left to decode, its migration may take
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Decides which requests are gathered."""
+
+    survey: Survey
+    cost_model: CostModel
+    config: PolicyConfig
+
+    def migrations(self, unit: Unit) -> tuple[KVMigration, ...]:
+        """What is to move so that one of the requests that tie a ready unit together does no more."""
+        for view in unit.decodes:
+            if len(view.placement.instance_ids) > 1 and (moves := self._gather(view, unit)):
+                return moves
+        return ()
+
+    def _gather(self, view: RequestView, unit: Unit) -> tuple[KVMigration, ...]:
+        held = view.placement.tokens_by_instance()
+        destination_id = max(held, key=lambda i: (held[i], -i))
+        num_moved = view.num_computed_tokens - held[destination_id]
+        num_wished = num_moved + min(view.num_remaining_tokens, self.config.lease_steps)
+        num_wished += len(unit.decodes) * self.config.lease_steps
+        if num_wished > self.survey.free[destination_id]:
+            return ()
+        work = InstanceWork(num_tokens=1, num_blocks=1, num_attends=1, num_decode_keys=view.num_known_tokens)
+        step_time = self.cost_model.prefill_terms(1).overhead + self.cost_model.instance_time(work)
+        seconds = sum(
+            self.cost_model.migration_time(n, i, destination_id)
+            for i, n in held.items()
+            if i != destination_id
+        )
+        widest = self.cost_model.prefill_terms(self.survey.num_instances)
+        is_quick = step_time <= slo_of(view, widest, self.config).tpot / 2
+        if not is_quick or seconds > PAYING_PART * view.num_remaining_tokens * step_time:
+            return ()
+        return tuple(
+            KVMigration(segment, destination_id)
+            for segment in view.placement.segments
+            if segment.instance_id != destination_id
+        )
