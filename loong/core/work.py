@@ -1,6 +1,6 @@
 """What a step makes each instance do: counts, from which a cost model makes seconds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -61,15 +61,23 @@ class StepWork:
     @property
     def phase(self) -> Phase:
         """What its queries are."""
-        works = self.instances.values()
-        if not any(work.num_keys for work in works):
-            return Phase.DECODE
-        return Phase.MIXED if any(work.num_decode_keys for work in works) else Phase.PREFILL
+        return phase_of(self.instances.values())
 
     @property
     def num_requests(self) -> int:
         """Requests of the step."""
         return self.instances[self.group.leader_id].num_requests
+
+
+def phase_of(works: Iterable[InstanceWork]) -> Phase:
+    """What the queries of these instances are; none are decode."""
+    has_decode = has_prefill = False
+    for work in works:
+        has_decode |= work.num_decode_keys > 0
+        has_prefill |= work.num_keys > 0
+    if has_prefill:
+        return Phase.MIXED if has_decode else Phase.PREFILL
+    return Phase.DECODE
 
 
 def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], step: int = 0) -> StepWork:
