@@ -152,8 +152,9 @@ def _check_blocks(part: Part) -> None:
 
 
 def _check_masters(snapshot: Snapshot, batch: BatchPlan) -> None:
+    group = frozenset(batch.group.instance_ids)
     for master_id in {block.master_id for block in batch.queries}:
-        if master_id not in batch.group.instance_ids:
+        if master_id not in group:
             raise InvalidPlanError(f"master {master_id} is not in group {batch.group.instance_ids}")
         if snapshot.instance[master_id].kind is not InstanceKind.FULL:
             raise InvalidPlanError(f"instance {master_id} has no weights and cannot be a master")

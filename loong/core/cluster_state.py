@@ -108,7 +108,7 @@ class ClusterState:
             if not live.has_ended:  # an aborted one is computed until its batch ends
                 live.produce(token, event.time)
                 num_output_tokens += 1
-            if not live.is_noted:
+            if not live.is_noted:  # most are, and a call would tell no more
                 self._books.roll.note(live)
         batch.end_step(event.step)
         self._books.count(num_output_tokens=num_output_tokens)

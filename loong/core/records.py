@@ -121,7 +121,7 @@ class InFlightBatch:
             raise InvalidEventError(
                 f"batch {self.running.batch_id} produced a token of {request_id}, which it does not sample"
             )
-        due, num_steps = live.num_batch_tokens, self.plan.num_steps
+        due, num_steps = live.num_batch_tokens, self.running.plan.num_steps
         if step != due or step >= num_steps:
             raise InvalidEventError(
                 f"batch {self.running.batch_id} produced a token of {request_id} at step {step}, "
