@@ -1,7 +1,7 @@
 """P90 goodput of every policy, in virtual time on rooflines: the highest rate at which 90 % meet their SLO.
 
-A line for each model, workload, SLO rule and policy goes to results/goodput.jsonl as soon as it is found; what
-is there already for the same commit and setting is not made again, so a run can be stopped and resumed. The
+A line for each model, workload, SLO rule and policy goes to results/goodput.jsonl as soon as it is found, and
+what is there already for the same commit and setting is not made again: a run can be stopped and resumed. The
 table compares each policy with the best of those that never change their groups. No device is needed; of
 packages, numpy, numba, msgspec and tqdm.
 """
@@ -17,7 +17,7 @@ from time import perf_counter
 
 from result import FOLDER
 
-from loong.launcher.machine import git_commit, machine_facts
+from loong.launcher.machine import machine_facts
 from loong.launcher.simulate.cluster import Hardware, shape_of
 from loong.launcher.simulate.config import Load, SimulateConfig
 from loong.launcher.simulate.points import done
@@ -133,12 +133,13 @@ def main() -> None:
     args = parser.parse_args()
     setting = Setting(args.device, args.num_instances, args.duration, args.precision, args.seed)
     facts = machine_facts()
-    goodputs = known(setting, git_commit())
+    commit = facts.get("git_commit")
+    goodputs = known(setting, commit)
     cells = [Cell(*names) for names in product(args.model, args.workload, args.slo, args.policy)]
     missing = [cell for cell in cells if cell not in goodputs]
     with FILE.open("a") as file:
         for index, line in done(partial(find, setting), missing, args.jobs, "search"):
-            file.write(json.dumps({"benchmark": "goodput", "git_commit": git_commit(), **line}) + "\n")
+            file.write(json.dumps({"benchmark": "goodput", "git_commit": commit, **line}) + "\n")
             file.flush()
             goodputs[missing[index]] = float(str(line["request_rate"]))
     print("\n\n".join(tables(args.policy, {cell: goodputs[cell] for cell in cells})))

@@ -1,6 +1,6 @@
 """P90 goodput: the highest rate at which nine in ten requests meet their SLO."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -11,7 +11,7 @@ from loong.launcher.simulate.points import Point, PointResult, in_order, run_poi
 from loong.workloads.slo import SLORule
 
 NUM_SAMPLED = 300  # requests, for a first guess
-MAX_HALVINGS = 12  # below it the goodput is called 0
+MAX_DOUBLINGS = 12  # from the first rate, up or down: beyond, the rate decides nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float)
 
     low = high = max(config.rates, default=guess(config))
     if attains(low):
-        while attains(high := low * 2):
+        while len(points) <= MAX_DOUBLINGS and attains(high := low * 2):
             low = high
     else:
-        while not attains(low := high / 2):
+        while len(points) <= MAX_DOUBLINGS and not attains(low := high / 2):
             high = low
-            if len(points) > MAX_HALVINGS:
-                return Goodput(policy, rule, None, tuple(points[rate] for rate in sorted(points)))
+    if not points[low].attains:
+        return Goodput(policy, rule, None, _by_rate(points))
     while high > low * (1 + precision):
         middle = sqrt(low * high)
         if attains(middle):
             low = middle
         else:
             high = middle
-    return Goodput(policy, rule, points[low], tuple(points[rate] for rate in sorted(points)))
+    return Goodput(policy, rule, points[low], _by_rate(points))
 
 
 def goodputs_of_sweep(config: SimulateConfig, results: Sequence[PointResult]) -> list[Goodput]:
@@ -81,6 +81,10 @@ def guess(config: SimulateConfig) -> float:
     load = replace(config.load, num_requests=NUM_SAMPLED)
     seconds = sum(prefill_time(request.num_prompt_tokens) for request in load.at(1.0))
     return float(f"{NUM_SAMPLED / seconds / 2:.2g}")
+
+
+def _by_rate(points: Mapping[float, PointResult]) -> tuple[PointResult, ...]:
+    return tuple(points[rate] for rate in sorted(points))
 
 
 def _search_task(config: SimulateConfig, precision: float, task: tuple[str, SLORule]) -> Goodput:

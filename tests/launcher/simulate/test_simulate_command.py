@@ -1,0 +1,81 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from loong.launcher.cli import main
+
+SMALL = ["--instances", "2", "--num-requests", "24", "--workload", "leval", "--seed", "3"]
+
+
+def without_times(path: Path) -> dict[str, object]:
+    results: dict[str, object] = json.loads(path.read_text())
+    for name in ("date", "wall_seconds", "command"):
+        del results[name]
+    return results
+
+
+def test_one_rate_shows_each_run_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rate", "5", "--policy", "static-sp,tp", "--output-dir", str(tmp_path)]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("Serving Benchmark Result") == 2
+    assert "completed / sent" in printed
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [run["policy"] for run in results["runs"]] == ["static-sp", "tp"]
+    assert results["runs"][0]["completed"] == 24
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "trace-tp.json").read_text())["traceEvents"]
+
+
+def test_several_rates_and_rules_show_attainment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = ["--slo", "tight", "--slo", "ttft:0.001"]
+    flags = ["--rate", "0.1,0.2", "--policy", "replicas,tp", *rules, "--output-dir", str(tmp_path)]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("P90 goodput") == 2
+    assert json.loads(printed.splitlines()[-1])["goodput"] == {
+        "tight": {"replicas": 0.2, "tp": 0.2},
+        "absolute": {"replicas": 0.0, "tp": 0.0},
+    }
+    assert (tmp_path / "attainment.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_command_writes_the_same_results(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        flags = ["--goodput", "0.5", "--policy", "replicas", "--output-dir", str(tmp_path / name)]
+        assert main(["simulate", *SMALL, *flags]) == 0
+    assert without_times(tmp_path / "one" / "results.json") == without_times(
+        tmp_path / "two" / "results.json"
+    )
+
+
+def test_a_workload_with_a_pace_of_its_own_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--workload", "victim-attacker", "--num-requests", "20", "--policy", "static-sp"]
+    assert main(["simulate", *flags]) == 0
+    assert "> 128k" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--rate", "1", "--workload", "nonsense"], "--workload 'nonsense'"),
+        (["--rate", "1", "--policy", "nonsense"], "--policy 'nonsense'"),
+        (["--rate", "1", "--policy", "tp,tp"], "names a policy twice"),
+        (["--rate", "1", "--device", "nonsense"], "--device 'nonsense'"),
+        (["--rate", "1", "--model", "nonsense"], "'nonsense'"),
+        (["--rate", "1", "--slo", "nonsense"], "--slo: SLO 'nonsense'"),
+        (["--rate", "1", "--seed", "-1"], "--seed -1"),
+        (["--rate", "fast"], "--rate 'fast'"),
+        ([], "--workload mixed has no pace of its own"),
+        (["--rate", "1", "--model", "llama-3.1-70b"], "no room for KV"),
+        (["--rate", "1", "--num-instances", "64", "--policy", "tp"], "32 attention heads"),
+    ],
+)
+def test_bad_input_gives_one_clear_line(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *flags]) == 1
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1

@@ -1,0 +1,70 @@
+import pytest
+from simulation import instances_with
+
+from loong.launcher.simulate.cluster import SimulatedCluster
+from loong.launcher.simulate.config import Host
+from loong.launcher.simulate.run import CUT_OFF, REFUSED, SimulatedRun, simulate
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.policy import make_policy
+from loong.workloads.metrics import compute_metrics
+from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
+from loong.workloads.slo import parse_slo
+
+LOOSE = parse_slo("ttft:60000 tpot:1000").limits_of(None)
+
+
+def request(arrival_time: float, num_prompt: int, num_output: int = 4) -> WorkloadRequest:
+    return WorkloadRequest(arrival_time, RequestShape((TokenRun(0, num_prompt),), num_output))
+
+
+def run(
+    load: list[WorkloadRequest],
+    *,
+    policy: str = "replicas",
+    slo: str = "ttft:60000 tpot:1000",
+    host: Host | None = None,
+    max_misses: float = float("inf"),
+) -> SimulatedRun:
+    cluster = SimulatedCluster(instances_with([1000, 1000]), WorkCostModel(), max_request_tokens=1000)
+    plan = make_policy(policy, PolicyConfig())
+    return simulate(plan, cluster, load, parse_slo(slo).limits_of(None), host=host, max_misses=max_misses)
+
+
+def test_every_request_has_a_record_in_its_place_with_all_its_tokens() -> None:
+    load = [request(0.1 * number, 50 + number, 3 + number) for number in range(6)]
+    records = run(load).records
+    assert [record.request for record in records] == load
+    assert [len(record.token_times) for record in records] == [3, 4, 5, 6, 7, 8]
+    assert all(record.is_completed and record.ttft > 0 for record in records)
+
+
+def test_a_request_that_can_never_fit_is_refused_and_counts_as_a_miss() -> None:
+    load = [request(0.0, 100), request(0.0, 998, 4), request(0.0, 997, 4)]
+    records = run(load).records
+    assert [record.error for record in records] == [None, REFUSED, None]
+    assert compute_metrics(records, LOOSE).attainment == pytest.approx(2 / 3)
+
+
+def test_a_run_ends_once_too_many_have_missed() -> None:
+    load = [request(0.01 * number, 500, 100) for number in range(20)]
+    cut_off = run(load, slo="ttft:50 tpot:1000", max_misses=3)
+    assert cut_off.is_cut_off
+    assert CUT_OFF in {record.error for record in cut_off.records}
+    whole = run(load, slo="ttft:50 tpot:1000")
+    assert not whole.is_cut_off
+    assert cut_off.num_events < whole.num_events
+
+
+def test_refused_requests_count_towards_what_may_be_missed() -> None:
+    assert run([request(0.0, 5000), request(0.0, 10)], max_misses=0).is_cut_off
+    assert not run([request(0.0, 5000), request(0.0, 10)], max_misses=1).is_cut_off
+
+
+def test_a_busy_host_makes_everything_slower() -> None:
+    load = [request(0.0, 200), request(0.0, 200)]
+    alone = run(load).records
+    shared = run(load, host=Host(num_cores=1)).records
+    delayed = run(load, host=Host(plan_time=0.5)).records
+    assert [record.ttft for record in shared] == pytest.approx([2 * record.ttft for record in alone])
+    assert [record.ttft for record in delayed] == pytest.approx([0.5 + record.ttft for record in alone])

@@ -1,0 +1,74 @@
+import pytest
+
+from loong.launcher.simulate.cluster import Hardware, shape_of
+from loong.launcher.simulate.config import Load, SimulateConfig
+from loong.launcher.simulate.points import Point, run_point, sweep
+from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
+from loong.model.shapes import SHAPES
+from loong.workloads.slo import parse_slo
+
+TIGHT = parse_slo("tight")
+
+
+def config(policies: tuple[str, ...] = ("replicas",), **changes: object) -> SimulateConfig:
+    values: dict[str, object] = {
+        "model": "llama-3.1-8b",
+        "policies": policies,
+        "rules": (TIGHT,),
+        "rates": (),
+        "hardware": Hardware(shape_of(SHAPES["llama-3.1-8b"]), "h200", num_instances=2),
+        "load": Load("leval", num_requests=30),
+    }
+    return SimulateConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_goodput_attains_and_a_little_more_does_not() -> None:
+    found = search(config(), "replicas", TIGHT, precision=0.2)
+    assert found.best is not None
+    assert found.best.attains
+    too_high = min(p.point.rate for p in found.points if p.point.rate > found.rate)
+    assert too_high <= found.rate * 1.2
+    assert not run_point(config(), Point("replicas", TIGHT, too_high)).attains
+
+
+def test_a_first_guess_may_be_far_off_on_either_side() -> None:
+    from_below = search(config(rates=(0.1,)), "replicas", TIGHT, precision=0.2)
+    from_above = search(config(rates=(100.0,)), "replicas", TIGHT, precision=0.2)
+    assert from_below.rate == pytest.approx(from_above.rate, rel=0.3)
+
+
+def test_a_policy_that_never_attains_has_no_goodput() -> None:
+    impossible = parse_slo("ttft:0.001")
+    found = search(config(rules=(impossible,)), "replicas", impossible, precision=0.2)
+    assert (found.rate, found.best) == (0.0, None)
+
+
+def test_a_run_that_is_cut_off_is_one_that_does_not_attain() -> None:
+    point = Point("replicas", TIGHT, 100.0)
+    whole, short = run_point(config(), point), run_point(config(), point, cuts_off=True)
+    assert short.is_cut_off
+    assert not whole.attains
+    assert short.num_events < whole.num_events
+
+
+def test_processes_find_what_one_process_finds() -> None:
+    asked = config(("replicas", "static-sp"), load=Load("leval", num_requests=12))
+    alone = search_all(asked, 0.5)
+    together = search_all(config(("replicas", "static-sp"), load=asked.load, num_jobs=2), 0.5)
+    assert alone == together
+
+
+def test_the_goodput_of_a_sweep_is_the_last_rate_before_the_first_that_misses() -> None:
+    asked = config(rates=(0.5, 1.0, 100.0))
+    results = sweep(asked)
+    [found] = goodputs_of_sweep(asked, results)
+    attained = [result.attains for result in results]
+    assert attained[-1] is False
+    assert found.rate == asked.rates[attained.index(False) - 1]
+
+
+def test_a_load_that_attains_at_any_rate_does_not_keep_the_search_going() -> None:
+    loose = parse_slo("ttft:900000000")
+    found = search(config(rules=(loose,), rates=(1.0,)), "replicas", loose, precision=0.2)
+    assert found.best is not None
+    assert all(point.attains for point in found.points)

@@ -1,0 +1,59 @@
+from loong.core.events import ProducedToken, RequestArrived, TokensProduced
+from loong.core.request import SLO, FinishReason, Request, SamplingParams
+from loong.launcher.simulate.watch import Watch
+
+SLOW_TTFT, SLOW_TPOT = 1.0, 0.1
+
+
+def arrived(request_id: str, time: float) -> RequestArrived:
+    slo = SLO(ttft=SLOW_TTFT, tpot=SLOW_TPOT)
+    return RequestArrived(time, Request(request_id, range(3), SamplingParams(), time, slo))
+
+
+def produced(request_id: str, time: float, *, is_last: bool = False) -> TokensProduced:
+    reason = FinishReason.LENGTH if is_last else None
+    return TokensProduced(time, 1, 0, (ProducedToken(request_id, 0, reason),))
+
+
+def test_a_first_token_in_time_is_no_miss_and_one_too_late_is() -> None:
+    watch = Watch(max_misses=0)
+    watch.take(arrived("a", 0.0))
+    watch.take(arrived("b", 0.5))
+    watch.take(produced("a", 1.0))
+    assert not watch.is_hopeless
+    watch.take(produced("b", 1.6))
+    assert watch.is_hopeless
+
+
+def test_a_deadline_that_has_passed_is_a_miss_whatever_comes_later() -> None:
+    watch = Watch(max_misses=0)
+    watch.take(arrived("a", 0.0))
+    watch.take(arrived("b", 1.1))
+    assert watch.is_hopeless
+
+
+def test_tokens_that_come_too_slowly_are_a_miss_at_the_end() -> None:
+    watch = Watch(max_misses=0)
+    watch.take(arrived("a", 0.0))
+    for time in (0.5, 0.9):
+        watch.take(produced("a", time))
+    assert not watch.is_hopeless
+    watch.take(produced("a", 0.95, is_last=True))
+    assert watch.is_hopeless
+
+
+def test_a_request_misses_once_however_often_it_is_late() -> None:
+    watch = Watch(max_misses=1)
+    watch.take(arrived("a", 0.0))
+    for time in (2.0, 4.0):
+        watch.take(produced("a", time))
+    watch.take(produced("a", 6.0, is_last=True))
+    assert not watch.is_hopeless
+
+
+def test_tokens_are_noted_at_their_times() -> None:
+    watch = Watch(max_misses=0)
+    watch.take(arrived("a", 0.0))
+    watch.take(produced("a", 0.25))
+    watch.take(produced("a", 0.5))
+    assert list(watch.token_times["a"]) == [0.25, 0.5]
