@@ -19,17 +19,22 @@ from result import print_result
 from torch import Tensor
 
 from loong.kernels import Partial
-from loong.kernels.activation import silu_and_mul
 from loong.kernels.attend_task import AttendTask
-from loong.kernels.block_attention import attend_blocks
-from loong.kernels.draw import DrawWorkspace, draw
 from loong.kernels.draw_params import DrawParams
-from loong.kernels.merging import merge_into
-from loong.kernels.normalization import add_rms_norm
-from loong.kernels.qkv import rotate_and_store
-from loong.kernels.rows import copy_rows
+from loong.kernels.gpu import (
+    DrawWorkspace,
+    SplitWorkspace,
+    add_rms_norm,
+    attend_blocks,
+    attend_slots,
+    best_num_cuts,
+    copy_rows,
+    draw,
+    merge_into,
+    rotate_and_store,
+    silu_and_mul,
+)
 from loong.kernels.slots import SlotLists
-from loong.kernels.split_kv import SplitWorkspace, attend_slots, best_num_cuts
 
 BYTES_PER_SECOND = 4.27e12
 FLOPS_PER_SECOND = 790e12

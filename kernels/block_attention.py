@@ -197,8 +197,9 @@ def _attend_keys(
             kv, kv_tiles, slots, key_row + start, everywhere, kv_head, num_kv_heads, head_dim, width
         )
         peak, total, weighted = attend_tile(queries, k, v, everywhere[None, :], scale, peak, total, weighted)
-    # Pipelined, this loop would make the assembler wait for every product of the one above.
-    for start in tl.range(masked_from, end, tile, num_stages=1):
+    # Pipelined without the copy engine, this loop makes the assembler serialize the products of the other.
+    num_stages: tl.constexpr = 1 if kv_tiles is None else None
+    for start in tl.range(masked_from, end, tile, num_stages=num_stages):
         key = start + tl.arange(0, tile)
         k, v = _load_tile(
             kv, kv_tiles, slots, key_row + start, key < end, kv_head, num_kv_heads, head_dim, width

@@ -16,7 +16,7 @@ from loong.kernels.draw_params import DrawParams
 from loong.kernels.philox import uniform
 from loong.kernels.top_tokens import MAX_CANDIDATES, gather_candidates, keep_top, least_of_candidates
 
-_BLOCK = 4096  # tokens at once
+_BLOCK = 2048  # tokens at once
 _MAX_VOCABULARY = 2**18  # whose weights, all equal, still sum to less than 2**63
 _ONE = tl.constexpr(float(2**44))  # the likeliest token's weight
 
@@ -81,7 +81,7 @@ def draw(
         largest,
         dims["V"],
         block=block,
-        num_warps=max(1, block // 256),
+        num_warps=max(1, block // 128),
     )
 
 
@@ -183,12 +183,13 @@ def _weigh(
 @triton.jit
 def _token_at(weights: tl.tensor, target: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tensor:
     """Return the first token up to which, in the order of ids, more than `target` has been passed."""
-    passed = tl.zeros([], tl.int64)
-    num_before = tl.zeros([], tl.int64)
-    for start in tl.range(0, size, block):
-        token = start + tl.arange(0, block)
+    token = tl.arange(0, block)
+    weight = tl.load(weights + token, token < size, 0)
+    passed, total = tl.zeros([], tl.int64), tl.sum(weight, 0)
+    while passed + total <= target:
+        passed += total
+        token += block
         weight = tl.load(weights + token, token < size, 0)
-        is_before = (passed + tl.cumsum(weight, 0) <= target) & (token < size)
-        num_before += tl.sum(is_before.to(tl.int64), 0)
-        passed += tl.sum(weight, 0)
-    return num_before
+        total = tl.sum(weight, 0)
+    is_before = passed + tl.cumsum(weight, 0) <= target
+    return tl.min(token, 0).to(tl.int64) + tl.sum(is_before.to(tl.int64), 0)

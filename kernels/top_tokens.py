@@ -47,7 +47,7 @@ def gather_candidates(
     size: tl.tensor,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """Copy candidates, in the order of ids, as far as there is room; return their number and sum of weights."""
+    """Copy candidates, in the order of ids, as long as there is room; return their number and sum."""
     num_candidates = tl.zeros([], tl.int64)
     total = tl.zeros([block], tl.int64)
     for start in tl.range(0, size, block):
@@ -55,7 +55,7 @@ def gather_candidates(
         key = _load_keys(logits, token, size)
         weight = tl.load(weights + token, token < size, 0)
         is_candidate = (token < size) & (key >= least_key) & (weight >= least_weight)
-        one = is_candidate.to(tl.int64)
+        one = is_candidate.to(tl.int32)
         place = num_candidates + tl.cumsum(one, 0) - one
         has_room = is_candidate & (place < MAX_CANDIDATES)
         tl.store(candidate_logits + place, tl.load(logits + token, token < size, 0.0), has_room)

@@ -108,6 +108,21 @@ def test_what_is_merged_no_more_may_be_written_in_the_dtype_of_the_queries(devic
     assert torch.equal(total.out, both(CAUSAL, q, kv)[0].out.half())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(8, 2, 128), (2, 2, 64), (4, 1, 96)])
+def test_long_sequences_equal_the_definition(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    tasks = [AttendTask.causal(0, range(1001, 6002), 0, range(6001))]
+    kv = random_values(1, 6001, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
+    q = random_values(2, 5001, num_heads, head_dim, dtype=dtype, device=device)
+    slots = torch.randperm(6001, device=device)
+    scattered = torch.empty_like(kv)
+    scattered[slots] = kv
+    actual, expected = both(tasks, q, kv)
+    assert_same_partial(actual, expected, dtype)
+    assert_same_partial(both(tasks, q, scattered, slots)[0], expected, dtype)
+
+
 def test_rows_of_no_task_are_left_as_they_are(device: torch.device) -> None:
     kv = kv_of(CAUSAL, 2, 64, torch.float32, device)
     q = random_values(2, 20, 4, 64, dtype=torch.float32, device=device)
