@@ -7,6 +7,8 @@ the groups that together would finish it first, short ones are batched over what
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import ClassVar
 
 from loong.core.cost_model import CostModel
 from loong.core.request import RequestId
@@ -52,7 +54,7 @@ class Group:
 
     def wait_of(self, prefill: Prefill) -> float:
         """Seconds until it begins a prompt: what it does now, and what is due before."""
-        before = sum(p.work for p in self.prefills if not p.is_late and p.deadline <= prefill.deadline)
+        before = sum(p.work for p in self.prefills if p.rank < prefill.rank and not p.is_late)
         return self.available_in + before / self.dop
 
 
@@ -65,13 +67,16 @@ class Allocation:
     config: PolicyConfig
     groups: list[Group] = field(default_factory=list)
 
+    grows: ClassVar[bool] = True  # whether prompts may take more instances at the edges of chunks
+
     def allocate(self, order: Sequence[Prefill]) -> list[Group]:
         """A group for every unit, or for several that share a prompt; what fits nowhere is left out."""
         self.groups = self._own_groups(order)
         shorts = [p for p in order if not p.is_begun and not self.is_long(p)]
         num_kept = self.survey.num_instances // 4 if self._expects_shorts() else 0
         for prefill in filter(self.is_long, order):
-            self._spread(prefill, self.survey.num_instances - num_kept)
+            if not prefill.is_begun or self.grows:
+                self._spread(prefill, self.survey.num_instances - num_kept)
         for prefill in shorts:
             if soonest := self._soonest(prefill):
                 self._place(prefill, soonest)
@@ -94,7 +99,7 @@ class Allocation:
         groups = []
         for unit in self.survey.units:
             begun = [by_id[view.request_id] for view in unit.prefills if view.request_id in by_id]
-            begun.sort(key=urgency)
+            begun.sort(key=attrgetter("rank"))
             spare = sum(self.survey.free[i] for i in unit.instance_ids) - sum(p.num_tokens for p in begun)
             spare -= sum(min(self.config.lease_steps, view.num_remaining_tokens) for view in unit.decodes)
             groups.append(Group([unit], begun, spare))
@@ -186,12 +191,7 @@ class Allocation:
             prefills.append(prefill)
             spare -= self._demand(prefill)
         units = [unit for group in chosen for unit in group.units]
-        merged = Group(units, sorted(prefills, key=urgency), spare)
+        merged = Group(units, sorted(prefills, key=attrgetter("rank")), spare)
         taken = {id(group) for group in chosen}
         self.groups = [*(group for group in self.groups if id(group) not in taken), merged]
         return merged
-
-
-def urgency(prefill: Prefill) -> tuple[bool, float, str]:
-    """Prompts that were put off come last, others by deadline."""
-    return prefill.is_late, prefill.deadline, prefill.view.request_id

@@ -1,8 +1,16 @@
 """What an operator may choose about planning."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from loong.core.errors import ConfigError
+
+
+class Fairness(Enum):
+    """Between whom the cluster is shared equally when not all can be served in time."""
+
+    NONE = "none"
+    USER = "user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +21,7 @@ class PolicyConfig:
     have `ttft_factor` times their quickest prefill. `max_num_batched_tokens` bounds what a prefill step
     computes, an instance, and `max_step_time` (seconds) how long it is meant to take. A decode batch takes up
     to `lease_steps` steps by itself. `late_share` of every step is for the oldest prompt that was put off.
+    `fairness` says who is served first when not all can be in time.
     """
 
     target_ttft: float = 1.0
@@ -22,6 +31,8 @@ class PolicyConfig:
     max_step_time: float = 0.1
     lease_steps: int = 16
     late_share: float = 0.05
+    fairness: Fairness = Fairness.NONE
+    chunk_tokens: int = 1024
 
     def __post_init__(self) -> None:
         for name in (

@@ -6,15 +6,17 @@ one machine, and the cluster is nearly one, since a prompt can be cut over its i
 after the others, oldest first, but for a share of every step that is the oldest one's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import accumulate
+from typing import TypeAlias
 
-from loong.core.cost_model import CostModel, PrefillTerms
+from loong.core.cost_model import CostModel, PrefillTerms, prefill_time
 from loong.core.instance import InstanceKind
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.config import PolicyConfig
+from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.equations import FutureKV
 from loong.scheduler.survey import Survey
 
@@ -28,7 +30,7 @@ class Prefill:
     """A prompt to be computed: `num_tokens` new ones on `num_cached`.
 
     `work` is seconds of one instance; `deadline` is when its first token is due, or (`is_missed`) its second
-    chance. `is_late` if it was put off.
+    chance. `is_late` if it was put off. `rank` is its place in the order.
     """
 
     view: RequestView
@@ -38,6 +40,7 @@ class Prefill:
     deadline: float
     is_missed: bool = False
     is_late: bool = False
+    rank: int = 0
 
     @property
     def is_begun(self) -> bool:
@@ -45,27 +48,81 @@ class Prefill:
         return self.num_cached > 0
 
 
-def dispatch(survey: Survey, cost_model: CostModel, config: PolicyConfig) -> list[Prefill]:
-    """The prompts that may be computed now, most urgent first."""
-    now, num_instances = survey.snapshot.now, max(1, survey.num_instances)
-    terms, widest = cost_model.prefill_terms(1), cost_model.prefill_terms(num_instances)
-    prefills = []
-    for view in (*survey.waiting, *(v for unit in survey.units for v in unit.prefills)):
-        work = prefill_work(view, terms)
-        ttft = slo_of(view, widest, config).ttft
-        deadline, is_missed = _deadline(view.arrival_time, ttft, now + work / num_instances)
-        prefills.append(
-            Prefill(view, view.num_uncomputed_tokens, view.num_computed_tokens, work, deadline, is_missed)
-        )
-    return admitted(in_order(prefills, now, USABLE_SPEED * num_instances), survey, widest, config)
+Order: TypeAlias = Callable[[Iterable[Prefill], float, float], list[Prefill]]
+"""Most urgent first, given the time and the seconds of work that the cluster does in a second."""
 
 
-def slo_of(view: RequestView, widest: PrefillTerms, config: PolicyConfig) -> SLO:
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """Prompts that may be computed now, most urgent first, and those that may not, with the reason."""
+
+    prefills: list[Prefill]
+    refused: list[tuple[RequestView, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Orders prompts by `order`, and admits them."""
+
+    survey: Survey
+    cost_model: CostModel
+    config: PolicyConfig
+    order: Order
+
+    def dispatch(self) -> Dispatched:
+        """All prompts at rest."""
+        now, num_instances = self.survey.snapshot.now, max(1, self.survey.num_instances)
+        terms, speed = self.cost_model.prefill_terms(1), USABLE_SPEED * num_instances
+        begun = (view for unit in self.survey.units for view in unit.prefills)
+        prefills = []
+        for view in (*self.survey.waiting, *begun):
+            work = prefill_work(view, terms)
+            deadline, is_missed = _deadline(view.arrival_time, self._ttft(view), now + work / num_instances)
+            num_new, num_cached = view.num_uncomputed_tokens, view.num_computed_tokens
+            prefills.append(Prefill(view, num_new, num_cached, work, deadline, is_missed))
+        if self.config.fairness is Fairness.USER:
+            prefills = with_fair_deadlines(prefills, now, speed)
+        ordered = self.order(prefills, now, speed)
+        return self._admitted(replace(p, rank=rank) for rank, p in enumerate(ordered))
+
+    def _admitted(self, prefills: Iterable[Prefill]) -> Dispatched:
+        """All but the prompts that would have to wait for room, now or later.
+
+        What is admitted finds room to its declared end, whatever comes. A prompt that was put off may begin
+        only while no other one holds KV; and if one has found no room for long, none that came after begins.
+        """
+        room, found = _Room.of(self.survey.snapshot), Dispatched([], [])
+        prefills = list(prefills)
+        is_late_begun = any(p.is_late and p.is_begun for p in prefills)
+        last_arrival = float("inf")
+        for prefill in prefills:
+            view = prefill.view
+            if prefill.is_begun:
+                found.prefills.append(prefill)
+            elif view.arrival_time > last_arrival:
+                found.refused.append((view, "an older request has waited long for room, and goes first"))
+            elif prefill.is_late and is_late_begun:
+                found.refused.append((view, "it is put off, as another is that has begun"))
+            elif room.fits(view):
+                room.take(view)
+                is_late_begun |= prefill.is_late
+                found.prefills.append(prefill)
+            else:
+                found.refused.append((view, room.lack_of(view)))
+                if self.survey.snapshot.now - view.arrival_time > PATIENCE * self._ttft(view):
+                    last_arrival = min(last_arrival, view.arrival_time)
+        return found
+
+    def _ttft(self, view: RequestView) -> float:
+        return slo_of(view, self.cost_model, self.config, self.survey.num_instances).ttft
+
+
+def slo_of(view: RequestView, cost_model: CostModel, config: PolicyConfig, num_instances: int) -> SLO:
     """Its own targets, or else the config's: some times the quickest prefill, never under a least TTFT."""
     if view.slo is not None:
         return view.slo
     num_tokens = view.num_prompt_tokens
-    quickest = widest.time(num_tokens, 0, num_tokens * num_tokens)
+    quickest = prefill_time(cost_model, num_tokens, 0, max(1, num_instances))
     return SLO(max(config.target_ttft, config.ttft_factor * quickest), config.target_tpot)
 
 
@@ -76,7 +133,7 @@ def prefill_work(view: RequestView, terms: PrefillTerms) -> float:
     return slope * num_new
 
 
-def in_order(prefills: Iterable[Prefill], now: float, speed: float) -> list[Prefill]:
+def by_deadline(prefills: Iterable[Prefill], now: float, speed: float) -> list[Prefill]:
     """Those that can be in time by deadline, then those put off by arrival.
 
     `speed` is the seconds of work that the cluster does in a second.
@@ -98,32 +155,25 @@ def in_order(prefills: Iterable[Prefill], now: float, speed: float) -> list[Pref
     return on_time + [replace(p, is_late=True) for p in late]
 
 
-def admitted(
-    order: Sequence[Prefill], survey: Survey, widest: PrefillTerms, config: PolicyConfig
-) -> list[Prefill]:
-    """`order` without the prompts that would have to wait for room, now or later.
+def by_arrival(prefills: Iterable[Prefill], now: float, speed: float) -> list[Prefill]:  # noqa: ARG001
+    """First come, first served."""
+    return sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id))
 
-    What is admitted finds room to its declared end, whatever comes. A prompt that was put off may begin only
-    while no other one holds KV; and if one has found no room for long, none that came after it begins.
+
+def with_fair_deadlines(prefills: Iterable[Prefill], now: float, speed: float) -> list[Prefill]:
+    """No prompt is due before its user's equal share of the cluster would have it done.
+
+    So who sends much is late for much of it, and nobody else is.
     """
-    snapshot = survey.snapshot
-    room = _Room.of(snapshot)
-    is_late_begun = any(p.is_late and p.is_begun for p in order)
-    last_arrival = float("inf")
-    chosen = []
-    for prefill in order:
-        view = prefill.view
-        if prefill.is_begun:
-            chosen.append(prefill)
-        elif (
-            view.arrival_time <= last_arrival and not (prefill.is_late and is_late_begun) and room.fits(view)
-        ):
-            room.take(view)
-            is_late_begun |= prefill.is_late
-            chosen.append(prefill)
-        elif snapshot.now - view.arrival_time > PATIENCE * slo_of(view, widest, config).ttft:
-            last_arrival = min(last_arrival, view.arrival_time)
-    return chosen
+    by_user: dict[str, list[Prefill]] = {}
+    for prefill in sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id)):
+        by_user.setdefault(prefill.view.user, []).append(prefill)
+    fair = []
+    for own in by_user.values():
+        seconds = (p.work * len(by_user) / speed for p in own)
+        ends = list(accumulate(seconds, initial=now))[1:]
+        fair += [replace(p, deadline=max(p.deadline, end)) for p, end in zip(own, ends, strict=True)]
+    return fair
 
 
 @dataclass(slots=True)
@@ -148,6 +198,12 @@ class _Room:
         if self.future is None:
             self.future = FutureKV.of(self.requests)
         return self.future.adding(remaining, current).peak <= self.capacity
+
+    def lack_of(self, view: RequestView) -> str:
+        """Why it does not fit, with both numbers; after `fits` has refused it."""
+        assert self.future is not None, "fits made it"
+        peak = self.future.adding(*_future(view)).peak
+        return f"with it, requests would come to need {peak} slots of KV, but there are {self.capacity}"
 
     def take(self, view: RequestView) -> None:
         remaining, current = _future(view)

@@ -1,58 +1,78 @@
 """Elastic sequence parallelism that keeps deadlines: the policy `esp`.
 
-Dispatch orders the prompts and admits them, allocation gives them instances, batching and scaling make each
+Dispatch orders the prompts and admits them, allocation and batching give them instances, scaling makes each
 group's next step. A group whose units do not come free together waits for the last of them, and decodes
 meanwhile; leases that are in the way end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from loong.core.cost_model import CostModel
+from loong.core.decision import Decision
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.allocation import Allocation, Group
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import dispatch
+from loong.scheduler.dispatch import Dispatch, Order, by_deadline
 from loong.scheduler.migration import Gathering
+from loong.scheduler.reasons import reasons_to_begin, reasons_to_preempt, reasons_to_wait
 from loong.scheduler.scaling import Scaling
 from loong.scheduler.survey import Survey, Unit, survey
 
 
 def plan_esp(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
     """Plan every unit that can run now."""
-    found = survey(snapshot)
-    if not any(unit.is_ready or unit.is_in_lease for unit in found.units):
-        return IterationPlan()
-    groups = Allocation(found, cost_model, config).allocate(dispatch(found, cost_model, config))
-    making = _Making(found, Scaling(found, cost_model, config), Gathering(found, cost_model, config), groups)
-    making.make_all()
-    return IterationPlan(
-        batches=tuple(making.batches),
-        migrations=tuple(making.migrations),
-        preemptions=tuple(Preemption(view.request_id) for view in making.preempted),
-        lease_ends=tuple(making.lease_ends),
-    )
+    return ElasticPlanner(survey(snapshot), cost_model, config).plan()
 
 
 @dataclass(slots=True)
-class _Making:
-    """The plan in the making; groups leave `left` when they have been planned."""
+class ElasticPlanner:
+    """A plan in the making; groups leave `left` when they have been planned.
+
+    The class attributes are the parts that it is composed of; ablations are other compositions.
+    """
 
     survey: Survey
-    scaling: Scaling
-    gathering: Gathering
-    left: list[Group]
+    cost_model: CostModel
+    config: PolicyConfig
+    left: list[Group] = field(default_factory=list)
     batches: list[BatchPlan] = field(default_factory=list)
     lease_ends: list[LeaseEnd] = field(default_factory=list)
     migrations: list[KVMigration] = field(default_factory=list)
     preempted: list[RequestView] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
 
-    def make_all(self) -> None:
+    order: ClassVar[Order] = staticmethod(by_deadline)
+    allocation: ClassVar[type[Allocation]] = Allocation
+    scaling: ClassVar[type[Scaling]] = Scaling
+    gathering: ClassVar[type[Gathering]] = Gathering
+
+    def plan(self) -> IterationPlan:
+        """The whole plan."""
+        if any(unit.is_ready or unit.is_in_lease for unit in self.survey.units):
+            dispatched = Dispatch(self.survey, self.cost_model, self.config, type(self).order).dispatch()
+            groups = self.allocation(self.survey, self.cost_model, self.config).allocate(dispatched.prefills)
+            self._make_all(groups)
+            self.decisions += reasons_to_wait(self.survey, dispatched, groups)
+        return IterationPlan(
+            batches=tuple(self.batches),
+            migrations=tuple(self.migrations),
+            preemptions=tuple(Preemption(view.request_id) for view in self.preempted),
+            lease_ends=tuple(self.lease_ends),
+            decisions=tuple(self.decisions),
+        )
+
+    def joinable(self) -> list[Group]:
+        """Groups that another can join for their room (scale-up)."""
+        return [other for other in self.left if self._num_free(other)]
+
+    def _make_all(self, groups: Sequence[Group]) -> None:
         """Plan every group, those with the oldest request first, since they may need room of the others."""
-        waiting = [group for group in self.left if not group.is_ready]
-        self.left = sorted((group for group in self.left if group.is_ready), key=_age)
+        waiting = [group for group in groups if not group.is_ready]
+        self.left = sorted((group for group in groups if group.is_ready), key=_age)
         for group in waiting:
             if group.prefills:
                 self._end_leases(group.units)
@@ -61,22 +81,21 @@ class _Making:
             self._make(self.left.pop(0), waiting)
 
     def _make(self, group: Group, waiting: Iterable[Group]) -> None:
-        """Plan a group, with as many others as it needs for room (scale-up); without any, preempt."""
-        if not group.prefills and len(group.units) == 1 and len(group.units[0].instance_ids) > 1:
+        """Plan a group, with as many others as it needs for room; without any, preempt."""
+        if not group.prefills and len(group.units) == 1 and group.dop > 1:
             self._gather(group.units[0])
-        batch = self.scaling.batch(group)
-        while batch is None and _has_requests(group):
-            roomy = [other for other in self.left if self._num_free(other)]
-            if not roomy:
-                break
+        scaling = self.scaling(self.survey, self.cost_model, self.config)
+        batch = scaling.batch(group)
+        while batch is None and _has_requests(group) and (roomy := self.joinable()):
             other = max(roomy, key=lambda g: (not _has_requests(g), self._num_free(g)))
             self.left.remove(other)
             group = Group(
                 group.units + other.units, group.prefills + other.prefills, group.spare + other.spare
             )
-            batch = self.scaling.batch(group)
+            batch = scaling.batch(group)
         if batch is not None:
             self.batches.append(batch)
+            self.decisions += reasons_to_begin(group, batch, self.cost_model, self.survey)
         elif _has_requests(group):
             busy = [unit for other in waiting for unit in other.units]
             self._end_leases(busy)
@@ -84,17 +103,20 @@ class _Making:
                 self._preempt(group)
 
     def _gather(self, unit: Unit) -> None:
-        moves = self.gathering.migrations(unit)
+        moves = self.gathering(self.survey, self.cost_model, self.config).migrations(unit)
         self.migrations += moves
         moving = {move.segment.owner_id for move in moves}
         unit.decodes = [view for view in unit.decodes if view.request_id not in moving]
 
     def _preempt(self, group: Group) -> None:
         """Drop the KV of the latest arrival; the oldest, left alone, has room."""
-        holders = [v for unit in group.units for v in (*unit.decodes, *unit.prefills)]
-        holders += [v for g in self.left for unit in g.units for v in (*unit.decodes, *unit.prefills)]
+        holders = [
+            v for g in (group, *self.left) for unit in g.units for v in (*unit.decodes, *unit.prefills)
+        ]
         if len(holders) > 1:
-            self.preempted.append(max(holders, key=lambda v: (v.arrival_time, v.request_id)))
+            latest = max(holders, key=lambda v: (v.arrival_time, v.request_id))
+            self.preempted.append(latest)
+            self.decisions += reasons_to_preempt(latest, holders, self._num_free(group))
 
     def _num_free(self, group: Group) -> int:
         return sum(self.survey.free[i] for unit in group.units for i in unit.instance_ids)
@@ -106,9 +128,10 @@ class _Making:
                 self.lease_ends.append(end)
 
     def _decode_meanwhile(self, group: Group) -> None:
+        scaling = self.scaling(self.survey, self.cost_model, self.config)
         for unit in group.units:
             if unit.is_ready:
-                batch = self.scaling.lease(unit.instance_ids, unit.decodes, group.available_in)
+                batch = scaling.lease(unit.instance_ids, unit.decodes, group.available_in)
                 if batch is not None:
                     self.batches.append(batch)
 

@@ -47,8 +47,7 @@ class Gathering:
             for i, n in held.items()
             if i != destination_id
         )
-        widest = self.cost_model.prefill_terms(self.survey.num_instances)
-        is_quick = step_time <= slo_of(view, widest, self.config).tpot / 2
+        is_quick = step_time <= slo_of(view, self.cost_model, self.config, self.survey.num_instances).tpot / 2
         if not is_quick or seconds > PAYING_PART * view.num_remaining_tokens * step_time:
             return ()
         return tuple(

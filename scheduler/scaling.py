@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from loong.core.cost_model import CostModel
 from loong.core.placement import InstanceId
@@ -25,6 +26,8 @@ class Scaling:
     survey: Survey
     cost_model: CostModel
     config: PolicyConfig
+
+    step: ClassVar[type[Step]] = Step
 
     def batch(self, group: Group) -> BatchPlan | None:
         """What a group runs; None if it has no room for a step, or nothing to run."""
@@ -62,7 +65,7 @@ class Scaling:
         masters = choose_masters(decodes, free, num_steps)
         if masters is None:
             return None
-        step = Step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens)
+        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens)
         for view, master_id in masters:
             step.add_decode(view, master_id, num_steps)
         return step
@@ -78,7 +81,7 @@ class Scaling:
         if step is None:
             return None
         step.begin_prompts()
-        budget, decode_seconds = self._budget(decodes), step.seconds
+        budget, decode_seconds = self.budget(decodes), step.seconds
         is_alone = not decodes and len(prefills) == 1
         late = next((p for p in prefills if p.is_late), None)
         late_budget = decode_seconds + self.config.late_share * (budget - decode_seconds)
@@ -95,12 +98,11 @@ class Scaling:
                 break
         return step.plan() if step.shares else None
 
-    def _budget(self, decodes: Iterable[RequestView]) -> float:
+    def budget(self, decodes: Iterable[RequestView]) -> float:
         """Seconds that a step may take."""
-        widest = self.cost_model.prefill_terms(max(1, self.survey.num_instances))
         budget = self.config.max_step_time
         for view in decodes:
-            tpot = slo_of(view, widest, self.config).tpot
+            tpot = slo_of(view, self.cost_model, self.config, self.survey.num_instances).tpot
             seconds = TPOT_MARGIN * tpot
             if view.first_token_time is not None:
                 slack = view.first_token_time + tpot * view.num_output_tokens - self.survey.snapshot.now

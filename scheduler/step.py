@@ -100,7 +100,7 @@ class Step:
         held = view.placement.tokens_by_instance()
         by_exchange = self._num_exchanged(held, budget)
         by_ring = self._num_ringed(view.num_computed_tokens, budget)
-        keepers = self._keepers(view, max(by_exchange, by_ring), by_ring)
+        keepers = self.keepers(view, max(by_exchange, by_ring), by_ring)
         transfer = Transfer.KV if keepers or by_ring > by_exchange else Transfer.QUERY
         num_tokens = min(view.num_uncomputed_tokens, by_ring if keepers else max(by_exchange, by_ring))
         num_tokens = min(num_tokens, sum(keepers.values()) or self.dop * min(self.free.values()))
@@ -118,7 +118,7 @@ class Step:
         self._count_striped(view, num_tokens, transfer, held)
         return num_tokens
 
-    def _keepers(self, view: RequestView, num_tokens: int, by_ring: int) -> dict[InstanceId, int]:
+    def keepers(self, view: RequestView, num_tokens: int, by_ring: int) -> dict[InstanceId, int]:
         """The instances that are to keep a chunk, and their room; none if it is to stay where it is made."""
         held, num_new = view.placement.instance_ids, view.num_uncomputed_tokens
         if by_ring >= num_new and len(held) <= 1:

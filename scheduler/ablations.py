@@ -1,0 +1,107 @@
+"""`esp` with one of its parts replaced, to show what that part is worth."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from loong.core.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.plan import IterationPlan
+from loong.core.request import RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.allocation import Allocation, Group
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.dispatch import Order, Prefill, by_arrival
+from loong.scheduler.esp import ElasticPlanner
+from loong.scheduler.scaling import Scaling
+from loong.scheduler.step import Step
+from loong.scheduler.survey import survey
+
+NO_LIMIT = 10**9  # seconds or tokens
+
+
+class ByArrival(ElasticPlanner):
+    """First come, first served instead of by deadline."""
+
+    order: ClassVar[Order] = staticmethod(by_arrival)
+
+
+class _Narrow(Allocation):
+    grows: ClassVar[bool] = False
+
+
+class NoScaleUp(ElasticPlanner):
+    """Groups never grow: a prompt keeps the DoP that it began with, and who lacks room preempts."""
+
+    allocation: ClassVar[type[Allocation]] = _Narrow
+
+    def joinable(self) -> list[Group]:
+        """Nobody."""
+        return []
+
+
+class _InPlaceStep(Step):
+    def keepers(self, view: RequestView, num_tokens: int, by_ring: int) -> dict[InstanceId, int]:  # noqa: ARG002
+        """Only who has room, if not all have."""
+        return Step.keepers(self, view, num_tokens, by_ring=0)
+
+
+class _InPlace(Scaling):
+    step: ClassVar[type[Step]] = _InPlaceStep
+
+
+class NoRetention(ElasticPlanner):
+    """KV stays where it is made, so groups do not shrink after a prefill."""
+
+    scaling: ClassVar[type[Scaling]] = _InPlace
+
+
+class _Whole(Scaling):
+    def budget(self, decodes: Iterable[RequestView]) -> float:  # noqa: ARG002 - they wait
+        """More than any prompt takes."""
+        return NO_LIMIT
+
+
+class NoChunks(ElasticPlanner):
+    """Whole prompts in one step; decodes of the group wait with them."""
+
+    scaling: ClassVar[type[Scaling]] = _Whole
+
+    def plan(self) -> IterationPlan:
+        """The whole plan, without a limit of tokens."""
+        self.config = replace(self.config, max_num_batched_tokens=NO_LIMIT)
+        return ElasticPlanner.plan(self)
+
+
+class _AllTogether(Allocation):
+    def allocate(self, order: Sequence[Prefill]) -> list[Group]:
+        """All groups that only decode as one."""
+        groups = Allocation.allocate(self, order)
+        decoding = [g for g in groups if g.is_ready and not g.prefills]
+        if len(decoding) < 2:
+            return groups
+        units = [unit for group in decoding for unit in group.units]
+        merged = Group(units, spare=sum(group.spare for group in decoding))
+        return [*(g for g in groups if all(g is not d for d in decoding)), merged]
+
+
+class NoSplit(ElasticPlanner):
+    """Decode batches merge and never split."""
+
+    allocation: ClassVar[type[Allocation]] = _AllTogether
+
+
+def plan_ablation(
+    snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, planner: type[ElasticPlanner]
+) -> IterationPlan:
+    """What `planner` plans."""
+    return planner(survey(snapshot), cost_model, config).plan()
+
+
+ABLATIONS: dict[str, type[ElasticPlanner]] = {
+    "esp-fcfs": ByArrival,
+    "esp-no-scale-up": NoScaleUp,
+    "esp-no-retention": NoRetention,
+    "esp-no-chunks": NoChunks,
+    "esp-no-split": NoSplit,
+}
