@@ -1,10 +1,10 @@
 """`loong serve`: flags, checked and put into one configuration."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, positive, seconds, token_count
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import POLICIES
@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.set_defaults(run=run)
     _add_model_flags(parser.add_argument_group("model"))
-    _add_cluster_flags(parser.add_argument_group("cluster"))
+    add_instance_flags(parser.add_argument_group("cluster"))
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
     _add_server_flags(parser.add_argument_group("server"))
 
@@ -44,17 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("model", nargs="?", metavar="MODEL", help="a local Hugging Face folder")
-    group.add_argument(
-        "--load-format",
-        choices=("auto", "safetensors", "dummy"),
-        default="auto",
-        help="dummy: random weights, also for built-in shapes such as llama-3.1-8b",
-    )
-    group.add_argument(
-        "--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto", help="(the model's)"
-    )
-    group.add_argument("--seed", type=int, default=0, help="of dummy weights (%(default)s)")
+    add_model_flags(group)
     group.add_argument(
         "--max-model-len",
         type=or_auto(token_count),
@@ -62,27 +52,6 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="longest prompt and output together, such as 25.6k (auto: what model and cluster can hold)",
     )
     group.add_argument("--served-model-name", metavar="NAME", help="in the API (the folder's name)")
-
-
-def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--device", choices=("cpu",), default="cpu", help="what instances run on (cpu)")
-    group.add_argument(
-        "--num-instances", type=positive, default=4, metavar="N", help="replicas of the weights (%(default)s)"
-    )
-    group.add_argument(
-        "--tensor-parallel-size",
-        "-tp",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="processes an instance (%(default)s)",
-    )
-    group.add_argument(
-        "--kv-cache-tokens",
-        type=or_auto(token_count),
-        metavar="N",
-        help="an instance's KV pool (auto: what memory suggests, at most 65536)",
-    )
 
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
@@ -113,6 +82,15 @@ def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
         default=defaults.lease_steps,
         metavar="N",
         help="decode steps that a group takes by itself (%(default)s)",
+    )
+    group.add_argument(
+        "--cost-model",
+        type=Path,
+        metavar="FILE",
+        help="from `loong profile` (the device's roofline)",
+    )
+    group.add_argument(
+        "--recalibrate", action="store_true", help="correct the cost model by what batches take (off)"
     )
 
 
@@ -148,42 +126,28 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _config(args: argparse.Namespace) -> "ServeConfig":
-    from loong.launcher.local import ClusterConfig
-    from loong.launcher.memory import fit_kv_capacity
     from loong.launcher.serving import ServeConfig
-    from loong.model.shapes import SHAPES, find_config
-    from loong.model.tiny import tiny_model
     from loong.server.settings import ServerSettings
 
-    is_built_in = args.model is None or (args.load_format == "dummy" and args.model in SHAPES)
-    tiny = tiny_model(_cache_folder()) if is_built_in else None
-    model = args.model or str(tiny)
-    dtype = None if args.dtype == "auto" else args.dtype
-    model_config = find_config(model, args.load_format, dtype)
-    name = args.served_model_name or (Path(args.model).name if args.model else "loong-tiny")
+    chosen = chosen_cluster(args, args.start_timeout)
+    name = args.served_model_name or chosen.name
     return ServeConfig(
-        model=model_config,
-        cluster=ClusterConfig(
-            model=model,
-            load_format=args.load_format,
-            dtype=dtype,
-            seed=args.seed,
-            num_instances=args.num_instances,
-            tp_size=args.tensor_parallel_size,
-            kv_capacity=fit_kv_capacity(model_config, args.num_instances, args.kv_cache_tokens),
-            start_timeout=args.start_timeout,
-        ),
+        model=chosen.model,
+        cluster=chosen.cluster,
+        device=chosen.device,
         policy_name=args.policy,
-        policy=PolicyConfig(args.target_ttft, args.max_num_batched_tokens, args.lease_steps),
+        policy=PolicyConfig(
+            target_ttft=args.target_ttft,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            lease_steps=args.lease_steps,
+        ),
+        cost_model=args.cost_model,
+        is_recalibrated=args.recalibrate,
         server=ServerSettings(name, tuple(args.api_key), max_waiting_requests=args.max_waiting_requests),
-        tokenizer_folder=tiny or Path(model),  # built-in shapes bring none: bytes will do
+        tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,
         host=args.host,
         port=args.port,
         drain_timeout=args.drain_timeout,
         decision_log=args.decision_log,
     )
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loong"

@@ -13,19 +13,23 @@ import uvloop
 from aiohttp import web
 
 from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.core.timeline import Timeline
 from loong.decision_log.log import decision_log
 from loong.engine import Engine
+from loong.launcher.chosen_cost_model import chosen_cost_model
 from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.model_shape import shape_of
 from loong.launcher.status_line import log_status
 from loong.model.config import ModelConfig
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
+from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
+from loong.server.context import SERVER
 from loong.server.engine_client import EngineLimits
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
@@ -44,8 +48,11 @@ class ServeConfig:
 
     model: ModelConfig
     cluster: ClusterConfig
+    device: str
     policy_name: str
     policy: PolicyConfig
+    cost_model: Path | None  # None: the device's roofline
+    is_recalibrated: bool
     server: ServerSettings
     tokenizer_folder: Path
     max_model_len: int | None  # None: what model and cluster can hold
@@ -71,6 +78,8 @@ def serve_until_stopped(config: ServeConfig) -> int:
 async def _serve(config: ServeConfig) -> int:
     limits = _limits(config)
     policy = make_policy(config.policy_name, config.policy)
+    recalibration = Recalibration(_cost_model(config, limits))
+    cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else recalibration.base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     signals = _StopSignals()
     start = perf_counter()
@@ -79,10 +88,12 @@ async def _serve(config: ServeConfig) -> int:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
-            scheduling = Scheduling(state, policy, WorkCostModel(), executor, (timeline, *logs))
+            observers: tuple[Observer, ...] = (timeline, recalibration, *logs)
+            scheduling = Scheduling(state, policy, cost_model, executor, observers)
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
             app = create_app(engine, tokenizer, config.server)
+            app[SERVER].metrics.watch_cost_model(lambda: recalibration.errors)
             runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
             signals.is_up = True
             status = asyncio.create_task(log_status(engine))
@@ -165,6 +176,22 @@ class _StopSignals:
             self.second.set()
         elif self._task is not None:
             self._task.cancel()
+
+
+def _cost_model(config: ServeConfig, limits: EngineLimits) -> CostModel:
+    cluster = config.cluster
+    return chosen_cost_model(
+        config.cost_model,
+        shape_of(config.model),
+        config.device,
+        num_instances=cluster.num_instances,
+        tp_size=cluster.tp_size,
+        greatest={
+            "dop": cluster.num_instances,
+            "num_tokens": config.policy.max_num_batched_tokens,
+            "num_keys": limits.max_model_len,
+        },
+    )
 
 
 def _limits(config: ServeConfig) -> EngineLimits:

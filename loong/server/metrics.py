@@ -50,6 +50,10 @@ class ServerMetrics:
         )
         self._registry.register(ClusterCollector(model_name, snapshot))
 
+    def watch_cost_model(self, errors: Callable[[], Mapping[str, float]]) -> None:
+        """Tell also how far predicted times of batches are off, relative, by phase."""
+        self._registry.register(CostModelCollector(self._model_name, errors))
+
     def saw_first_token(self, ttft: float, num_prompt_tokens: int) -> None:
         """Count a prompt that was processed, and the token it gave."""
         self._ttft.observe(ttft)
@@ -138,3 +142,21 @@ class ClusterCollector(Collector):
         for instance in snapshot.instances:
             family.add_metric((self._model_name, str(instance.instance_id)), instance.kv_used)
         return family
+
+
+class CostModelCollector(Collector):
+    """How good predictions are at the time it is asked."""
+
+    def __init__(self, model_name: str, errors: Callable[[], Mapping[str, float]]) -> None:
+        self._model_name, self._errors = model_name, errors
+
+    def collect(self) -> Iterator[Metric]:
+        """One gauge for each phase of which a batch has run."""
+        family = GaugeMetricFamily(
+            "loong:cost_model_relative_error",
+            "Running mean of how far predicted batch times are off.",
+            labels=("model_name", "phase"),
+        )
+        for phase, error in self._errors().items():
+            family.add_metric((self._model_name, phase), error)
+        yield family

@@ -1,0 +1,95 @@
+"""A profile of a cluster whose clock is known finds that clock."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from random import Random
+
+import pytest
+from told_samples import NUM_INSTANCES, told_stories
+
+from loong.core.plan import Transfer
+from loong.launcher.model_shape import shape_of
+from loong.launcher.profile.found import Instances, found
+from loong.launcher.profile.measure import Measured
+from loong.launcher.profile.session import slowdown
+from loong.model.tiny import CONFIG
+from loong.scheduler.cost_model import Coefficients, WorkCostModel
+from loong.scheduler.fit import BatchSample, MigrationSample
+from loong.scheduler.roofline import DEVICES, roofline
+
+SHAPE = shape_of(CONFIG)
+INSTANCES = Instances("tiny", SHAPE, tp_size=1, device="cpu", num_instances=NUM_INSTANCES)
+PRIOR = roofline(SHAPE, DEVICES["cpu"])
+
+
+def clock_near(prior: WorkCostModel, seed: int) -> WorkCostModel:
+    random = Random(seed)
+    values = (max(value, 20e-6) * 2 ** random.uniform(-1, 1) for value in astuple(prior.coefficients))
+    return replace(prior, coefficients=Coefficients(*values))
+
+
+@pytest.fixture(scope="module")
+def measured() -> Sequence[Measured]:
+    clock = clock_near(PRIOR, seed=1)
+    return [m for seed in range(5) for m in told_stories(clock, seed, PRIOR)]
+
+
+def test_a_profile_finds_the_clock_of_its_cluster(measured: Sequence[Measured]) -> None:
+    file = found(INSTANCES, PRIOR, measured)
+    assert file.errors["all"].num_samples > 50
+    assert file.errors["all"].mean < 0.01
+    assert file.errors["all"].worst < 0.1
+    truth = clock_near(PRIOR, seed=1).coefficients
+    for name in ("step", "attend", "message", "moved_key"):
+        assert file.coefficients[name] == pytest.approx(getattr(truth, name), rel=0.05), name
+
+
+def test_every_sample_held_out_is_in_one_row_of_each_part_of_the_table(measured: Sequence[Measured]) -> None:
+    errors = found(INSTANCES, PRIOR, measured).errors
+    num_held_out = sum(m.is_held_out for m in measured)
+    parts: Counter[str] = Counter()
+    for label, row in errors.items():
+        part = "term" if label.startswith("mostly") else "size" if "ms" in label else label.split()[0]
+        parts[part] += row.num_samples
+    assert parts["all"] == parts["term"] == parts["size"] == num_held_out
+    assert parts["DoP"] + parts["migration"] == num_held_out
+    assert all(parts[kind] for kind in ("prefill", "decode", "lease", "mixed"))
+
+
+def test_every_kind_of_work_is_measured_at_every_dop(measured: Sequence[Measured]) -> None:
+    seen: set[tuple[int, object]] = set()
+    for sample in (m.sample for m in measured):
+        if isinstance(sample, BatchSample):
+            for work, _ in sample.steps:
+                dop = work.group.dop
+                seen |= {(dop, work.phase.value)}
+                seen |= {(dop, Transfer.KV)} if work.has_ring else set()
+                seen |= {(dop, Transfer.QUERY)} if work.has_exchange else set()
+                seen |= {(dop, "lease")} if work.is_lease else set()
+                seen |= {(dop, "kept")} if any(w.num_kept_keys for w in work.instances.values()) else set()
+    for dop in range(1, NUM_INSTANCES + 1):
+        assert {(dop, kind) for kind in ("prefill", "decode", "mixed", "lease")} <= seen
+        if dop > 1:
+            assert {(dop, Transfer.KV), (dop, Transfer.QUERY), (dop, "kept")} <= seen
+    moves = {(s.source_id, s.destination_id) for m in measured if isinstance(s := m.sample, MigrationSample)}
+    assert len(moves) > NUM_INSTANCES
+
+
+def test_the_same_seed_tells_the_same_stories() -> None:
+    first, again = (told_stories(PRIOR, seed=3) for _ in range(2))
+    assert [m.sample for m in first] == [m.sample for m in again]
+
+
+def test_ranges_say_how_far_was_measured(measured: Sequence[Measured]) -> None:
+    ranges = found(INSTANCES, PRIOR, measured).ranges
+    assert list(ranges["dop"]) == [1, NUM_INSTANCES]
+    assert ranges["num_requests"][1] > 8
+    assert ranges["num_moved_keys"][0] >= 1
+
+
+def test_groups_larger_than_the_host_are_slower_for_want_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
+    on_cpus = slowdown("cpu", tp_size=2)
+    assert [on_cpus(dop) for dop in (1, 2, 3, 4)] == [1, 1, 1.5, 2]
+    assert slowdown("h200", tp_size=2)(8) == 1

@@ -1,0 +1,106 @@
+"""A cost model that watches the loop: what it learns, and that it learns the same again."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import astuple
+
+import pytest
+from simulation import instances_with, timed_request
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import prefill_time
+from loong.core.events import Event, InstanceLost
+from loong.core.instructions import Instruction
+from loong.core.plan import IterationPlan
+from loong.core.request import Request
+from loong.core.snapshot import Snapshot
+from loong.core.work import Phase
+from loong.executor.simulated import SimulatedExecutor
+from loong.scheduler.calibration import Calibration
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost_model import Coefficients, WorkCostModel
+from loong.scheduler.policy import make_policy
+from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
+from loong.scheduling import Observer, Scheduling
+
+BASE = WorkCostModel()
+SLOWER = WorkCostModel(Coefficients(*(1.5 * value for value in astuple(BASE.coefficients))))
+REQUESTS = [timed_request(number, 20 + 37 * number % 500, 40, 0.05 * number) for number in range(60)]
+
+
+def run(clock: WorkCostModel, observers: Sequence[Observer], requests: Sequence[Request] = REQUESTS) -> None:
+    """Serve all requests on two simulated instances."""
+    state = ClusterState(instances_with([4096] * 2))
+    policy = make_policy("replicas", PolicyConfig())
+
+    async def drain() -> None:
+        async for _ in Scheduling(
+            state, policy, BASE, SimulatedExecutor(clock, requests), observers
+        ).events():
+            pass
+
+    asyncio.run(drain())
+
+
+class Recording:
+    """Keeps what an observer is told, in order."""
+
+    def __init__(self) -> None:
+        self.took: list[Event | tuple[Event, Snapshot, IterationPlan, Sequence[Instruction]]] = []
+
+    def took_in(self, event: Event, /) -> None:
+        self.took.append(event)
+
+    def planned(
+        self, event: Event, snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction], /
+    ) -> None:
+        self.took.append((event, snapshot, plan, instructions))
+
+    def tell(self, observer: Observer) -> None:
+        for told in self.took:
+            if isinstance(told, tuple):
+                observer.planned(*told)
+            else:
+                observer.took_in(told)
+
+
+def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
+    recalibration = Recalibration(BASE)
+    run(SLOWER, [recalibration])
+    decode = recalibration.calibration.corrections[Phase.DECODE]
+    assert decode.factor == pytest.approx(1.5, rel=0.1)
+    assert recalibration.errors["decode"] < 0.1
+    model, factor = (
+        RecalibratedCostModel(recalibration),
+        recalibration.calibration.corrections[Phase.PREFILL].factor,
+    )
+    assert factor > 1
+    assert prefill_time(model, 100, 10, 1) == pytest.approx(factor * prefill_time(BASE, 100, 10, 1))
+
+
+def test_predictions_that_come_true_are_left_as_they_are() -> None:
+    recalibration = Recalibration(BASE)
+    run(BASE, [recalibration])
+    for name, error in recalibration.errors.items():
+        assert error < 0.02, name
+        assert recalibration.calibration.corrections[Phase(name)].factor == pytest.approx(1, abs=0.02)
+
+
+def test_whoever_replays_events_and_plans_learns_the_same() -> None:
+    first, recording, again = Recalibration(BASE), Recording(), Recalibration(BASE)
+    run(SLOWER, [first, recording])
+    recording.tell(again)
+    assert again.calibration == first.calibration != Calibration()
+
+
+def test_a_batch_that_lost_an_instance_teaches_nothing() -> None:
+    recording, recalibration = Recording(), Recalibration(BASE)
+    run(SLOWER, [recording], REQUESTS[:1])
+    started = next(told for told in recording.took if isinstance(told, tuple) and told[3])
+    recalibration.planned(*started)
+    for instance_id in (0, 1):
+        recalibration.took_in(InstanceLost(1.0, instance_id))
+    for told in recording.took:
+        if not isinstance(told, tuple):
+            recalibration.took_in(told)
+    assert recalibration.calibration == Calibration()
