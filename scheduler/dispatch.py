@@ -6,15 +6,16 @@ one machine, and the cluster is nearly one, since a prompt can be cut over its i
 after the others, oldest first, but for a share of every step that is the oldest one's.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import TypeAlias
 
-from loong.core.cost_model import CostModel, PrefillTerms, prefill_time
+from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.instance import InstanceKind
-from loong.core.request import SLO, RequestView
+from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.equations import FutureKV
@@ -25,7 +26,7 @@ USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
 PATIENCE = 4  # TTFT targets after which a prompt that finds no room is let past by no one any more
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Prefill:
     """A prompt to be computed: `num_tokens` new ones on `num_cached`.
 
@@ -52,12 +53,21 @@ Order: TypeAlias = Callable[[Iterable[Prefill], float, float], list[Prefill]]
 """Most urgent first, given the time and the seconds of work that the cluster does in a second."""
 
 
+class Refusal(Enum):
+    """Why a prompt may not begin."""
+
+    NO_ROOM = "with it, requests would come to need more KV than there is"
+    OVERTAKING = "an older request has waited long for room, and goes first"
+    PUT_OFF = "it is put off, as another is that has begun"
+
+
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Prompts that may be computed now, most urgent first, and those that may not, with the reason."""
+    """Prompts that may be computed now, most urgent first, and those that may not; and the room there is."""
 
     prefills: list[Prefill]
-    refused: list[tuple[RequestView, str]]
+    refused: list[tuple[RequestView, Refusal]]
+    room: "Room"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +82,31 @@ class Dispatch:
     def dispatch(self) -> Dispatched:
         """All prompts at rest."""
         now, num_instances = self.survey.snapshot.now, max(1, self.survey.num_instances)
-        terms, speed = self.cost_model.prefill_terms(1), USABLE_SPEED * num_instances
+        terms, widest = self.cost_model.prefill_terms(1), self.cost_model.prefill_terms(num_instances)
+        speed = USABLE_SPEED * num_instances
         begun = (view for unit in self.survey.units for view in unit.prefills)
         prefills = []
         for view in (*self.survey.waiting, *begun):
-            work = prefill_work(view, terms)
-            deadline, is_missed = _deadline(view.arrival_time, self._ttft(view), now + work / num_instances)
             num_new, num_cached = view.num_uncomputed_tokens, view.num_computed_tokens
+            work = prefill_work(num_new, num_cached, terms)
+            ttft = target_ttft(view, widest, self.config)
+            deadline, is_missed = _deadline(view.arrival_time, ttft, now + work / num_instances)
             prefills.append(Prefill(view, num_new, num_cached, work, deadline, is_missed))
         if self.config.fairness is Fairness.USER:
             prefills = with_fair_deadlines(prefills, now, speed)
         ordered = self.order(prefills, now, speed)
-        return self._admitted(replace(p, rank=rank) for rank, p in enumerate(ordered))
+        for rank, prefill in enumerate(ordered):
+            prefill.rank = rank
+        return self._admitted(ordered, widest)
 
-    def _admitted(self, prefills: Iterable[Prefill]) -> Dispatched:
+    def _admitted(self, prefills: Sequence[Prefill], widest: PrefillTerms) -> Dispatched:
         """All but the prompts that would have to wait for room, now or later.
 
         What is admitted finds room to its declared end, whatever comes. A prompt that was put off may begin
         only while no other one holds KV; and if one has found no room for long, none that came after begins.
         """
-        room, found = _Room.of(self.survey.snapshot), Dispatched([], [])
-        prefills = list(prefills)
+        now, room = self.survey.snapshot.now, Room.of(self.survey.snapshot)
+        found = Dispatched([], [], room)
         is_late_begun = any(p.is_late and p.is_begun for p in prefills)
         last_arrival = float("inf")
         for prefill in prefills:
@@ -100,37 +114,36 @@ class Dispatch:
             if prefill.is_begun:
                 found.prefills.append(prefill)
             elif view.arrival_time > last_arrival:
-                found.refused.append((view, "an older request has waited long for room, and goes first"))
+                found.refused.append((view, Refusal.OVERTAKING))
             elif prefill.is_late and is_late_begun:
-                found.refused.append((view, "it is put off, as another is that has begun"))
+                found.refused.append((view, Refusal.PUT_OFF))
             elif room.fits(view):
                 room.take(view)
                 is_late_begun |= prefill.is_late
                 found.prefills.append(prefill)
             else:
-                found.refused.append((view, room.lack_of(view)))
-                if self.survey.snapshot.now - view.arrival_time > PATIENCE * self._ttft(view):
+                found.refused.append((view, Refusal.NO_ROOM))
+                if now - view.arrival_time > PATIENCE * target_ttft(view, widest, self.config):
                     last_arrival = min(last_arrival, view.arrival_time)
         return found
 
-    def _ttft(self, view: RequestView) -> float:
-        return slo_of(view, self.cost_model, self.config, self.survey.num_instances).ttft
 
-
-def slo_of(view: RequestView, cost_model: CostModel, config: PolicyConfig, num_instances: int) -> SLO:
-    """Its own targets, or else the config's: some times the quickest prefill, never under a least TTFT."""
+def target_ttft(view: RequestView, widest: PrefillTerms, config: PolicyConfig) -> float:
+    """Its own target, or else the config's: some times the quickest prefill, and never under a least one."""
     if view.slo is not None:
-        return view.slo
+        return view.slo.ttft
     num_tokens = view.num_prompt_tokens
-    quickest = prefill_time(cost_model, num_tokens, 0, max(1, num_instances))
-    return SLO(max(config.target_ttft, config.ttft_factor * quickest), config.target_tpot)
+    return max(config.target_ttft, config.ttft_factor * widest.time(num_tokens, 0, num_tokens * num_tokens))
 
 
-def prefill_work(view: RequestView, terms: PrefillTerms) -> float:
-    """Seconds of one instance that the rest of its prompt takes in full steps."""
-    num_new, num_cached = view.num_uncomputed_tokens, view.num_computed_tokens
-    slope = terms.per_token + terms.per_cached_pair * num_cached + terms.per_new_pair * num_new
-    return slope * num_new
+def target_tpot(view: RequestView, config: PolicyConfig) -> float:
+    """Its own target, or else the config's."""
+    return config.target_tpot if view.slo is None else view.slo.tpot
+
+
+def prefill_work(num_new: int, num_cached: int, terms: PrefillTerms) -> float:
+    """Seconds of one instance that a prompt takes in full steps."""
+    return num_new * (terms.per_token + terms.per_cached_pair * num_cached + terms.per_new_pair * num_new)
 
 
 def by_deadline(prefills: Iterable[Prefill], now: float, speed: float) -> list[Prefill]:
@@ -151,8 +164,9 @@ def by_deadline(prefills: Iterable[Prefill], now: float, speed: float) -> list[P
             put_off.add(removed)
             end -= by_deadline[removed].work / speed
     late = sorted((by_deadline[i] for i in put_off), key=lambda p: (p.view.arrival_time, p.view.request_id))
-    on_time = [p for i, p in enumerate(by_deadline) if i not in put_off]
-    return on_time + [replace(p, is_late=True) for p in late]
+    for prefill in late:
+        prefill.is_late = True
+    return [p for i, p in enumerate(by_deadline) if i not in put_off] + late
 
 
 def by_arrival(prefills: Iterable[Prefill], now: float, speed: float) -> list[Prefill]:  # noqa: ARG001
@@ -168,47 +182,58 @@ def with_fair_deadlines(prefills: Iterable[Prefill], now: float, speed: float) -
     by_user: dict[str, list[Prefill]] = {}
     for prefill in sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id)):
         by_user.setdefault(prefill.view.user, []).append(prefill)
-    fair = []
     for own in by_user.values():
         seconds = (p.work * len(by_user) / speed for p in own)
         ends = list(accumulate(seconds, initial=now))[1:]
-        fair += [replace(p, deadline=max(p.deadline, end)) for p, end in zip(own, ends, strict=True)]
-    return fair
+        for prefill, end in zip(own, ends, strict=True):
+            prefill.deadline = max(prefill.deadline, end)
+    return [prefill for own in by_user.values() for prefill in own]
 
 
 @dataclass(slots=True)
-class _Room:
+class Room:
     """KV of those admitted, to their declared ends: by the sum, which is quick, and if need be exactly."""
 
     capacity: int
     requests: list[tuple[int, int]]  # remaining and current tokens
     num_declared: int
+    num_current: int
+    refused: list[tuple[int, int]] = field(default_factory=list)
     future: FutureKV | None = None
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> "_Room":
-        full = [i for i in snapshot.instances if i.kind is InstanceKind.FULL]
+    def of(cls, snapshot: Snapshot) -> "Room":
+        """The room that the full instances have, less what running requests may come to hold."""
+        capacity = sum(i.kv_capacity for i in snapshot.instances if i.kind is InstanceKind.FULL)
         requests = [_future(view) for view in snapshot.running if not view.has_ended]
-        return cls(sum(i.kv_capacity for i in full), requests, sum(map(sum, requests)))
+        num_current = sum(current for _, current in requests)
+        return cls(capacity, requests, num_current + sum(remaining for remaining, _ in requests), num_current)
 
     def fits(self, view: RequestView) -> bool:
+        """Whether a request has room to its declared end, with all that were taken."""
         remaining, current = _future(view)
         if self.num_declared + remaining + current <= self.capacity:
             return True
+        # No less than one that did not fit, or than there is now: no need to reckon.
+        if any(remaining >= r and current >= c for r, c in self.refused):
+            return False
+        fits = self.num_current + current <= self.capacity and self.peak_with(view) <= self.capacity
+        if not fits:
+            self.refused.append((remaining, current))
+        return fits
+
+    def peak_with(self, view: RequestView) -> int:
+        """The most slots that those admitted and this one may come to need at once."""
         if self.future is None:
             self.future = FutureKV.of(self.requests)
-        return self.future.adding(remaining, current).peak <= self.capacity
-
-    def lack_of(self, view: RequestView) -> str:
-        """Why it does not fit, with both numbers; after `fits` has refused it."""
-        assert self.future is not None, "fits made it"
-        peak = self.future.adding(*_future(view)).peak
-        return f"with it, requests would come to need {peak} slots of KV, but there are {self.capacity}"
+        return self.future.adding(*_future(view)).peak
 
     def take(self, view: RequestView) -> None:
+        """Admit a request."""
         remaining, current = _future(view)
         self.requests.append((remaining, current))
         self.num_declared += remaining + current
+        self.num_current += current
         if self.future is not None:
             self.future = self.future.adding(remaining, current)
 

@@ -11,7 +11,7 @@ from loong.core.plan import KVMigration
 from loong.core.request import RequestView
 from loong.core.work import InstanceWork
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import slo_of
+from loong.scheduler.dispatch import target_tpot
 from loong.scheduler.survey import Survey, Unit
 
 PAYING_PART = 0.1  # of the time that a request has left to decode, its migration may take
@@ -47,7 +47,7 @@ class Gathering:
             for i, n in held.items()
             if i != destination_id
         )
-        is_quick = step_time <= slo_of(view, self.cost_model, self.config, self.survey.num_instances).tpot / 2
+        is_quick = step_time <= target_tpot(view, self.config) / 2
         if not is_quick or seconds > PAYING_PART * view.num_remaining_tokens * step_time:
             return ()
         return tuple(

@@ -7,7 +7,7 @@ from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.allocation import Group
-from loong.scheduler.dispatch import Dispatched
+from loong.scheduler.dispatch import Dispatched, Refusal
 from loong.scheduler.survey import Survey
 
 
@@ -36,8 +36,12 @@ def reasons_to_wait(survey: Survey, dispatched: Dispatched, groups: Sequence[Gro
     new_ids = {view.request_id for view in survey.waiting if view.arrival_time == now}
     if not new_ids:
         return
-    for view, reason in dispatched.refused:
+    for view, refusal in dispatched.refused:
         if view.request_id in new_ids:
+            reason = refusal.value
+            if refusal is Refusal.NO_ROOM:
+                room = dispatched.room
+                reason += f": {room.peak_with(view)} slots, of which there are {room.capacity}"
             yield Decision(DecisionKind.WAIT, (view.request_id,), reason)
     for group in groups:
         for prefill in group.prefills:

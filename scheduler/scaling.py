@@ -10,7 +10,7 @@ from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.allocation import Group
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Prefill, slo_of
+from loong.scheduler.dispatch import Prefill, target_tpot
 from loong.scheduler.step import Step, choose_masters
 from loong.scheduler.survey import Survey
 
@@ -102,7 +102,7 @@ class Scaling:
         """Seconds that a step may take."""
         budget = self.config.max_step_time
         for view in decodes:
-            tpot = slo_of(view, self.cost_model, self.config, self.survey.num_instances).tpot
+            tpot = target_tpot(view, self.config)
             seconds = TPOT_MARGIN * tpot
             if view.first_token_time is not None:
                 slack = view.first_token_time + tpot * view.num_output_tokens - self.survey.snapshot.now
