@@ -18,7 +18,8 @@ from time import perf_counter
 from result import FOLDER
 
 from loong.launcher.machine import machine_facts
-from loong.launcher.simulate.cluster import Hardware, shape_of
+from loong.launcher.model_shape import shape_of
+from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load, SimulateConfig
 from loong.launcher.simulate.points import done
 from loong.launcher.simulate.search import Goodput, search

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from loong.core.cost_model import CostModel
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.model.config import DTYPE_BYTES, ModelConfig
+from loong.launcher.cost_model_file import CostModelFile
 from loong.scheduler.policy import POLICIES, admissible_tokens
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
 from loong.workloads.slo import PrefillTime
@@ -24,7 +24,8 @@ class SimulatedCluster:
 class Hardware:
     """So many instances of a model on one kind of device.
 
-    `kv_cache_tokens` is an instance's pool; None is what its memory holds beside the weights.
+    `kv_cache_tokens` is an instance's pool; None is what its memory holds beside the weights. Times are those
+    of the `measured` cost model of each number of devices, or of the device's roofline if there is none.
     """
 
     shape: ModelShape
@@ -32,6 +33,7 @@ class Hardware:
     num_instances: int
     tp_size: int = 1
     kv_cache_tokens: int | None = None
+    measured: tuple[CostModelFile, ...] = ()
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -61,7 +63,13 @@ class Hardware:
         return lambda num_tokens: min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
 
     def _cost_model(self, tp_size: int) -> CostModel:
-        return roofline(self.shape, DEVICES[self.device], tp_size)
+        if not self.measured:
+            return roofline(self.shape, DEVICES[self.device], tp_size)
+        for file in self.measured:
+            if file.tp_size == tp_size:
+                file.check_fits(self.shape, tp_size, self.device)
+                return file.cost_model(self.num_instances)
+        raise ConfigError(f"no --cost-model is of --tensor-parallel-size {tp_size}, which is to be simulated")
 
     def _fitting_tokens(self, tp_size: int) -> int:
         num_tokens = kv_capacity(self.shape, DEVICES[self.device], tp_size)
@@ -71,19 +79,3 @@ class Hardware:
                 "give a greater --tensor-parallel-size"
             )
         return num_tokens
-
-
-def shape_of(config: ModelConfig) -> ModelShape:
-    """The sizes of a model that decide its time."""
-    num_heads = 2 * config.num_heads + 2 * config.num_kv_heads  # queries, outputs, keys and values
-    in_layer = config.hidden_size * (num_heads * config.head_dim + 3 * config.intermediate_size)
-    return ModelShape(
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_layer_parameters=config.num_layers * in_layer,
-        num_output_parameters=config.hidden_size * config.vocab_size,
-        element_bytes=DTYPE_BYTES[config.dtype],
-    )

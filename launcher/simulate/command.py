@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
+from loong.launcher.cost_model_file import read_cost_model
 from loong.launcher.flags import positive, ratio, seconds, token_count
-from loong.launcher.simulate.cluster import Hardware, shape_of
+from loong.launcher.model_shape import shape_of
+from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import DEFAULT_DURATION, Host, Load, SimulateConfig, parse_rates
 from loong.model.shapes import SHAPES, find_config
 from loong.scheduler.roofline import DEVICES
@@ -74,6 +76,14 @@ def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--kv-cache-tokens", type=token_count, metavar="N", help="an instance's KV pool (what memory holds)"
+    )
+    group.add_argument(
+        "--cost-model",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="from `loong profile`; one for each number of devices an instance (the device's roofline)",
     )
     group.add_argument(
         "--num-cores", type=positive, metavar="N", help="CPU instances share these cores (each has its own)"
@@ -150,6 +160,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
             args.num_instances,
             args.tensor_parallel_size,
             args.kv_cache_tokens,
+            tuple(read_cost_model(path) for path in args.cost_model),
         ),
         load=Load(
             args.workload,

@@ -12,7 +12,8 @@ from loong.core.request import SLO, Request, RequestId, SamplingParams
 from loong.core.snapshot import ClusterStats
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.simulate.cluster import Hardware, SimulatedCluster, shape_of
+from loong.launcher.model_shape import shape_of
+from loong.launcher.simulate.cluster import Hardware, SimulatedCluster
 from loong.launcher.simulate.config import Host
 from loong.launcher.simulate.watch import TokenTimes, Watch
 from loong.model.shapes import find_config

@@ -16,9 +16,12 @@ def heading(config: SimulateConfig) -> str:
     """What is simulated, and where its times come from."""
     hardware, load = config.hardware, config.load
     count = f"{load.num_requests} requests" if load.num_requests else f"{load.duration:g} s of requests"
+    origin = "times as measured by loong profile"
+    if not hardware.measured:
+        origin = "times from its roofline, nothing was measured"
     return (
         f"Simulated: {config.model} on {hardware.num_instances} instances of {hardware.tp_size} x "
-        f"{hardware.device}; times from its roofline, nothing was measured\n"
+        f"{hardware.device}; {origin}\n"
         f"Workload: {load.workload} (lengths from built-in distributions, scale {load.length_scale:g}), "
         f"{count}, seed {load.seed}\n"
     )

@@ -1,8 +1,13 @@
+from dataclasses import asdict
+
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.simulate.cluster import Hardware, shape_of
+from loong.launcher.cost_model_file import FORMAT, CostModelFile
+from loong.launcher.model_shape import shape_of
+from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import SHAPES
+from loong.scheduler.cost_model import Coefficients
 
 LLAMA = shape_of(SHAPES["llama-3.1-8b"])
 
@@ -49,3 +54,33 @@ def test_an_unloaded_prefill_is_the_quickest_that_the_cluster_can_do() -> None:
 def test_what_cannot_be_simulated_is_named(device: str, policy: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         Hardware(LLAMA, device, num_instances=2).cluster(policy)
+
+
+def test_a_measured_cost_model_is_used_for_the_number_of_devices_it_is_of() -> None:
+    measured = tuple(
+        CostModelFile(
+            format=FORMAT,
+            model="llama-3.1-8b",
+            shape=asdict(LLAMA),
+            tp_size=tp_size,
+            device="h200",
+            num_instances=1,
+            date="",
+            versions={},
+            machine={},
+            coefficients=asdict(Coefficients(step=float(tp_size))),
+            overlap=0.0,
+            undetermined=[],
+            ranges={},
+            repeat_spread=0.0,
+            errors={},
+        )
+        for tp_size in (1, 4)
+    )
+    hardware = Hardware(LLAMA, "h200", num_instances=4, measured=measured)
+    overheads = [hardware.cluster(p).cost_model.prefill_terms(1).overhead for p in ("replicas", "tp")]
+    assert overheads == [1.0, 4.0]
+    with pytest.raises(ConfigError, match="no --cost-model is of --tensor-parallel-size 2"):
+        Hardware(LLAMA, "h200", num_instances=2, measured=measured).cluster("tp")
+    with pytest.raises(ConfigError, match="was measured on .* with device h200"):
+        Hardware(LLAMA, "h100", num_instances=4, measured=measured).cluster("tp")

@@ -1,6 +1,7 @@
 import pytest
 
-from loong.launcher.simulate.cluster import Hardware, shape_of
+from loong.launcher.model_shape import shape_of
+from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load, SimulateConfig
 from loong.launcher.simulate.points import Point, run_point, sweep
 from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
