@@ -6,7 +6,8 @@ at their own pace: between two such events most running requests have got tokens
 Growth is the time's factor over the number of requests', from the row above: 1 is linear.
 Ceiling at 64 running and 64 waiting on 8 instances: 0.5 ms, of which 0.15 ms without the policy.
 
-The policy `refill` does the least that a policy can do, to measure the rest at any size.
+Crowds of which no request fits one instance are left out. The policy `refill` does the least that a
+policy can do, to measure the rest at any size.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from loong.scheduler.policy import Policy, make_policy
 
 CEILING = 0.5e-3
 PARTS, REST = ("apply", "snapshot", "policy", "check and commit"), "all but policy"
-MEAN_TOKENS = 320  # of one request, prompt and output
+MEAN_TOKENS, MAX_TOKENS = 320, 480  # of one request, prompt and output
 LEASE_STEPS = PolicyConfig().lease_steps
 
 P = ParamSpec("P")
@@ -95,11 +96,16 @@ def whole_batch(instance_id: InstanceId, views: list[RequestView], num_steps: in
     return BatchPlan(ESPGroup((instance_id,)), tuple(queries), tuple(writes), num_steps)
 
 
+def pool_tokens(num_requests: int, num_instances: int) -> int:
+    """The KV room of each instance: half of the crowd fits."""
+    return num_requests // 2 * MEAN_TOKENS // num_instances
+
+
 async def measure(
     policy: Policy, num_requests: int, num_instances: int, max_events: int
 ) -> dict[str, list[float]]:
     """Seconds of each part of each event that counts."""
-    room = num_requests // 2 * MEAN_TOKENS // num_instances
+    room = pool_tokens(num_requests, num_instances)
     instances = (ElasticInstance(i, 1, InstanceKind.FULL, kv_capacity=room) for i in range(num_instances))
     cost_model = WorkCostModel()
     executor = SimulatedExecutor(cost_model, crowd(num_requests))
@@ -161,6 +167,8 @@ def main() -> None:
     print(f"{'instances':>9}{'live':>6}{'events':>8}{'growth':>8}{columns}")
     rows: list[Row] = []
     for num_instances, num_requests in product(args.num_instances, args.num_requests):
+        if pool_tokens(num_requests, num_instances) < MAX_TOKENS:
+            continue
         spent = asyncio.run(measure(policy, num_requests, num_instances, args.max_events))
         gc.collect()
         spent["all"] = [sum(parts) for parts in zip(*spent.values(), strict=True)]

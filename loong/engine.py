@@ -21,7 +21,7 @@ from loong.core.timeline import BatchSlice, Timeline
 from loong.executor.workers import WorkersExecutor
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits, Health
-from loong.token_stream import TokenStream
+from loong.stream import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Engine:
     ) -> None:
         self.limits = limits
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
-        self._streams: dict[RequestId, TokenStream] = {}
+        self._streams: dict[RequestId, Stream[ProducedToken | None]] = {}
         self._failure: str | None = None
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Engine:
         if self._failure is not None:
             raise ClusterError(self._failure)
         request_id = request.request_id
-        stream = self._streams[request_id] = TokenStream()
+        stream = self._streams[request_id] = Stream()
         self._executor.post(RequestArrived(self._executor.now, self._stamped(request)))
         has_ended = False
         try:

@@ -23,6 +23,7 @@ from loong.core.events import (
 from loong.core.instance import home_instance_id
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
+from loong.stream import Stream
 from loong.wire import (
     BatchDone,
     Heartbeat,
@@ -67,7 +68,7 @@ class WorkersExecutor:
         self._reports.setsockopt(zmq.RCVHWM, 0)
         self._reports.bind(endpoints.reports)
         self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
-        self._events: asyncio.Queue[Event | Drained | BaseException] = asyncio.Queue()
+        self._events = Stream[Event | Drained | BaseException]()
         self._waiting_for: defaultdict[tuple[str, int], set[WorkerId]] = defaultdict(set)
         self._first_done: dict[int, BatchDone] = {}  # by batch; the others must agree
         self._rolled_back: set[int] = set()
@@ -107,7 +108,7 @@ class WorkersExecutor:
 
     def post(self, event: Event | Drained) -> None:
         """Put an event of this process into the stream."""
-        self._events.put_nowait(event)
+        self._events.put(event)
 
     def lose(self, instance_id: InstanceId, reason: str) -> None:
         """Tell that a worker of an instance is gone; of several reasons the first counts."""
@@ -117,7 +118,7 @@ class WorkersExecutor:
 
     def fail(self, error: BaseException) -> None:
         """Let whoever waits for the next event have this error instead."""
-        self._events.put_nowait(error)
+        self._events.put(error)
 
     async def next_event(self) -> Event | Drained:
         """The next event in the order in which they became known. Raises what `fail` was given."""
