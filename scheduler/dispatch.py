@@ -23,6 +23,7 @@ from loong.scheduler.survey import Survey
 
 SECOND_CHANCE_COST = 4  # a prompt that has missed its deadline counts as so much longer when one is put off
 USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
+MAX_REFUSED = 8  # prompts for which there is no room, after which no other is tried in a round
 PATIENCE = 4  # TTFT targets after which a prompt that finds no room is let past by no one any more
 
 
@@ -214,9 +215,8 @@ class Room:
         remaining, current = _future(view)
         if self.num_declared + remaining + current <= self.capacity:
             return True
-        # No less than one that did not fit, or than there is now: no need to reckon.
-        if any(remaining >= r and current >= c for r, c in self.refused):
-            return False
+        if len(self.refused) == MAX_REFUSED or any(remaining >= r and current >= c for r, c in self.refused):
+            return False  # no less than one that did not fit, or too many did not: no need to reckon
         fits = self.num_current + current <= self.capacity and self.peak_with(view) <= self.capacity
         if not fits:
             self.refused.append((remaining, current))

@@ -58,7 +58,7 @@ class Scaling:
         return None
 
     def _decode_step(
-        self, instance_ids: tuple[InstanceId, ...], decodes: Iterable[RequestView], num_steps: int
+        self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView], num_steps: int
     ) -> Step | None:
         """A step of these decodes, with room for `num_steps`; None if that lacks."""
         free = {i: self.survey.free[i] for i in instance_ids}

@@ -1,6 +1,6 @@
 """One step in the making: requests are added to a group until its time, its tokens or its room is used up."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -217,7 +217,7 @@ class Step:
 
 
 def choose_masters(
-    views: Iterable[RequestView], free: Mapping[InstanceId, int], num_steps: int
+    views: Sequence[RequestView], free: Mapping[InstanceId, int], num_steps: int
 ) -> list[tuple[RequestView, InstanceId]] | None:
     """A master with room for `num_steps` tokens for each decoding request; None if there is none for one.
 
@@ -225,6 +225,10 @@ def choose_masters(
     master of fewer.
     """
     room = dict(free)
+    if len(room) == 1:
+        (only_id,) = room
+        fits = sum(min(num_steps, view.num_remaining_tokens) for view in views) <= room[only_id]
+        return [(view, only_id) for view in views] if fits else None
     num_requests = dict.fromkeys(room, 0)
     masters = []
     for view in views:

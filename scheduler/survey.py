@@ -65,7 +65,9 @@ def survey(snapshot: Snapshot) -> Survey:
     Requests with KV on anything but full instances, in a host tier, are left alone.
     """
     free = _free_slots(snapshot)
-    resting = [view for view in snapshot.running if view.is_plannable and free.keys() >= _holders(view)]
+    resting = [view for view in snapshot.running if view.is_plannable]
+    if len(free) < len(snapshot.instances):
+        resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
     unit_of = _units(free, snapshot.batches, resting)
     units = tuple({id(unit): unit for unit in unit_of.values()}.values())
     for unit in units:
@@ -99,10 +101,6 @@ def _free_slots(snapshot: Snapshot) -> dict[InstanceId, int]:
 
 def _batch_of(view: RequestView, snapshot: Snapshot) -> RunningBatch:
     return next(batch for batch in snapshot.batches if batch.batch_id == view.batch_id)
-
-
-def _holders(view: RequestView) -> set[InstanceId]:
-    return set(view.placement.instance_ids)
 
 
 def _end(batch: RunningBatch) -> float:
