@@ -31,14 +31,7 @@ def attend_blocks(
             been written.
         Accumulates in float32. Needs nothing of the host and allocates nothing.
     """
-    dims = Dims()
-    dims.bind_rows("q", q, "T H D")
-    dims.bind("kv", kv, "S 2 K D", q.dtype)
-    dims.bind("tasks", tasks, "C 8", torch.int64)
-    dims.bind("total.out", total.out, "T H D", q.dtype if total.out.dtype == q.dtype else torch.float32)
-    dims.bind("total.lse", total.lse, "T H", torch.float32)
-    if slots is not None:
-        dims.bind("slots", slots, "N", torch.int64)
+    dims = _check(q, kv, tasks, total, slots)
     group_size, width = dims.group_size(), triton.next_power_of_2(dims["D"])
     num_keys = (len(kv) if slots is None else len(slots)) // max(1, dims["C"])
     num_rows, tile, num_warps, num_stages = _tiling(
@@ -70,6 +63,18 @@ def attend_blocks(
         num_warps=num_warps,
         num_stages=num_stages,
     )
+
+
+def _check(q: Tensor, kv: Tensor, tasks: Tensor, total: Partial, slots: Tensor | None) -> Dims:
+    dims = Dims()
+    dims.bind_rows("q", q, "T H D")
+    dims.bind("kv", kv, "S 2 K D", q.dtype)
+    dims.bind("tasks", tasks, "C 8", torch.int64)
+    dims.bind("total.out", total.out, "T H D", q.dtype if total.out.dtype == q.dtype else torch.float32)
+    dims.bind("total.lse", total.lse, "T H", torch.float32)
+    if slots is not None:
+        dims.bind("slots", slots, "N", torch.int64)
+    return dims
 
 
 def _tiling(

@@ -38,23 +38,12 @@ def rotate_and_store(
     dims.bind("kv", kv, "S 2 K D", qkv.dtype)
     dims.bind("qkv", qkv, f"T {dims['H'] + 2 * dims['K']} D")
     dims.bind("rows", rows, "T", torch.int64)
-    for name, tensor, letters in (
-        ("cos", cos, "T D"),
-        ("sin", sin, "T D"),
-        ("bias", bias, f"{dims['H'] + 2 * dims['K']} D"),
-        ("q_norm", q_norm, "D"),
-        ("k_norm", k_norm, "D"),
-    ):
-        if tensor is not None:
-            dims.bind(name, tensor, letters, qkv.dtype)
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm must be given together")
-    if dims["D"] % 2 != 0:
-        raise ValueError(f"the head dim must be even, got {dims['D']}")
+    dims.bind("cos", cos, "T D", qkv.dtype)
+    dims.bind("sin", sin, "T D", qkv.dtype)
+    _check_weights(dims, qkv.dtype, bias, q_norm, k_norm)
     if dims["T"] == 0:
         return
-    num_blocks = triton.cdiv(dims["H"] + 2 * dims["K"], _HEADS_AT_ONCE)
-    _finish_heads[dims["T"], num_blocks](
+    _finish_heads[dims["T"], triton.cdiv(qkv.shape[1], _HEADS_AT_ONCE)](
         qkv,
         cos,
         sin,
@@ -71,6 +60,20 @@ def rotate_and_store(
         width=triton.next_power_of_2(dims["D"] // 2),
         heads_at_once=_HEADS_AT_ONCE,
     )
+
+
+def _check_weights(
+    dims: Dims, dtype: torch.dtype, bias: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None
+) -> None:
+    if bias is not None:
+        dims.bind("bias", bias, f"{dims['H'] + 2 * dims['K']} D", dtype)
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm must be given together")
+    if q_norm is not None and k_norm is not None:
+        dims.bind("q_norm", q_norm, "D", dtype)
+        dims.bind("k_norm", k_norm, "D", dtype)
+    if dims["D"] % 2 != 0:
+        raise ValueError(f"the head dim must be even, got {dims['D']}")
 
 
 @triton.jit

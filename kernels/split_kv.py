@@ -59,21 +59,9 @@ def attend_slots(
         out: contiguous, in float32, or out.out in q's dtype if nothing is to be merged with it.
         Accumulates in float32. Needs nothing of the host and allocates nothing.
     """
-    dims = Dims()
-    dims.bind_rows("q", q, "B H D")
-    dims.bind("kv", kv, "S 2 K D", q.dtype)
-    dims.bind("lists.slots", lists.slots, "N", torch.int64)
-    dims.bind("lists.starts", lists.starts, "B", torch.int64)
-    dims.bind("lists.cu_seqlens[1:]", lists.cu_seqlens[1:], "B", torch.int32)
-    dims.bind("out.out", out.out, "B H D", q.dtype if out.out.dtype == q.dtype else torch.float32)
-    dims.bind("out.lse", out.lse, "B H", torch.float32)
-    num_requests, num_cuts = len(q), workspace.num_cuts
-    pieces = Partial(*(tensor[: num_cuts + num_requests] for tensor in workspace.pieces))
-    if len(pieces.lse) < num_cuts + num_requests:
-        raise ValueError(f"the workspace has room for {len(pieces.lse) - num_cuts} requests, got {len(q)}")
-    dims.bind("workspace.pieces.out", pieces.out, "P H D", torch.float32)
-    group_size = dims.group_size()
-    if not num_requests:
+    dims = _check(q, kv, lists, workspace, out)
+    num_requests, num_cuts, group_size = dims["B"], workspace.num_cuts, dims.group_size()
+    if num_requests == 0:
         return
     head_dim, width = dims["D"], triton.next_power_of_2(dims["D"])
     tile = min(_MAX_TILE, _TILE_BYTES // (width * q.dtype.itemsize))
@@ -81,7 +69,7 @@ def attend_slots(
         q,
         kv,
         *lists,
-        *pieces,
+        *workspace.pieces,
         scale * LOG2_E,
         q.stride(0),
         num_requests,
@@ -96,7 +84,7 @@ def attend_slots(
         num_stages=3,
     )
     _merge_pieces[num_requests, dims["H"]](
-        *pieces,
+        *workspace.pieces,
         lists.cu_seqlens,
         *out,
         num_requests,
@@ -107,6 +95,23 @@ def attend_slots(
         at_once=_PIECES_AT_ONCE,
         num_warps=1,
     )
+
+
+def _check(q: Tensor, kv: Tensor, lists: SlotLists, workspace: SplitWorkspace, out: Partial) -> Dims:
+    dims = Dims()
+    dims.bind_rows("q", q, "B H D")
+    dims.bind("kv", kv, "S 2 K D", q.dtype)
+    dims.bind("lists.slots", lists.slots, "N", torch.int64)
+    dims.bind("lists.starts", lists.starts, "B", torch.int64)
+    dims.bind("lists.cu_seqlens[1:]", lists.cu_seqlens[1:], "B", torch.int32)
+    dims.bind("out.out", out.out, "B H D", q.dtype if out.out.dtype == q.dtype else torch.float32)
+    dims.bind("out.lse", out.lse, "B H", torch.float32)
+    dims.bind("workspace.pieces.out", workspace.pieces.out, "P H D", torch.float32)
+    dims.bind("workspace.pieces.lse", workspace.pieces.lse, "P H", torch.float32)
+    max_num_requests = dims["P"] - workspace.num_cuts
+    if max_num_requests < dims["B"]:
+        raise ValueError(f"the workspace has room for {max_num_requests} requests, got {dims['B']}")
+    return dims
 
 
 @triton.jit

@@ -21,18 +21,19 @@ def least_of_candidates(
     size: tl.tensor,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """Return a key and a weight such that every token that can be kept has at least these.
+    """Return a key and a weight such that every token that can be drawn has at least these.
 
-    The `count`th of the samples is no larger than the `count`th of all. And of what top-p cuts off, tokens of
-    less than an even share of it alone cannot make up the whole; half of that leaves room for rounding.
+    The `count`th of the samples is no larger than the `count`th of all. Top-p cuts off a token that weighs
+    less than an even share of what may be cut off, for all that follow it weigh no more; half of that leaves
+    room for rounding.
     """
     key = tl.full([], _LOWEST_KEY, tl.int64)
-    weight = (1 - share) * total.to(tl.float64) / size / 2
-    if count < size:
-        weight = weight * 0
-        if count < block:
-            key = _last_key(samples, samples, count.to(tl.float64), block, True, block)
-    return key, weight.to(tl.int64)
+    weight = tl.full([], 1, tl.int64)
+    if count >= size:
+        weight = tl.maximum(((1 - share) * total.to(tl.float64) / size / 2).to(tl.int64), 1)
+    elif count < block:
+        key = _last_key(samples, samples, count.to(tl.float64), block, True, block)
+    return key, weight
 
 
 @triton.jit
