@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from loong.core.cost_model import CostModel
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.cost_model_file import CostModelFile
+from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import POLICIES, admissible_tokens
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
 from loong.workloads.slo import PrefillTime
@@ -16,7 +16,7 @@ class SimulatedCluster:
     """Instances, how long their work takes, and the most KV tokens that one request may come to need."""
 
     instances: tuple[ElasticInstance, ...]
-    cost_model: CostModel
+    cost_model: WorkCostModel
     max_request_tokens: int
 
 
@@ -62,7 +62,7 @@ class Hardware:
         terms_by_dop = [cost_model.prefill_terms(dop + 1) for dop in range(self.num_instances)]
         return lambda num_tokens: min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
 
-    def _cost_model(self, tp_size: int) -> CostModel:
+    def _cost_model(self, tp_size: int) -> WorkCostModel:
         if not self.measured:
             return roofline(self.shape, DEVICES[self.device], tp_size)
         for file in self.measured:

@@ -29,6 +29,7 @@ examples:
   loong simulate --workload mixed --rate 0.5 --policy esp,tp --output-dir report
   loong simulate --workload sharegpt --rate 20:200:20 --policy esp,replicas --jobs 2
   loong simulate --workload lveval --model lwm-1m --goodput --slo tight --slo loongserve-12
+  loong simulate --replay events.jsonl   (of `loong serve --event-log events.jsonl`)
 """
 
 
@@ -45,12 +46,16 @@ def add_parser(subparsers: "Subparsers") -> None:
     _add_cluster_flags(parser.add_argument_group("cluster"))
     _add_load_flags(parser.add_argument_group("load"))
     _add_report_flags(parser.add_argument_group("report"))
+    _add_log_flags(parser.add_argument_group("logs"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate and report; 0 if that worked, however many requests missed their SLO."""
-    from loong.launcher.simulate.report import simulate_and_report  # imports what `--help` can do without
+    """Simulate and report, or replay: 0 if that worked, however many missed; 1 if a replay differs."""
+    from loong.launcher.simulate.replay import replay_and_report  # these import what `--help` can do without
+    from loong.launcher.simulate.report import simulate_and_report
 
+    if args.replay is not None:
+        return replay_and_report(args.replay)
     simulate_and_report(_config(args), shlex.join(["loong", *sys.argv[1:]]))
     return 0
 
@@ -143,6 +148,19 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_log_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--event-log", type=Path, metavar="FILE", help="record the run, for --replay")
+    group.add_argument(
+        "--decision-log", type=Path, metavar="FILE", help="what is decided and why, for `loong explain`"
+    )
+    group.add_argument(
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="simulate nothing: plan again on the events of an event log, and compare",
+    )
+
+
 def _config(args: argparse.Namespace) -> SimulateConfig:
     own_rate, own_burstiness = own_pace(args.workload)
     has_pace = args.rate is None and args.goodput is None
@@ -174,6 +192,8 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         host=Host(args.num_cores or inf, args.plan_time or 0.0),
         num_jobs=args.jobs,
         output_dir=args.output_dir,
+        event_log=args.event_log,
+        decision_log=args.decision_log,
     )
     _check(config)
     return config

@@ -86,6 +86,14 @@ class SimulateConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     num_jobs: int = 1
     output_dir: Path | None = None
+    event_log: Path | None = None
+    decision_log: Path | None = None
+
+    def __post_init__(self) -> None:
+        num_runs = len(self.policies) * len(self.rules) if self.is_single else 2
+        for flag, path in (("--event-log", self.event_log), ("--decision-log", self.decision_log)):
+            if path is not None and num_runs > 1:
+                raise ConfigError(f"{flag} {path} is of one run; simulate one policy, one rule and one rate")
 
     @property
     def is_single(self) -> bool:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from loong.core.snapshot import ClusterStats
 from loong.core.timeline import BatchSlice, Timeline
 from loong.launcher.simulate.config import SimulateConfig
+from loong.launcher.simulate.logs import logs
 from loong.launcher.simulate.run import simulate
 from loong.scheduler.policy import make_policy
 from loong.workloads.metrics import Metrics, compute_metrics
@@ -57,19 +58,20 @@ def run_point(
     config: SimulateConfig, point: Point, *, keeps_slices: bool = False, cuts_off: bool = False
 ) -> PointResult:
     """Simulate one point. `cuts_off` ends the run as soon as it is clear that it does not attain."""
-    hardware, load = config.hardware, config.load
-    limits_of = point.rule.limits_of(hardware.unloaded_prefill())
+    load, cluster = config.load, config.hardware.cluster(point.policy)
+    limits_of = point.rule.limits_of(config.hardware.unloaded_prefill())
     requests = load.at(point.rate)
     timeline = Timeline()
-    run = simulate(
-        make_policy(point.policy, config.policy),
-        hardware.cluster(point.policy),
-        requests,
-        limits_of,
-        host=config.host,
-        observers=(timeline,) if keeps_slices else (),
-        max_misses=len(requests) - ceil(ATTAINMENT * len(requests)) if cuts_off else inf,
-    )
+    with logs(config, point.policy, cluster) as observers:
+        run = simulate(
+            make_policy(point.policy, config.policy),
+            cluster,
+            requests,
+            limits_of,
+            host=config.host,
+            observers=(timeline, *observers) if keeps_slices else observers,
+            max_misses=len(requests) - ceil(ATTAINMENT * len(requests)) if cuts_off else inf,
+        )
     metrics = compute_metrics(run.records, limits_of, length_scale=load.length_scale)
     return PointResult(point, metrics, run.stats, run.num_events, run.is_cut_off, tuple(timeline.slices))
 

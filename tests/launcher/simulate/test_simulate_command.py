@@ -79,3 +79,32 @@ def test_bad_input_gives_one_clear_line(
     error = capsys.readouterr().err
     assert named in error
     assert error.count("\n") == 1
+
+
+def test_a_recorded_simulation_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "events.jsonl"
+    flags = ["--rate", "5", "--policy", "replicas", "--event-log", str(path)]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    assert main(["simulate", "--replay", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("identical: ")
+
+
+def test_a_replay_that_plans_differently_shows_both_plans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    flags = ["--rate", "5", "--policy", "replicas", "--event-log", str(path)]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    path.write_text(path.read_text().replace('"policy":"replicas"', '"policy":"static-sp"', 1))
+    capsys.readouterr()
+    assert main(["simulate", "--replay", str(path)]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("plan 1 differs, on RequestArrived at 0.000000 s")
+    assert any(line.startswith("-") for line in shown[3:])
+    assert any(line.startswith("+") for line in shown[3:])
+
+
+def test_a_log_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rate", "5", "--policy", "replicas,tp", "--event-log", str(tmp_path / "events.jsonl")]
+    assert main(["simulate", *SMALL, *flags]) == 1
+    assert "--event-log" in capsys.readouterr().err

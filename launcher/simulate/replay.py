@@ -1,0 +1,45 @@
+"""`loong simulate --replay`: are the decisions of a recorded run made again?"""
+
+import asyncio
+import difflib
+from pathlib import Path
+
+import msgspec
+
+import loong
+from loong.recording.lines import Planned
+from loong.recording.reader import read_recording
+from loong.recording.replay import Difference, replay
+
+
+def replay_and_report(path: Path) -> int:
+    """Replay a recording and say whether its plans are the same; 0 if they are, else 1.
+
+    Raises `ConfigError` if the file is no recording, `InvalidPlanError` if the policy now breaks a rule.
+    """
+    recording = read_recording(path)
+    result = asyncio.run(replay(recording))
+    if result.difference is None:
+        print(f"identical: {result.num_plans:,} plans on {len(recording.happenings):,} events")
+        return 0
+    print(_described(result.difference))
+    if recording.setting.loong_version != loong.__version__:
+        print(f"(recorded by loong {recording.setting.loong_version}; this is {loong.__version__})")
+    return 1
+
+
+def _described(difference: Difference) -> str:
+    event = difference.event
+    heading = (
+        f"plan {difference.number:,} differs, on {type(event).__name__} at {event.time:.6f} s; "
+        "all before it are identical"
+    )
+    recorded, replayed = _pretty(difference.recorded), _pretty(difference.replayed)
+    both = difflib.unified_diff(recorded, replayed, "recorded", "replayed", n=len(recorded), lineterm="")
+    return "\n".join((heading, *both))
+
+
+def _pretty(line: Planned | None) -> list[str]:
+    if line is None:
+        return ["no plan"]
+    return msgspec.json.format(bytes(line.plan), indent=2).decode().splitlines()

@@ -1,0 +1,165 @@
+"""What a recording says, one JSON object a line: the setting, then events and the plans made on them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import TypeAlias, assert_never
+
+import msgspec
+
+from loong.core.events import (
+    BatchFinished,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instance import ElasticInstance
+from loong.core.plan import IterationPlan
+from loong.core.request import SLO, Request, SamplingParams
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost_model import WorkCostModel
+
+VERSION = 1
+
+
+class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):
+    """One line."""
+
+
+class Setting(_Line, frozen=True, tag="setting"):
+    """What plans depend on beside events. Corrections of the cost model follow from the events again."""
+
+    version: int
+    loong_version: str
+    instances: tuple[ElasticInstance, ...]
+    policy: str
+    policy_config: PolicyConfig
+    cost_model: WorkCostModel
+    is_recalibrated: bool = False
+
+
+class Arrived(_Line, frozen=True, tag="request_arrived"):
+    """A request; without the ids of its prompt, which no plan depends on, unless they were to be kept."""
+
+    time: float
+    request_id: str
+    num_prompt_tokens: int
+    sampling_params: SamplingParams
+    arrival_time: float
+    slo: SLO | None = None
+    user: str = ""
+    prompt_token_ids: list[int] | None = None
+
+
+class Produced(_Line, frozen=True, tag="tokens_produced"):
+    """Without log-probabilities."""
+
+    event: TokensProduced
+
+
+class Finished(_Line, frozen=True, tag="batch_finished"):
+    """As the executor told it."""
+
+    event: BatchFinished
+
+
+class Moved(_Line, frozen=True, tag="migration_finished"):
+    """As the executor told it."""
+
+    event: MigrationFinished
+
+
+class Aborted(_Line, frozen=True, tag="request_aborted"):
+    """As the executor told it."""
+
+    event: RequestAborted
+
+
+class Lost(_Line, frozen=True, tag="instance_lost"):
+    """As the executor told it."""
+
+    event: InstanceLost
+
+
+class Joined(_Line, frozen=True, tag="instance_joined"):
+    """As the executor told it."""
+
+    event: InstanceJoined
+
+
+class Planned(_Line, frozen=True, tag="planned"):
+    """A plan on the event before it, without reasons and predictions, which change nothing."""
+
+    digest: str
+    plan: msgspec.Raw
+
+
+EventLine: TypeAlias = Arrived | Produced | Finished | Moved | Aborted | Lost | Joined
+Line: TypeAlias = Setting | EventLine | Planned
+
+
+def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
+    """An event as a line."""
+    match event:
+        case RequestArrived():
+            return _arrived(event, keeps_prompts=keeps_prompts)
+        case TokensProduced():
+            tokens = tuple(token._replace(logprobs=None) for token in event.tokens)
+            return Produced(replace(event, tokens=tokens))
+        case BatchFinished():
+            return Finished(event)
+        case MigrationFinished():
+            return Moved(event)
+        case RequestAborted():
+            return Aborted(event)
+        case InstanceLost():
+            return Lost(event)
+        case InstanceJoined():
+            return Joined(event)
+        case _:
+            assert_never(event)
+
+
+def event_of(line: EventLine) -> Event:
+    """A line as an event. A prompt whose ids were not kept is as long as it was."""
+    if not isinstance(line, Arrived):
+        return line.event
+    prompt: Sequence[int] = range(line.num_prompt_tokens)
+    if line.prompt_token_ids is not None:
+        prompt = tuple(line.prompt_token_ids)
+    request = Request(line.request_id, prompt, line.sampling_params, line.arrival_time, line.slo, line.user)
+    return RequestArrived(line.time, request)
+
+
+def planned_line(plan: IterationPlan) -> Planned:
+    """A plan as a line. Equal plans have equal digests, whoever makes them and wherever."""
+    batches = tuple(replace(batch, predicted_time=None) for batch in plan.batches)
+    encoded = _plan_encoder.encode(replace(plan, batches=batches, decisions=()))
+    return Planned(blake2b(encoded, digest_size=8).hexdigest(), msgspec.Raw(encoded))
+
+
+def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> Arrived:
+    request = event.request
+    return Arrived(
+        event.time,
+        request.request_id,
+        len(request.prompt_token_ids),
+        request.sampling_params,
+        request.arrival_time,
+        request.slo,
+        request.user,
+        list(request.prompt_token_ids) if keeps_prompts else None,
+    )
+
+
+def _encode_range(value: object) -> str:
+    if isinstance(value, range):
+        return f"{value.start}:{value.stop}:{value.step}"
+    raise TypeError(f"{type(value).__name__} is not recorded")
+
+
+_plan_encoder = msgspec.json.Encoder(enc_hook=_encode_range)

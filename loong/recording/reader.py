@@ -1,0 +1,65 @@
+"""A recording read back from its file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.core.events import Event
+from loong.recording.lines import VERSION, Line, Planned, Setting, event_of
+
+
+@dataclass(slots=True)
+class Happening:
+    """An event, and the plans made on it: mostly one, none while a lease goes on."""
+
+    event: Event
+    plans: list[Planned] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Recording:
+    """One run. The last event may lack plans, if the run was killed."""
+
+    setting: Setting
+    happenings: list[Happening]
+
+
+def read_recording(path: Path) -> Recording:
+    """The run that a file holds; a last line that was not written whole is left out.
+
+    Raises `ConfigError` if the file cannot be read, or is no recording of this version.
+    """
+    lines = _lines(path)
+    setting = next(lines, None)
+    if not isinstance(setting, Setting):
+        raise ConfigError(f"{path} is no recording: it does not begin with a setting")
+    happenings: list[Happening] = []
+    for line in lines:
+        if isinstance(line, Setting):
+            raise ConfigError(f"{path} is damaged: it holds a second setting")
+        if not isinstance(line, Planned):
+            happenings.append(Happening(event_of(line)))
+        elif happenings:
+            happenings[-1].plans.append(line)
+        else:
+            raise ConfigError(f"{path} is damaged: it holds a plan before the first event")
+    return Recording(setting, happenings)
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    decoder = msgspec.json.Decoder(Line)
+    try:
+        *whole, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read the recording {path}: {error.strerror}") from error
+    for number, text in enumerate(whole, 1):
+        try:
+            line = decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is no recording: line {number}: {error}") from error
+        if isinstance(line, Setting) and line.version != VERSION:
+            raise ConfigError(f"{path} is of version {line.version}, but this version reads {VERSION}")
+        yield line

@@ -1,0 +1,52 @@
+"""An observer of the loop that writes down all it sees."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.core.events import Event
+from loong.core.instructions import Instruction
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.decision_log.line_file import LineFile
+from loong.recording.lines import Line, Setting, event_line, planned_line
+
+
+@contextmanager
+def recording(path: Path, setting: Setting, *, keeps_prompts: bool = False) -> Iterator["Recorder"]:
+    """A recording of one run in a file of its own.
+
+    Raises `ConfigError` if the file is there already, or cannot be made.
+    """
+    if path.exists():
+        raise ConfigError(f"the event log {path} exists; name a new file, so that no recording is lost")
+    file = LineFile(path)
+    try:
+        yield Recorder(file, setting, keeps_prompts=keeps_prompts)
+    finally:
+        file.close()
+
+
+class Recorder:
+    """Writes the setting, every event before the plans made on it, and every plan."""
+
+    def __init__(self, file: LineFile, setting: Setting, *, keeps_prompts: bool) -> None:
+        self._file, self._keeps_prompts = file, keeps_prompts
+        self._encoder = msgspec.json.Encoder()
+        self._write(setting)
+
+    def took_in(self, event: Event, /) -> None:
+        """Write an event down."""
+        self._write(event_line(event, keeps_prompts=self._keeps_prompts))
+
+    def planned(
+        self, _event: Event, _snapshot: Snapshot, plan: IterationPlan, _told: Sequence[Instruction], /
+    ) -> None:
+        """Write a plan down."""
+        self._write(planned_line(plan))
+
+    def _write(self, line: Line) -> None:
+        self._file.append(self._encoder.encode(line))

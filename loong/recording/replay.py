@@ -1,0 +1,98 @@
+"""The production loop on recorded events: does it plan again what it planned?"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.events import Drained, Event
+from loong.core.instructions import Instruction
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.recording.lines import Planned, planned_line
+from loong.recording.reader import Happening, Recording
+from loong.scheduler.policy import make_policy
+from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
+from loong.scheduling import Scheduling
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first plan that is not as recorded. None stands for no plan at all."""
+
+    number: int
+    event: Event
+    recorded: Planned | None
+    replayed: Planned | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How many plans were the same, and the first that was not, if any."""
+
+    num_plans: int
+    difference: Difference | None
+
+
+async def replay(recording: Recording) -> Replay:
+    """Feed the events of a recording to the state and the policy that it names, up to the first difference.
+
+    Raises `ConfigError` if there is no such policy any more, `InvalidPlanError` if it now breaks a rule.
+    """
+    setting = recording.setting
+    recalibration = Recalibration(setting.cost_model)
+    cost_model: CostModel = setting.cost_model
+    if setting.is_recalibrated:
+        cost_model = RecalibratedCostModel(recalibration)
+    script = _Script(recording.happenings)
+    policy = make_policy(setting.policy, setting.policy_config)
+    state = ClusterState(setting.instances)
+    scheduling = Scheduling(state, policy, cost_model, script, (recalibration, script))
+    async with aclosing(scheduling.events()) as events:
+        async for _ in events:
+            pass
+    return Replay(script.num_plans, script.difference)
+
+
+class _Script:
+    """An executor that tells recorded events, and an observer that compares plans with the recorded ones."""
+
+    def __init__(self, happenings: Iterable[Happening]) -> None:
+        self._happenings = list(happenings)
+        self._next = 0  # of the happenings
+        self._expected: list[Planned] = []  # of the present event, last first
+        self.num_plans = 0
+        self.difference: Difference | None = None
+
+    async def next_event(self) -> Event | Drained:
+        """What was recorded next, until a plan differs."""
+        if self._expected and self.difference is None:
+            self._differ(self._happenings[self._next - 1].event, self._expected[-1], None)
+        if self._next == len(self._happenings) or self.difference is not None:
+            return Drained()
+        happening = self._happenings[self._next]
+        self._next += 1
+        self._expected = happening.plans[::-1]
+        return happening.event
+
+    def submit(self, instructions: Iterable[Instruction]) -> None:
+        """What follows from these was recorded."""
+
+    def took_in(self, event: Event, /) -> None:
+        """Nothing is compared here."""
+
+    def planned(
+        self, event: Event, _snapshot: Snapshot, plan: IterationPlan, _told: Sequence[Instruction], /
+    ) -> None:
+        """Compare a plan with the recorded one. The last event may have been recorded without its plans."""
+        if not self._expected and self._next == len(self._happenings):
+            return
+        recorded, replayed = self._expected.pop() if self._expected else None, planned_line(plan)
+        if recorded is not None and recorded.digest == replayed.digest:
+            self.num_plans += 1
+        elif self.difference is None:
+            self._differ(event, recorded, replayed)
+
+    def _differ(self, event: Event, recorded: Planned | None, replayed: Planned | None) -> None:
+        self.difference = Difference(self.num_plans + 1, event, recorded, replayed)
