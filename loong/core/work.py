@@ -1,11 +1,11 @@
 """What a step makes each instance do: counts, from which a cost model makes seconds."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, field, fields
 from enum import Enum
 
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, Placement
+from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import RequestId
 
@@ -80,30 +80,53 @@ def phase_of(works: Iterable[InstanceWork]) -> Phase:
     return Phase.DECODE
 
 
+@dataclass(slots=True)
+class WorkCount:
+    """The work of a step in the making, request by request; `is_lease` if it is the first of many."""
+
+    instance_ids: InitVar[Iterable[InstanceId]]
+    is_lease: bool = False
+    num_requests: int = 0
+    num_segments: int = 0
+    has_ring: bool = False
+    has_exchange: bool = False
+    instances: dict[InstanceId, InstanceWork] = field(init=False)
+
+    def __post_init__(self, instance_ids: Iterable[InstanceId]) -> None:
+        self.instances = {instance_id: InstanceWork() for instance_id in instance_ids}
+
+    def add(
+        self, blocks: tuple[QueryBlock, ...], writes: tuple[KVSegment, ...], placement: Placement
+    ) -> None:
+        """Count one more request, given its KV before the step."""
+        held = placement.tokens_by_instance()
+        if blocks[0].transfer is Transfer.KV and len(self.instances) > 1:
+            _add_ring(self.instances, blocks, held)
+            self.has_ring = True
+        elif len(blocks) == 1 and len(blocks[0].positions) == 1:
+            self.has_exchange |= _add_decode(self.instances, blocks[0].master_id, held)
+        else:
+            self.has_exchange |= _add_exchange(self.instances, blocks, held)
+        if not self.is_lease:  # whose KV never travels
+            _add_kept(self.instances, blocks, writes)
+        self.num_requests += 1
+        self.num_segments += len(placement.segments)
+
+    def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
+        """All of it, for a group with all instances that have a part in it."""
+        instances = {instance_id: self.instances[instance_id] for instance_id in group.instance_ids}
+        for work in instances.values():
+            work.num_requests = self.num_requests
+            work.num_segments = self.num_segments
+        return StepWork(group, instances, self.has_ring, self.has_exchange, is_first, self.is_lease)
+
+
 def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], step: int = 0) -> StepWork:
     """The work of step number `step` of a batch, given the KV before that step."""
-    instances = {instance_id: InstanceWork() for instance_id in batch.group.instance_ids}
-    is_lease = batch.num_steps > 1
-    has_ring = has_exchange = False
-    num_segments = 0
+    count = WorkCount(batch.group.instance_ids, is_lease=batch.num_steps > 1)
     for request_id in batch.request_ids:
-        blocks = batch.blocks_of(request_id)
-        placement = placements[request_id]
-        num_segments += len(placement.segments)
-        held = placement.tokens_by_instance()
-        if blocks[0].transfer is Transfer.KV and batch.group.dop > 1:
-            _add_ring(instances, blocks, held)
-            has_ring = True
-        elif len(blocks) == 1 and len(blocks[0].positions) == 1:
-            has_exchange |= _add_decode(instances, blocks[0].master_id, held)
-        else:
-            has_exchange |= _add_exchange(instances, blocks, held)
-        if not is_lease:  # whose KV never travels
-            _add_kept(instances, batch, request_id)
-    for work in instances.values():
-        work.num_requests = len(batch.request_ids)
-        work.num_segments = num_segments
-    return StepWork(batch.group, instances, has_ring, has_exchange, is_first=step == 0, is_lease=is_lease)
+        count.add(batch.blocks_of(request_id), batch.writes_of(request_id), placements[request_id])
+    return count.step(batch.group, is_first=step == 0)
 
 
 def _add_decode(
@@ -168,10 +191,12 @@ def _add_exchange(
     return len(holders) > 1
 
 
-def _add_kept(instances: Mapping[InstanceId, InstanceWork], batch: BatchPlan, request_id: RequestId) -> None:
+def _add_kept(
+    instances: Mapping[InstanceId, InstanceWork], blocks: Iterable[QueryBlock], writes: Iterable[KVSegment]
+) -> None:
     """KV stored elsewhere than where it is made, to the nearest token an instance."""
-    made = {block.master_id: len(block.positions) for block in batch.blocks_of(request_id)}
-    for segment in batch.writes_of(request_id):
+    made = {block.master_id: len(block.positions) for block in blocks}
+    for segment in writes:
         num_own = min(made.get(segment.instance_id, 0), len(segment.positions))
         made[segment.instance_id] = made.get(segment.instance_id, 0) - num_own
         instances[segment.instance_id].num_kept_keys += len(segment.positions) - num_own
