@@ -125,7 +125,8 @@ def check_queries(case: Case) -> None:
             raise InvalidPlanError(f"the batch of group {batch.group.instance_ids} has no queries")
         for part in parts:
             _check_positions(part)
-            _check_blocks(part)
+            if len(part.blocks) > 1:
+                _check_blocks(part)
         _check_masters(case.snapshot, batch)
 
 
