@@ -114,6 +114,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="append to it what is decided and why, for `loong explain`",
     )
     group.add_argument(
+        "--event-log", type=Path, metavar="FILE", help="record what happens, for `loong simulate --replay`"
+    )
+    group.add_argument(
+        "--event-log-prompts", action="store_true", help="with the token ids of prompts (their number only)"
+    )
+    group.add_argument(
         "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)s)"
     )
     group.add_argument(
@@ -126,6 +132,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _config(args: argparse.Namespace) -> "ServeConfig":
+    from loong.launcher.run_logs import LogFiles
     from loong.launcher.serving import ServeConfig
     from loong.server.settings import ServerSettings
 
@@ -149,5 +156,5 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         host=args.host,
         port=args.port,
         drain_timeout=args.drain_timeout,
-        decision_log=args.decision_log,
+        logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )

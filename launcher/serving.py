@@ -3,28 +3,28 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, time
 
 import uvloop
 from aiohttp import web
 
+import loong
 from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.core.timeline import Timeline
-from loong.decision_log.log import decision_log
 from loong.engine import Engine
 from loong.launcher.chosen_cost_model import chosen_cost_model
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
+from loong.launcher.run_logs import LogFiles, run_logs
 from loong.launcher.status_line import log_status
 from loong.model.config import ModelConfig
+from loong.recording.lines import VERSION, Setting
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
@@ -59,7 +59,7 @@ class ServeConfig:
     host: str
     port: int
     drain_timeout: float  # seconds
-    decision_log: Path | None = None
+    logs: LogFiles = field(default_factory=LogFiles)
 
 
 def serve_until_stopped(config: ServeConfig) -> int:
@@ -78,12 +78,16 @@ def serve_until_stopped(config: ServeConfig) -> int:
 async def _serve(config: ServeConfig) -> int:
     limits = _limits(config)
     policy = make_policy(config.policy_name, config.policy)
-    recalibration = Recalibration(_cost_model(config, limits))
-    cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else recalibration.base
+    base = _cost_model(config, limits)
+    recalibration = Recalibration(base)
+    cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     signals = _StopSignals()
     start = perf_counter()
-    with bound_socket(config.host, config.port) as listener, _logs(config) as logs:
+    with (
+        bound_socket(config.host, config.port) as listener,
+        run_logs(config.logs, _setting(config, base), clock_start=time()) as logs,
+    ):
         async with local_workers(config.cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             state = ClusterState(config.cluster.instances)
@@ -109,14 +113,17 @@ async def _serve(config: ServeConfig) -> int:
     return 1 if running.exception() is not None else code
 
 
-@contextmanager
-def _logs(config: ServeConfig) -> Iterator[tuple[Observer, ...]]:
-    """What writes down what the loop does, if that was asked for."""
-    if config.decision_log is None:
-        yield ()
-    else:
-        with decision_log(config.decision_log, clock_start=time()) as log:
-            yield (log,)
+def _setting(config: ServeConfig, cost_model: WorkCostModel) -> Setting:
+    """What a recording needs to know to plan the same."""
+    return Setting(
+        version=VERSION,
+        loong_version=loong.__version__,
+        instances=config.cluster.instances,
+        policy=config.policy_name,
+        policy_config=config.policy,
+        cost_model=cost_model,
+        is_recalibrated=config.is_recalibrated,
+    )
 
 
 async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> None:
@@ -178,7 +185,7 @@ class _StopSignals:
             self._task.cancel()
 
 
-def _cost_model(config: ServeConfig, limits: EngineLimits) -> CostModel:
+def _cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostModel:
     cluster = config.cluster
     return chosen_cost_model(
         config.cost_model,

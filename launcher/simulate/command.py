@@ -11,6 +11,7 @@ from loong.core.errors import ConfigError
 from loong.launcher.cost_model_file import read_cost_model
 from loong.launcher.flags import positive, ratio, seconds, token_count
 from loong.launcher.model_shape import shape_of
+from loong.launcher.run_logs import LogFiles
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import DEFAULT_DURATION, Host, Load, SimulateConfig, parse_rates
 from loong.model.shapes import SHAPES, find_config
@@ -192,8 +193,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         host=Host(args.num_cores or inf, args.plan_time or 0.0),
         num_jobs=args.jobs,
         output_dir=args.output_dir,
-        event_log=args.event_log,
-        decision_log=args.decision_log,
+        logs=LogFiles(args.decision_log, args.event_log),
     )
     _check(config)
     return config

@@ -5,6 +5,7 @@ from math import inf
 from pathlib import Path
 
 from loong.core.errors import ConfigError
+from loong.launcher.run_logs import LogFiles
 from loong.launcher.simulate.cluster import Hardware
 from loong.scheduler.config import PolicyConfig
 from loong.workloads.request import WorkloadRequest
@@ -86,12 +87,11 @@ class SimulateConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     num_jobs: int = 1
     output_dir: Path | None = None
-    event_log: Path | None = None
-    decision_log: Path | None = None
+    logs: LogFiles = field(default_factory=LogFiles)
 
     def __post_init__(self) -> None:
         num_runs = len(self.policies) * len(self.rules) if self.is_single else 2
-        for flag, path in (("--event-log", self.event_log), ("--decision-log", self.decision_log)):
+        for flag, path in (("--event-log", self.logs.events), ("--decision-log", self.logs.decisions)):
             if path is not None and num_runs > 1:
                 raise ConfigError(f"{flag} {path} is of one run; simulate one policy, one rule and one rate")
 

@@ -10,11 +10,13 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+import loong
 from loong.core.snapshot import ClusterStats
 from loong.core.timeline import BatchSlice, Timeline
+from loong.launcher.run_logs import run_logs
 from loong.launcher.simulate.config import SimulateConfig
-from loong.launcher.simulate.logs import logs
 from loong.launcher.simulate.run import simulate
+from loong.recording.lines import VERSION, Setting
 from loong.scheduler.policy import make_policy
 from loong.workloads.metrics import Metrics, compute_metrics
 from loong.workloads.slo import SLORule
@@ -62,7 +64,10 @@ def run_point(
     limits_of = point.rule.limits_of(config.hardware.unloaded_prefill())
     requests = load.at(point.rate)
     timeline = Timeline()
-    with logs(config, point.policy, cluster) as observers:
+    setting = Setting(
+        VERSION, loong.__version__, cluster.instances, point.policy, config.policy, cluster.cost_model
+    )
+    with run_logs(config.logs, setting) as observers:
         run = simulate(
             make_policy(point.policy, config.policy),
             cluster,

@@ -1,0 +1,38 @@
+"""What a run writes down, real or simulated, as far as that was asked for."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loong.decision_log.log import decision_log
+from loong.recording.lines import Setting
+from loong.recording.recorder import recording
+from loong.scheduling import Observer
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Where to write; None: nowhere. `keeps_prompts` puts the token ids of prompts into the event log."""
+
+    decisions: Path | None = None
+    events: Path | None = None
+    keeps_prompts: bool = False
+
+
+@contextmanager
+def run_logs(
+    files: LogFiles, setting: Setting, clock_start: float | None = None
+) -> Iterator[tuple[Observer, ...]]:
+    """The observers of a run that write. `clock_start` is the Unix time of its clock's 0, None if virtual.
+
+    Raises `ConfigError` if a file cannot be made.
+    """
+    observers: list[Observer] = []
+    with ExitStack() as stack:
+        if files.decisions is not None:
+            observers.append(stack.enter_context(decision_log(files.decisions, clock_start)))
+        if files.events is not None:
+            recorder = recording(files.events, setting, keeps_prompts=files.keeps_prompts)
+            observers.append(stack.enter_context(recorder))
+        yield tuple(observers)
