@@ -22,11 +22,9 @@ class Coefficients:
     settle: float = 0.0  # each instance of the group but one, where a lease settles whether it goes on
     exchange: float = 0.0  # a step in which queries travel
     ring: float = 0.0  # each hop of a step in which KV travels
-    request: float = 0.0  # each request of the step, on every instance
-    segment: float = 0.0  # each segment of their KV, likewise
+    segment: float = 0.0  # each segment of its requests' KV, on every instance
     weights: float = 0.0  # reading the weights: a step with any token takes no less
     token: float = 20e-6  # computing a token
-    block: float = 0.0  # a query block
     attend: float = 0.0  # an attention call a layer
     decode_key: float = 50e-9  # a key and value that single queries meet
     key: float = 50e-9  # a key and value that longer blocks read
@@ -71,9 +69,7 @@ class WorkCostModel:
         attention = max(seconds.pair * work.num_pairs, seconds.key * work.num_keys)
         return (
             (hypot(seconds.weights, seconds.token * work.num_tokens) if work.num_tokens else 0.0)
-            + seconds.request * work.num_requests
             + seconds.segment * work.num_segments
-            + seconds.block * work.num_blocks
             + seconds.attend * work.num_attends
             + seconds.decode_key * work.num_decode_keys
             + attention
@@ -88,7 +84,7 @@ class WorkCostModel:
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
-            per_prompt=seconds.told_request + seconds.request + seconds.block + seconds.attend * dop,
+            per_prompt=seconds.told_request + seconds.attend * dop,
             floor=seconds.weights,
             per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop,
             per_cached_pair=seconds.pair / dop,

@@ -38,8 +38,8 @@ def measured() -> Sequence[Measured]:
 def test_a_profile_finds_the_clock_of_its_cluster(measured: Sequence[Measured]) -> None:
     file = found(INSTANCES, PRIOR, measured)
     assert file.errors["all"].num_samples > 50
-    assert file.errors["all"].mean < 0.01
-    assert file.errors["all"].worst < 0.1
+    assert file.errors["all"].mean < 0.02
+    assert file.errors["all"].p95 < 0.05
     truth = clock_near(PRIOR, seed=1).coefficients
     for name in ("step", "attend", "message", "moved_key"):
         assert file.coefficients[name] == pytest.approx(getattr(truth, name), rel=0.05), name
