@@ -25,22 +25,19 @@ MAX_DEMANDS, MAX_OFFERS = 32, 16  # what the program is asked at once; the rest 
 class Group:
     """Units that are to run one batch, and the prompts they compute, most urgent first.
 
-    `spare` is the slots that nobody was promised.
+    `spare` is the slots that nobody was promised, `dop` the number of instances, `available_in` the seconds
+    until all are free.
     """
 
     units: list[Unit]
     prefills: list[Prefill] = field(default_factory=list)
     spare: int = 0
+    dop: int = field(init=False)
+    available_in: float = field(init=False)
 
-    @property
-    def dop(self) -> int:
-        """The number of its instances."""
-        return sum(len(unit.instance_ids) for unit in self.units)
-
-    @property
-    def available_in(self) -> float:
-        """Seconds until all its units are free."""
-        return max(unit.available_in for unit in self.units)
+    def __post_init__(self) -> None:
+        self.dop = sum(len(unit.instance_ids) for unit in self.units)
+        self.available_in = max(unit.available_in for unit in self.units)
 
     @property
     def is_ready(self) -> bool:
@@ -54,6 +51,8 @@ class Group:
 
     def wait_of(self, prefill: Prefill) -> float:
         """Seconds until it begins a prompt: what it does now, and what is due before."""
+        if not self.prefills:
+            return self.available_in
         before = sum(p.work for p in self.prefills if p.rank < prefill.rank and not p.is_late)
         return self.available_in + before / self.dop
 

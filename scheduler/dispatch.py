@@ -23,7 +23,7 @@ from loong.scheduler.survey import Survey
 
 SECOND_CHANCE_COST = 4  # a prompt that has missed its deadline counts as so much longer when one is put off
 USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
-MAX_REFUSED = 8  # prompts for which there is no room, after which no other is tried in a round
+MAX_REFUSED = 4  # prompts for which there is no room, after which no other is tried in a round
 PATIENCE = 4  # TTFT targets after which a prompt that finds no room is let past by no one any more
 
 
@@ -31,14 +31,15 @@ PATIENCE = 4  # TTFT targets after which a prompt that finds no room is let past
 class Prefill:
     """A prompt to be computed: `num_tokens` new ones on `num_cached`.
 
-    `work` is seconds of one instance; `deadline` is when its first token is due, or (`is_missed`) its second
-    chance. `is_late` if it was put off. `rank` is its place in the order.
+    `work` is seconds of one instance and `ttft` the target. `deadline` is when its first token is due, or
+    (`is_missed`) its second chance. `is_late` if it was put off. `rank` is its place in the order.
     """
 
     view: RequestView
     num_tokens: int
     num_cached: int
     work: float
+    ttft: float
     deadline: float
     is_missed: bool = False
     is_late: bool = False
@@ -88,19 +89,20 @@ class Dispatch:
         begun = (view for unit in self.survey.units for view in unit.prefills)
         prefills = []
         for view in (*self.survey.waiting, *begun):
-            num_new, num_cached = view.num_uncomputed_tokens, view.num_computed_tokens
+            num_cached = view.num_computed_tokens
+            num_new = view.num_known_tokens - num_cached
             work = prefill_work(num_new, num_cached, terms)
             ttft = target_ttft(view, widest, self.config)
             deadline, is_missed = _deadline(view.arrival_time, ttft, now + work / num_instances)
-            prefills.append(Prefill(view, num_new, num_cached, work, deadline, is_missed))
+            prefills.append(Prefill(view, num_new, num_cached, work, ttft, deadline, is_missed))
         if self.config.fairness is Fairness.USER:
             prefills = with_fair_deadlines(prefills, now, speed)
         ordered = self.order(prefills, now, speed)
         for rank, prefill in enumerate(ordered):
             prefill.rank = rank
-        return self._admitted(ordered, widest)
+        return self._admitted(ordered)
 
-    def _admitted(self, prefills: Sequence[Prefill], widest: PrefillTerms) -> Dispatched:
+    def _admitted(self, prefills: Sequence[Prefill]) -> Dispatched:
         """All but the prompts that would have to wait for room, now or later.
 
         What is admitted finds room to its declared end, whatever comes. A prompt that was put off may begin
@@ -124,7 +126,7 @@ class Dispatch:
                 found.prefills.append(prefill)
             else:
                 found.refused.append((view, Refusal.NO_ROOM))
-                if now - view.arrival_time > PATIENCE * target_ttft(view, widest, self.config):
+                if now - view.arrival_time > PATIENCE * prefill.ttft:
                     last_arrival = min(last_arrival, view.arrival_time)
         return found
 
@@ -212,11 +214,13 @@ class Room:
 
     def fits(self, view: RequestView) -> bool:
         """Whether a request has room to its declared end, with all that were taken."""
+        if len(self.refused) == MAX_REFUSED:
+            return False
         remaining, current = _future(view)
         if self.num_declared + remaining + current <= self.capacity:
             return True
-        if len(self.refused) == MAX_REFUSED or any(remaining >= r and current >= c for r, c in self.refused):
-            return False  # no less than one that did not fit, or too many did not: no need to reckon
+        if any(remaining >= r and current >= c for r, c in self.refused):
+            return False  # no less than one that did not fit: no need to reckon
         fits = self.num_current + current <= self.capacity and self.peak_with(view) <= self.capacity
         if not fits:
             self.refused.append((remaining, current))

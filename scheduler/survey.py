@@ -64,43 +64,36 @@ def survey(snapshot: Snapshot) -> Survey:
 
     Requests with KV on anything but full instances, in a host tier, are left alone.
     """
-    free = _free_slots(snapshot)
-    resting = [view for view in snapshot.running if view.is_plannable]
+    free = {i.instance_id: i.kv_free for i in snapshot.instances if i.kind is InstanceKind.FULL}
+    resting = []
+    for view in snapshot.running:
+        if view.batch_id is None:
+            if not (view.is_migrating or view.has_ended):
+                resting.append(view)
+        elif view.has_ended:
+            _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
     unit_of = _units(free, snapshot.batches, resting)
+    for view in resting:
+        unit = unit_of[view.placement.segments[0].instance_id]
+        (unit.decodes if view.is_decoding else unit.prefills).append(view)
     units = tuple({id(unit): unit for unit in unit_of.values()}.values())
     for unit in units:
+        unit.num_decodes = len(unit.decodes) + sum(len(batch.plan.request_ids) for batch in unit.batches)
         if unit.batches:
             end = max(_end(batch) for batch in unit.batches)
             unit.available_in = max(0.0, end - snapshot.now)
-            unit.num_decodes = sum(len(batch.plan.request_ids) for batch in unit.batches)
-    for view in resting:
-        unit = unit_of[view.placement.segments[0].instance_id]
-        if view.is_decoding:
-            unit.decodes.append(view)
-            unit.num_decodes += 1
-        else:
-            unit.prefills.append(view)
     waiting = tuple(view for view in snapshot.waiting if view.is_plannable)
     return Survey(snapshot, units, free, waiting)
 
 
-def _free_slots(snapshot: Snapshot) -> dict[InstanceId, int]:
-    free = {i.instance_id: i.kv_free for i in snapshot.instances if i.kind is InstanceKind.FULL}
-    for view in snapshot.running:
-        if view.has_ended and view.batch_id is not None:
-            for segment in (
-                *view.placement.segments,
-                *_batch_of(view, snapshot).plan.writes_of(view.request_id),
-            ):
-                if segment.instance_id in free:
-                    free[segment.instance_id] += len(segment.positions)
-    return free
-
-
-def _batch_of(view: RequestView, snapshot: Snapshot) -> RunningBatch:
-    return next(batch for batch in snapshot.batches if batch.batch_id == view.batch_id)
+def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
+    """Count as free what a request that has ended holds until its batch ends."""
+    batch = next(batch for batch in snapshot.batches if batch.batch_id == view.batch_id)
+    for segment in (*view.placement.segments, *batch.plan.writes_of(view.request_id)):
+        if segment.instance_id in free:
+            free[segment.instance_id] += len(segment.positions)
 
 
 def _end(batch: RunningBatch) -> float:
