@@ -53,7 +53,7 @@ class Scaling:
         while num_steps:
             step = self._decode_step(instance_ids, decodes, num_steps)
             if step is not None:
-                return step.plan(num_steps)
+                return step.plan()
             num_steps //= 2
         return None
 
@@ -65,9 +65,9 @@ class Scaling:
         masters = choose_masters(decodes, free, num_steps)
         if masters is None:
             return None
-        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens)
+        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, num_steps)
         for view, master_id in masters:
-            step.add_decode(view, master_id, num_steps)
+            step.add_decode(view, master_id)
         return step
 
     def _mixed(
@@ -80,7 +80,7 @@ class Scaling:
         step = self._decode_step(instance_ids, decodes, 1)
         if step is None:
             return None
-        step.begin_prompts()
+        step.reckon()
         budget, decode_seconds = self.budget(decodes), step.seconds
         is_alone = not decodes and len(prefills) == 1
         late = next((p for p in prefills if p.is_late), None)

@@ -1,5 +1,6 @@
 """One step in the making: requests are added to a group until its time, its tokens or its room is used up."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
@@ -9,7 +10,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
-from loong.core.work import InstanceWork, StepWork
+from loong.core.work import InstanceWork, StepWork, WorkCount
 from loong.scheduler.striping import (
     Share,
     batch_of,
@@ -27,26 +28,25 @@ class Step:
     """A batch for `instance_ids`. `free` is their free slots, which what is added uses up.
 
     An instance computes at most `max_tokens`, and at least `min_tokens` of a prompt, however long that takes.
+    A step that begins a lease of `num_steps` has decodes alone.
     """
 
     instance_ids: tuple[InstanceId, ...]
     free: dict[InstanceId, int]
     cost_model: CostModel
     max_tokens: int
-    works: dict[InstanceId, InstanceWork] = field(default_factory=dict)
-    shares: list[Share] = field(default_factory=list)
-    has_ring: bool = False
-    has_exchange: bool = False
+    num_steps: int = 1
     min_tokens: int = 0
+    shares: list[Share] = field(default_factory=list)
+    count: WorkCount = field(init=False)
     alone: PrefillTerms = field(init=False)
     wide: PrefillTerms = field(init=False)
-    used: dict[InstanceId, float] = field(default_factory=dict)  # seconds, of each instance
+    overhead: float = 0.0  # seconds, of the group
+    used: dict[InstanceId, float] = field(default_factory=dict)  # seconds, of each instance by itself
 
     def __post_init__(self) -> None:
+        self.count = WorkCount(self.instance_ids, is_lease=self.num_steps > 1)
         self.alone, self.wide = self.cost_model.prefill_terms(1), self.cost_model.prefill_terms(self.dop)
-        for instance_id in self.instance_ids:
-            self.works[instance_id] = InstanceWork()
-            self.used[instance_id] = self.alone.floor  # the first token costs no less
 
     @property
     def dop(self) -> int:
@@ -54,24 +54,25 @@ class Step:
         return len(self.instance_ids)
 
     @property
+    def group(self) -> ESPGroup:
+        """The instances that have a part in it."""
+        if self.count.has_ring:
+            return ESPGroup(self.instance_ids)
+        having = tuple(i for i in self.instance_ids if self.count.instances[i].num_attends)
+        return ESPGroup(having or self.instance_ids)
+
+    @property
     def seconds(self) -> float:
         """Predicted."""
-        return self.cost_model.step_time(StepWork(self._group, self.works, self.has_ring, self.has_exchange))
+        return self.cost_model.step_time(self.count.step(self.group))
 
-    def add_decode(self, view: RequestView, master_id: InstanceId, num_steps: int) -> None:
+    def plan(self) -> BatchPlan:
+        """The batch."""
+        return batch_of(self.group, self.shares, self.num_steps, self.seconds)
+
+    def add_decode(self, view: RequestView, master_id: InstanceId) -> None:
         """One token a step."""
-        self.shares.append(decode_share(view, master_id, num_steps))
-        self.free[master_id] -= min(num_steps, view.num_remaining_tokens)
-        master = self.works[master_id]
-        master.num_tokens += 1
-        master.num_blocks += 1
-        master.num_attends += 1
-        for instance_id, num_keys in view.placement.tokens_by_instance().items():
-            self.works[instance_id].num_decode_keys += num_keys
-            if instance_id != master_id:
-                self.works[instance_id].num_attends += 1
-                master.num_sent_queries += 1
-                self.has_exchange = True
+        self._add(view, decode_share(view, master_id, self.num_steps))
 
     def add_whole(self, view: RequestView, master_id: InstanceId, budget: float) -> int:
         """As much of a prompt as one instance computes within a step of `budget`; its KV must all be there.
@@ -84,10 +85,8 @@ class Step:
             self.free[master_id],
         )
         if num_tokens > 0:
-            self.shares.append(whole_share(view, num_tokens, master_id))
-            self.free[master_id] -= num_tokens
-            self._add_work(master_id, num_tokens, num_tokens * (view.num_computed_tokens + num_tokens / 2))
-            self._reckon(master_id, self.works[master_id])
+            self._add(view, whole_share(view, num_tokens, master_id))
+            self.reckon()
         return num_tokens
 
     def add_striped(self, view: RequestView, budget: float) -> int:
@@ -98,24 +97,21 @@ class Step:
         if there is room, and travel by the quicker way. Returns the number of tokens.
         """
         held = view.placement.tokens_by_instance()
-        by_exchange = self._num_exchanged(held, budget)
-        by_ring = self._num_ringed(view.num_computed_tokens, budget)
+        by_exchange, by_ring = self._num_exchanged(held, budget), self._num_ringed(held, budget)
         keepers = self.keepers(view, max(by_exchange, by_ring), by_ring)
         transfer = Transfer.KV if keepers or by_ring > by_exchange else Transfer.QUERY
         num_tokens = min(view.num_uncomputed_tokens, by_ring if keepers else max(by_exchange, by_ring))
         num_tokens = min(num_tokens, sum(keepers.values()) or self.dop * min(self.free.values()))
-        if not keepers and num_tokens < view.num_uncomputed_tokens:
+        if not keepers and self.dop < num_tokens < view.num_uncomputed_tokens:
             num_tokens -= num_tokens % self.dop  # so that the next chunk goes on in the same stripes
         if num_tokens <= 0:
             return 0
+        ring = ESPGroup(self.instance_ids)
         if keepers:
-            share = retained_share(view, num_tokens, self._group, keepers)
+            self._add(view, retained_share(view, num_tokens, ring, keepers))
         else:
-            share = striped_share(view, num_tokens, self._group, transfer)
-        self.shares.append(share)
-        for segment in share.writes:
-            self.free[segment.instance_id] -= len(segment.positions)
-        self._count_striped(view, num_tokens, transfer, held)
+            self._add(view, striped_share(view, num_tokens, ring, transfer))
+        self.reckon()
         return num_tokens
 
     def keepers(self, view: RequestView, num_tokens: int, by_ring: int) -> dict[InstanceId, int]:
@@ -130,90 +126,77 @@ class Step:
             return {i: slots for i, slots in self.free.items() if slots}
         return {}
 
-    @property
-    def _group(self) -> ESPGroup:
-        return ESPGroup(self.instance_ids)
-
-    def begin_prompts(self) -> None:
-        """Reckon what the decodes added take, before the first prompt."""
-        for instance_id, work in self.works.items():
-            self._reckon(instance_id, work)
+    def reckon(self) -> None:
+        """See what all that was added takes; before each prompt."""
+        work = self.count.step(ESPGroup(self.instance_ids))
+        self.used = {i: self.cost_model.instance_time(part) for i, part in work.instances.items()}
+        overhead = self.cost_model.step_time(work) - max(self.used.values())
+        self.overhead = max(overhead, self.wide.overhead)
+        for instance_id, seconds in self.used.items():
+            self.used[instance_id] = max(seconds, self.alone.floor)  # the first token costs no less
 
     def is_full(self, budget: float) -> bool:
         """Whether no instance has time left for a chunk that is worth it."""
-        return min(self.used.values()) + self.wide.overhead > (1 - LEAST_PART) * budget
+        return min(self.used.values()) + self.overhead > (1 - LEAST_PART) * budget
 
     def num_fitting(self, instance_id: InstanceId, num_cached: int, budget: float) -> int:
         """New tokens on `num_cached` that one instance computes within a step of `budget`."""
         slope = self.alone.per_token + self.alone.per_cached_pair * num_cached
-        return self._largest(instance_id, slope, self.alone.per_new_pair, budget)
+        return self._largest(instance_id, slope, self.alone.per_new_pair, budget, dop=1)
 
-    def plan(self, num_steps: int = 1) -> BatchPlan:
-        """The batch, on the instances that have a part in it."""
-        parts = {i for share in self.shares for i in share.instance_ids}
-        holders = {i for i, work in self.works.items() if work.num_attends}
-        group = ESPGroup(tuple(i for i in self.instance_ids if i in parts or i in holders))
-        return batch_of(group, self.shares, num_steps, self.seconds)
+    def _largest(self, instance_id: InstanceId, slope: float, square: float, budget: float, dop: int) -> int:
+        """The largest n with slope n + square n^2 within what an instance has left of a step of `budget`.
 
-    def _reckon(self, instance_id: InstanceId, work: InstanceWork) -> None:
-        self.used[instance_id] = max(self.alone.floor, self.cost_model.instance_time(work))
-
-    def _largest(self, instance_id: InstanceId, slope: float, square: float, budget: float) -> int:
-        """The largest n with slope n + square n^2 within what an instance has left of a step of `budget`."""
-        left = budget - self.wide.overhead - self.used[instance_id]
+        It computes n / dop of them.
+        """
+        left = budget - self.overhead - self.used[instance_id]
         num_tokens = 0
         if left > LEAST_PART * budget:
             num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
-        room = self.max_tokens - self.works[instance_id].num_tokens
+        room = dop * (self.max_tokens - self.count.instances[instance_id].num_tokens)
         return max(self.min_tokens, min(num_tokens, room))
 
     def _num_exchanged(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if queries travel: an instance attends all to what it holds."""
         token, pair = self.wide.per_token, self.alone.per_cached_pair
         return min(
-            self._largest(i, token + pair * held.get(i, 0), self.wide.per_new_pair, budget)
+            self._largest(i, token + pair * held.get(i, 0), self.wide.per_new_pair, budget, self.dop)
             for i in self.instance_ids
         )
 
-    def _num_ringed(self, num_cached: int, budget: float) -> int:
-        """The tokens that all can compute if KV travels: an instance attends its stripe to everything."""
+    def _num_ringed(self, held: Mapping[InstanceId, int], budget: float) -> int:
+        """The tokens that all can compute if KV travels: an instance attends its stripe to everything.
+
+        What of the ring attention does not hide takes time too, most where least is held.
+        """
+        num_cached = sum(held.values())
+        num_foreign = num_cached - min(held.get(i, 0) for i in self.instance_ids)
+
+        def seconds(num_tokens: int) -> float:
+            stripe = num_tokens / self.dop
+            work = InstanceWork(
+                num_keys=num_cached + num_tokens,
+                num_pairs=stripe * (num_cached + num_tokens / 2),
+                num_ring_keys=num_foreign + round(num_tokens - stripe),
+            )
+            return self.alone.per_token * stripe + self.cost_model.instance_time(work)
+
         slope = self.alone.per_token / self.dop + self.wide.per_cached_pair * num_cached
         busiest = max(self.used, key=self.used.__getitem__)
-        num_tokens = self._largest(busiest, slope, self.wide.per_new_pair, budget)
-        if num_tokens <= 0:
-            return 0
-        stripe = num_tokens / self.dop
-        work = InstanceWork(
-            num_pairs=stripe * (num_cached + num_tokens / 2),
-            num_ring_keys=round((num_cached + num_tokens) * (1 - 1 / self.dop)),
-        )
-        hidden = InstanceWork(num_pairs=work.num_pairs)
-        exposed = self.cost_model.instance_time(work) - self.cost_model.instance_time(hidden)
-        return int(num_tokens * max(0.0, 1 - exposed / budget))
+        most = self._largest(busiest, slope, self.wide.per_new_pair, budget, self.dop)
+        left = budget - max(self.overhead, self._ring_overhead()) - self.used[busiest]
+        return max(self.min_tokens, bisect_right(range(most + 1), left, key=seconds) - 1)
 
-    def _count_striped(
-        self, view: RequestView, num_tokens: int, transfer: Transfer, held: Mapping[InstanceId, int]
-    ) -> None:
-        stripe, num_cached = num_tokens / self.dop, view.num_computed_tokens
-        for instance_id in self.instance_ids:
-            work = self.works[instance_id]
-            if transfer is Transfer.KV:
-                self._add_work(instance_id, stripe, stripe * (num_cached + num_tokens / 2))
-                work.num_ring_keys += round(num_tokens - stripe + num_cached - held.get(instance_id, 0))
-                self.has_ring = True
-            else:
-                pairs = num_tokens * (held.get(instance_id, 0) + stripe / 2)
-                self._add_work(instance_id, stripe, pairs)
-                work.num_sent_queries += round(stripe * (self.dop - 1))
-                self.has_exchange = True
-            self._reckon(instance_id, work)
+    def _ring_overhead(self) -> float:
+        """Seconds of the group in a step in which KV travels."""
+        idle = {instance_id: InstanceWork() for instance_id in self.instance_ids}
+        return self.cost_model.step_time(StepWork(ESPGroup(self.instance_ids), idle, True, False))
 
-    def _add_work(self, instance_id: InstanceId, num_tokens: float, num_pairs: float) -> None:
-        work = self.works[instance_id]
-        work.num_tokens += round(num_tokens)
-        work.num_blocks += 1
-        work.num_attends += 1
-        work.num_pairs += num_pairs
+    def _add(self, view: RequestView, share: Share) -> None:
+        self.shares.append(share)
+        for segment in share.writes:
+            self.free[segment.instance_id] -= len(segment.positions)
+        self.count.add(share.queries, share.writes, view.placement)
 
 
 def choose_masters(
