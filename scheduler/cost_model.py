@@ -12,7 +12,7 @@ from loong.core.work import InstanceWork, StepWork
 class Coefficients:
     """Seconds of each kind of work (see `InstanceWork`), all layers of the model together.
 
-    The defaults are about those of a tiny model on CPU processes.
+    The defaults are round numbers to try things with; `roofline` knows models and devices.
     """
 
     batch: float = 0.0  # a batch, whatever is in it: told to its group, and told of

@@ -161,13 +161,13 @@ class _Step:
         if is_told.any():
             root = np.sqrt(self.weights)
             rows = self.shares[:, is_told] * root[:, None]
-            rest = (self.target - self.shares @ values) * root
-            norm = np.linalg.norm(rows, axis=0)
-            gram = (rows / norm).T @ (rows / norm)
-            pull = len(rows) * (self.caution / np.maximum(size[is_told], TINY) / norm) ** 2
-            aim = (rows / norm).T @ rest + (gram + np.diag(pull)) @ (values[is_told] * norm)
-            result[is_told] = _nonnegative(gram + np.diag(pull), aim) / norm
-            errors[is_told] = _deviation(self.target - self.shares @ result) * _standard_errors(gram) / norm
+            rest = (self.target - self.shares[:, ~is_told] @ values[~is_told]) * root
+            pull = self.caution * np.sqrt(len(rows)) / np.maximum(size[is_told], TINY)
+            result[is_told] = _least_squares(
+                np.vstack((rows, np.diag(pull))), np.concatenate((rest, pull * values[is_told]))
+            )
+            deviation = _deviation(self.target - self.shares @ result)
+            errors[is_told] = deviation * _standard_errors(rows)
         return result, errors
 
 
@@ -181,15 +181,19 @@ def _deviation(errors: Array) -> float:
     return max(LEAST_NOISE, 1.48 * float(np.median(np.abs(errors))))
 
 
-def _standard_errors(gram: Array) -> Array:
+def _standard_errors(rows: Array) -> Array:
     """Of a least-squares solution whose errors have deviation 1; huge where it is not unique."""
-    tiny = np.finfo(float).eps * len(gram)
-    variances: Array = np.diag(np.linalg.inv(gram + tiny * np.eye(len(gram))))
-    return np.sqrt(np.maximum(variances, 0.0))
+    norm = np.linalg.norm(rows, axis=0)
+    tiny = np.finfo(float).eps * rows.shape[1]
+    gram = (rows / norm).T @ (rows / norm) + tiny * np.eye(rows.shape[1])
+    errors: Array = np.sqrt(np.maximum(np.diag(np.linalg.inv(gram)), 0.0)) / norm
+    return errors
 
 
-def _nonnegative(gram: Array, aim: Array) -> Array:
-    """The x >= 0 that minimises x' gram x / 2 - aim' x (Lawson and Hanson's active set)."""
+def _least_squares(rows: Array, target: Array) -> Array:
+    """The x >= 0 that brings `rows @ x` nearest to `target` (Lawson and Hanson's active set)."""
+    norm = np.linalg.norm(rows, axis=0)
+    gram, aim = (rows / norm).T @ (rows / norm), (rows / norm).T @ target
     x, is_free = np.zeros(len(aim)), np.zeros(len(aim), dtype=bool)
     for _ in range(10 * len(aim)):
         slope = np.where(is_free, -np.inf, aim - gram @ x)
@@ -203,6 +207,7 @@ def _nonnegative(gram: Array, aim: Array) -> Array:
             x[~is_free] = 0
             goal = _solution(gram, aim, is_free)
         x = goal
+    x /= norm
     return x
 
 

@@ -1,6 +1,6 @@
 """Coefficients from a model's shape and a device's rates, where nothing was measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
@@ -25,7 +25,7 @@ class ModelShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Rates that a device sustains (not its peaks), in FLOP and bytes a second, and delays in seconds."""
 
@@ -41,18 +41,70 @@ class Device:
     hop_delay: float  # of a ring, a layer
     step_delay: float  # between two steps
     message_delay: float
+    batch_delay: float = 0.0  # what a batch takes beside its steps
+    settle_delay: float = 0.0  # where a lease settles whether it goes on, an instance but one
+    request_delay: float = 0.0  # to tell an instance of one
+    attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
+    segment_delay: float = 0.0  # to find one segment of KV
     overlap: float = 1.0
 
 
-# H200: the rates measured at 2,048 to 8,192 rows (GEMM), at 128k tokens (attention), by puts into a
-# peer's memory (link). The others in proportion to their published peaks; A800 is A100 with a slower link.
-DEVICES = {
-    "h200": Device(700e12, 560e12, 3.85e12, 143e9, 383e9, 200e9, 54e9, 13e-6, 8.5e-6, 11e-6, 4e-4, 5e-5),
-    "h100": Device(680e12, 545e12, 2.7e12, 80e9, 383e9, 200e9, 54e9, 13e-6, 8.5e-6, 11e-6, 4e-4, 5e-5),
-    "a100": Device(240e12, 180e12, 1.7e12, 80e9, 250e9, 130e9, 25e9, 15e-6, 12e-6, 15e-6, 4e-4, 5e-5),
-    "a800": Device(240e12, 180e12, 1.7e12, 80e9, 170e9, 90e9, 25e9, 15e-6, 12e-6, 15e-6, 4e-4, 5e-5),
-    "cpu": Device(15e9, 10e9, 5e9, 4e9, 1e9, 1e9, 4e9, 1e-4, 3e-4, 3e-4, 4e-3, 1e-3, overlap=0.0),
-}
+# Measured at 2,048 to 8,192 rows (GEMM), at 128k tokens (attention), by puts into a peer's memory (link).
+_H200 = Device(
+    linear_flops=700e12,
+    attention_flops=560e12,
+    memory_bandwidth=3.85e12,
+    memory_bytes=143e9,
+    link_bandwidth=383e9,
+    all_reduce_bandwidth=200e9,
+    host_bandwidth=54e9,
+    all_reduce_delay=13e-6,
+    exchange_delay=8.5e-6,
+    hop_delay=11e-6,
+    step_delay=4e-4,
+    message_delay=5e-5,
+)
+# In proportion to published peaks.
+_H100 = replace(
+    _H200, linear_flops=680e12, attention_flops=545e12, memory_bandwidth=2.7e12, memory_bytes=80e9
+)
+_A100 = Device(
+    linear_flops=240e12,
+    attention_flops=180e12,
+    memory_bandwidth=1.7e12,
+    memory_bytes=80e9,
+    link_bandwidth=250e9,
+    all_reduce_bandwidth=130e9,
+    host_bandwidth=25e9,
+    all_reduce_delay=15e-6,
+    exchange_delay=12e-6,
+    hop_delay=15e-6,
+    step_delay=4e-4,
+    message_delay=5e-5,
+)
+_A800 = replace(_A100, link_bandwidth=170e9, all_reduce_bandwidth=90e9)
+# A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
+_CPU = Device(
+    linear_flops=24e9,
+    attention_flops=26e9,
+    memory_bandwidth=10e9,
+    memory_bytes=4e9,
+    link_bandwidth=0.7e9,
+    all_reduce_bandwidth=0.7e9,
+    host_bandwidth=4e9,
+    all_reduce_delay=2e-4,
+    exchange_delay=5e-4,
+    hop_delay=4e-4,
+    step_delay=6e-4,
+    message_delay=9e-4,
+    batch_delay=5e-4,
+    settle_delay=1.5e-4,
+    request_delay=18e-6,
+    attend_delay=95e-6,
+    segment_delay=6e-6,
+    overlap=0.0,
+)
+DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, "cpu": _CPU}
 
 
 def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostModel:
@@ -68,13 +120,18 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
     reduce_delay = 2 * shape.num_layers * device.all_reduce_delay if tp_size > 1 else 0.0
     return WorkCostModel(
         Coefficients(
+            batch=device.batch_delay,
+            told_request=device.request_delay,
             step=device.step_delay + reduce_delay,
             member=0.0,
+            settle=device.settle_delay,
             exchange=shape.num_layers * device.exchange_delay,
             ring=shape.num_layers * device.hop_delay,
+            segment=device.segment_delay,
             weights=num_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
             token=2 * shape.num_layer_parameters / tp_size / device.linear_flops
             + reduced_bytes / device.all_reduce_bandwidth,
+            attend=shape.num_layers * device.attend_delay,
             decode_key=kv_bytes / device.memory_bandwidth,
             key=kv_bytes / device.memory_bandwidth,
             pair=pair_flops / tp_size / device.attention_flops,

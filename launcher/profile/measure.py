@@ -46,12 +46,10 @@ class Case:
 
 
 class Profiler:
-    """Measures on one stage. `slowdown` says how much slower a group of a size is for want of processors."""
+    """Measures on one stage, groups of up to `max_dop` instances."""
 
-    def __init__(
-        self, stage: Stage, limits: Limits, prior: CostModel, slowdown: Callable[[int], float], seed: int = 0
-    ) -> None:
-        self._stage, self._limits, self._prior, self._slowdown = stage, limits, prior, slowdown
+    def __init__(self, stage: Stage, limits: Limits, prior: CostModel, max_dop: int, seed: int = 0) -> None:
+        self._stage, self._limits, self._prior, self._max_dop = stage, limits, prior, max_dop
         self._random = Random(seed)  # noqa: S311 - reproducible, guards nothing
         self._num_stories = 0
 
@@ -69,7 +67,8 @@ class Profiler:
         """A story of each kind for each DoP."""
         instances = self._stage.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
-        groups = (ESPGroup(tuple(self._random.sample(full, dop + 1))) for dop in range(len(full)))
+        dops = range(1, min(len(full), self._max_dop) + 1)
+        groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
         return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)]
 
     async def _measured_round(self, on_story: Callable[[], None]) -> list[Measured]:
@@ -83,14 +82,13 @@ class Profiler:
                 times[index].append(seconds)
                 on_story()
         measured = []
-        for index, case in enumerate(cases):
+        for index in range(len(cases)):
             self._num_stories += 1
             is_held_out = self._num_stories % HELD_OUT_ONE_IN == 0
             for sample, repeats in zip(samples[index], zip(*times[index], strict=True), strict=True):
                 quiet = sorted(repeats)[QUIET]
-                seconds = quiet / (self._slowdown(case.group.dop) if isinstance(sample, BatchSample) else 1)
                 spread = median(repeats) / quiet - 1
-                measured.append(Measured(replace(sample, seconds=seconds), spread, is_held_out))
+                measured.append(Measured(replace(sample, seconds=quiet), spread, is_held_out))
         return measured
 
     async def _tell(self, case: Case) -> tuple[list[Sample], list[float]]:

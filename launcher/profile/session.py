@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -34,10 +33,11 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     _print(file, output)
 
 
-def slowdown(device: str, tp_size: int) -> Callable[[int], float]:
-    """How much slower a group of a size is for want of processors: CPU instances share those of this host."""
-    num_cores = len(os.sched_getaffinity(0))
-    return lambda dop: max(1.0, dop * tp_size / num_cores) if device == "cpu" else 1.0
+def max_measured_dop(device: str, tp_size: int, num_instances: int) -> int:
+    """The largest group whose instances run side by side: on CPUs they share the cores of this host."""
+    if device != "cpu":
+        return num_instances
+    return max(1, min(num_instances, len(os.sched_getaffinity(0)) // tp_size))
 
 
 async def _measure(
@@ -50,8 +50,9 @@ async def _measure(
             def show(elapsed: float) -> None:
                 bar.update(min(round(elapsed), round(duration)) - bar.n)
 
-            slower = slowdown(chosen.device, chosen.cluster.tp_size)
-            return await Profiler(stage, limits, prior, slower).measure(duration, show)
+            cluster = chosen.cluster
+            max_dop = max_measured_dop(chosen.device, cluster.tp_size, cluster.num_instances)
+            return await Profiler(stage, limits, prior, max_dop).measure(duration, show)
 
 
 def _print(file: CostModelFile, output: Path) -> None:
