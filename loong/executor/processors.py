@@ -17,6 +17,7 @@ class Processors:
         self._steps: list[tuple[float, int, int, int]] = []  # service at its end, order, batch, processes
         self._order = count()
         self._num_busy = 0
+        self._rate = 1.0  # of service, in proportion to time
         self._now = self._lag = 0.0
 
     @property
@@ -24,35 +25,35 @@ class Processors:
         """When the next step ends if no other starts before; infinity if none runs."""
         if not self._steps:
             return inf
-        service_at_end, rate = self._steps[0][0], self._rate
-        if rate == 1.0:
-            return service_at_end + self._lag
-        return self._now + (service_at_end - (self._now - self._lag)) / rate
+        service_at_end = self._steps[0][0]
+        if self._rate == 1.0:
+            return max(self._now, service_at_end + self._lag)  # rounding shall not turn time back
+        return max(self._now, self._now + (service_at_end - (self._now - self._lag)) / self._rate)
 
     def start(self, batch_id: int, now: float, seconds: float, num_instances: int) -> None:
         """Start a step that takes `seconds` where nothing slows it down."""
         self._serve_until(now)
         num_processes = num_instances * self._processes_per_instance
-        self._num_busy += num_processes
+        self._add_busy(num_processes)
         heapq.heappush(self._steps, (now - self._lag + seconds, next(self._order), batch_id, num_processes))
 
     def end(self) -> int:
         """Take out the step that ends next; returns its batch."""
         self._serve_until(self.next_end)
         _, _, batch_id, num_processes = heapq.heappop(self._steps)
-        self._num_busy -= num_processes
+        self._add_busy(-num_processes)
         return batch_id
 
     def cancel(self, batch_id: int, now: float) -> None:
         """Take out the step of a batch that will not end."""
         self._serve_until(now)
-        self._num_busy -= sum(processes for *_, batch, processes in self._steps if batch == batch_id)
+        self._add_busy(-sum(processes for *_, batch, processes in self._steps if batch == batch_id))
         self._steps = [step for step in self._steps if step[2] != batch_id]
         heapq.heapify(self._steps)
 
-    @property
-    def _rate(self) -> float:
-        return min(1.0, self._num_cores / max(self._num_busy, 1))
+    def _add_busy(self, num_processes: int) -> None:
+        self._num_busy += num_processes
+        self._rate = min(1.0, self._num_cores / max(self._num_busy, 1))
 
     def _serve_until(self, now: float) -> None:
         self._lag += (now - self._now) * (1.0 - self._rate)
