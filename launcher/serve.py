@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, positive, seconds, token_count
-from loong.scheduler.config import PolicyConfig
+from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.scheduler.policy import POLICIES
 
 if TYPE_CHECKING:
@@ -55,34 +55,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
-    defaults = PolicyConfig()
     group.add_argument(
         "--policy",
         choices=tuple(POLICIES),
         default="esp",
         help="esp: elastic; static-sp: one group; replicas: each alone; tp: one instance (%(default)s)",
     )
-    group.add_argument(
-        "--max-num-batched-tokens",
-        type=positive,
-        default=defaults.max_num_batched_tokens,
-        metavar="N",
-        help="of a prefill step, an instance (%(default)s)",
-    )
-    group.add_argument(
-        "--target-ttft",
-        type=seconds,
-        default=defaults.target_ttft,
-        metavar="S",
-        help="of requests without an SLO (%(default)s)",
-    )
-    group.add_argument(
-        "--lease-steps",
-        type=positive,
-        default=defaults.lease_steps,
-        metavar="N",
-        help="decode steps that a group takes by itself (%(default)s)",
-    )
+    add_policy_flags(group)
     group.add_argument(
         "--cost-model",
         type=Path,
@@ -143,11 +122,7 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         cluster=chosen.cluster,
         device=chosen.device,
         policy_name=args.policy,
-        policy=PolicyConfig(
-            target_ttft=args.target_ttft,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            lease_steps=args.lease_steps,
-        ),
+        policy=policy_config(args),
         cost_model=args.cost_model,
         is_recalibrated=args.recalibrate,
         server=ServerSettings(name, tuple(args.api_key), max_waiting_requests=args.max_waiting_requests),

@@ -11,6 +11,7 @@ from loong.core.errors import ConfigError
 from loong.launcher.cost_model_file import read_cost_model
 from loong.launcher.flags import positive, ratio, seconds, token_count
 from loong.launcher.model_shape import shape_of
+from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.run_logs import LogFiles
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import DEFAULT_DURATION, Host, Load, SimulateConfig, parse_rates
@@ -45,6 +46,7 @@ def add_parser(subparsers: "Subparsers") -> None:
     )
     parser.set_defaults(run=run)
     _add_cluster_flags(parser.add_argument_group("cluster"))
+    add_policy_flags(parser.add_argument_group("scheduling"))
     _add_load_flags(parser.add_argument_group("load"))
     _add_report_flags(parser.add_argument_group("report"))
     _add_log_flags(parser.add_argument_group("logs"))
@@ -190,6 +192,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
             args.length_scale,
         ),
         precision=args.goodput,
+        policy=policy_config(args),
         host=Host(args.num_cores or inf, args.plan_time or 0.0),
         num_jobs=args.jobs,
         output_dir=args.output_dir,

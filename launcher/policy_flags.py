@@ -1,0 +1,43 @@
+"""Flags for what an operator may choose about planning, the same wherever plans are made."""
+
+import argparse
+from collections.abc import Callable
+
+from loong.launcher.flags import positive, ratio, seconds
+from loong.scheduler.config import Fairness, PolicyConfig
+
+_FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
+    ("max_num_batched_tokens", positive, "N", "of a prefill step, an instance"),
+    ("max_step_time", seconds, "S", "that a prefill step is meant to take"),
+    ("chunk_tokens", positive, "N", "of a step of the chunked policies, an instance"),
+    ("lease_steps", positive, "N", "decode steps that a group takes by itself"),
+    ("target_ttft", seconds, "S", "of requests without an SLO"),
+    ("target_tpot", seconds, "S", "likewise"),
+    ("ttft_factor", ratio, "X", "of long ones among them: times the quickest prefill"),
+    ("late_share", ratio, "X", "of every step, for the oldest prompt that was put off"),
+)
+
+
+def add_policy_flags(group: argparse._ArgumentGroup) -> None:
+    """A flag for each field of `PolicyConfig`."""
+    defaults = PolicyConfig()
+    for name, parse, unit, text in _FLAGS:
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=parse,
+            default=getattr(defaults, name),
+            metavar=unit,
+            help=f"{text} (%(default)s)",
+        )
+    group.add_argument(
+        "--fairness",
+        choices=tuple(kind.value for kind in Fairness),
+        default=defaults.fairness.value,
+        help="between whom to share when not all can be in time (%(default)s)",
+    )
+
+
+def policy_config(args: argparse.Namespace) -> PolicyConfig:
+    """What the flags say."""
+    numbers = {name: getattr(args, name) for name, *_ in _FLAGS}
+    return PolicyConfig(fairness=Fairness(args.fairness), **numbers)
