@@ -5,7 +5,7 @@ import pytest
 
 from loong.core.errors import InvalidRequestError
 from loong.core.placement import striped
-from loong.core.request import FinishReason, Request, RequestView, SamplingParams
+from loong.core.request import SLO, FinishReason, Request, RequestView, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,11 @@ AT_REST = RequestView("r", 10, 0, 8, 0.0, None, striped("r", range(9), (0,)))
 )
 def test_a_request_in_flight_or_over_cannot_be_planned(view: RequestView) -> None:
     assert not view.is_plannable
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
+def test_targets_that_nothing_can_meet_are_refused(seconds: float) -> None:
+    with pytest.raises(InvalidRequestError, match="ttft must be above 0"):
+        SLO(seconds, 1.0)
+    with pytest.raises(InvalidRequestError, match="tpot must be above 0"):
+        SLO(math.inf, seconds)
