@@ -32,7 +32,7 @@ class PolicyConfig:
     lease_steps: int = 16
     late_share: float = 0.05
     fairness: Fairness = Fairness.NONE
-    chunk_tokens: int = 1024
+    chunk_tokens: int = 2048
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,56 +1,129 @@
-"""Baselines: groups that never change, each with chunked prefill mixed with decode."""
+"""Groups that never change, and which of them takes a request that waits."""
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from loong.core.cost_model import CostModel
-from loong.core.instance import ElasticInstance
-from loong.core.plan import IterationPlan, Preemption
+from loong.core.placement import InstanceId
 from loong.core.request import RequestView
-from loong.core.snapshot import Snapshot
-from loong.scheduler.batching import keep_on_all, lease_ends, plan_batch
-from loong.scheduler.cell import Cell, cells_of, full_instances, merged_into
-from loong.scheduler.config import PolicyConfig
-from loong.scheduler.room import preempt_latest
+from loong.core.snapshot import RunningBatch
+from loong.scheduler.equations import FutureKV
+from loong.scheduler.survey import Survey
 
-Partition: TypeAlias = Callable[[tuple[ElasticInstance, ...]], list[tuple[ElasticInstance, ...]]]
+Partition: TypeAlias = Callable[[Sequence[InstanceId]], list[tuple[InstanceId, ...]]]
 
 
-def one_group(instances: tuple[ElasticInstance, ...]) -> list[tuple[ElasticInstance, ...]]:
+def one_group(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
     """All instances in one group."""
-    return [instances]
+    return [tuple(instance_ids)] if instance_ids else []
 
 
-def each_alone(instances: tuple[ElasticInstance, ...]) -> list[tuple[ElasticInstance, ...]]:
+def each_alone(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
     """A group for every instance."""
-    return [(instance,) for instance in instances]
+    return [(instance_id,) for instance_id in instance_ids]
 
 
-def plan_fixed_groups(
-    snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, partition: Partition
-) -> IterationPlan:
-    """Run every idle group of `partition`; requests go, first come first served, where most room is spare."""
-    parts = partition(full_instances(snapshot.instances))
-    cells = cells_of(snapshot, (part for part in parts if part), config.lease_steps)
-    victims: list[RequestView] = []
-    for index, cell in enumerate(cells):
-        cells[index], preempted = preempt_latest(cell, config.lease_steps)
-        victims += preempted
-    for view in filter(attrgetter("is_plannable"), snapshot.waiting):
-        homes = _homes(view, cells, snapshot)
-        home = max(homes, key=lambda cell: cell.num_spare, default=Cell()).joined(view, config.lease_steps)
-        if home.num_spare < 0:
-            break
-        cells = merged_into(cells, home)
-    return IterationPlan(
-        batches=tuple(plan_batch(cell, cost_model, config, keep_on_all) for cell in cells if cell.is_ready),
-        preemptions=tuple(Preemption(view.request_id) for view in victims),
-        lease_ends=lease_ends(cells),
-    )
+def final_tokens(view: RequestView) -> int:
+    """The KV that a request has when it ends at its declared maximum; its last token needs none."""
+    return view.num_prompt_tokens + view.max_tokens - 1
 
 
-def _homes(view: RequestView, cells: Sequence[Cell], snapshot: Snapshot) -> list[Cell]:
-    """The cells that can hold a request to its end if it is alone there."""
-    num_tokens = view.num_prompt_tokens + view.max_tokens - 1
-    return [c for c in cells if sum(snapshot.instance[i].kv_capacity for i in c.free) >= num_tokens]
+@dataclass(slots=True)
+class FixedGroup:
+    """Instances that run as one, and the requests on them. All sizes are tokens of KV.
+
+    `decodes` and `prefills` are at rest, `joining` (with `num_joining_tokens` to compute) waits and is taken
+    now, `batches` are in flight. `decoding` are those that decode together, in flight or at rest. When each
+    ends, all requests will have come to `num_promised`; those not in `decoding` to `num_reserved` of it.
+    """
+
+    instance_ids: tuple[InstanceId, ...]
+    capacity: int
+    free: dict[InstanceId, int]
+    batches: list[RunningBatch] = field(default_factory=list)
+    decodes: list[RequestView] = field(default_factory=list)
+    prefills: list[RequestView] = field(default_factory=list)
+    joining: list[RequestView] = field(default_factory=list)
+    decoding: list[RequestView] = field(default_factory=list)
+    num_joining_tokens: int = 0
+    num_reserved: int = 0
+    num_promised: int = 0
+
+    @property
+    def num_free(self) -> int:
+        """Free slots of all its instances."""
+        return sum(self.free.values())
+
+    def hold(self, view: RequestView, is_in_step: bool) -> None:
+        """Count what a request here, or on its way, will come to; `is_in_step` if it decodes with others."""
+        self.num_promised += final_tokens(view)
+        if is_in_step:
+            self.decoding.append(view)
+        else:
+            self.num_reserved += final_tokens(view)
+
+    def join(self, view: RequestView) -> None:
+        """Take a request that begins here."""
+        self.joining.append(view)
+        self.num_joining_tokens += view.num_uncomputed_tokens
+        self.num_promised += final_tokens(view)
+        self.num_reserved += final_tokens(view)
+
+    def has_room_for(self, view: RequestView) -> bool:
+        """Whether nobody will have to be evicted for it.
+
+        Those that decode do so a step at a time together, so they never use more than the peak of their
+        future KV. When the others will begin is open, so they count with all that they will ever have.
+        """
+        num_more = final_tokens(view)
+        if self.num_promised + num_more <= self.capacity:
+            return True
+        future = FutureKV.of((v.num_remaining_tokens, v.num_known_tokens - 1) for v in self.decoding)
+        return future.peak + self.num_reserved + num_more <= self.capacity
+
+
+def groups_of(found: Survey, parts: Iterable[tuple[InstanceId, ...]]) -> list[FixedGroup]:
+    """A group for each of `parts`, with what rests and runs on it."""
+    groups, group_of = [], {}
+    for part in parts:
+        capacity = sum(found.snapshot.instance[i].kv_capacity for i in part)
+        group = FixedGroup(part, capacity, {i: found.free[i] for i in part})
+        groups.append(group)
+        group_of.update(dict.fromkeys(part, group))
+    for unit in found.units:
+        group = group_of[unit.instance_ids[0]]
+        group.batches += unit.batches
+        group.decodes += unit.decodes
+        group.prefills += unit.prefills
+        for view in unit.decodes:
+            group.hold(view, is_in_step=unit.is_ready)
+        for view in unit.prefills:
+            group.hold(view, is_in_step=False)
+        for batch in unit.batches:
+            for view in map(found.snapshot.request.__getitem__, batch.plan.request_ids):
+                if not view.has_ended:
+                    has_prompt = view.num_computed_tokens >= view.num_prompt_tokens
+                    group.hold(view, is_in_step=has_prompt and view.num_output_tokens > 0)
+    return groups
+
+
+def take(views: Iterable[RequestView], groups: Sequence[FixedGroup], max_tokens: float) -> None:
+    """Let `views` join groups in their order: each the one with least promised that could ever hold it.
+
+    Where that has no room yet, nobody after it joins that group either, so that it finds room at last. A
+    group takes no more once those that join it have `max_tokens` an instance to compute: that is its next
+    step, and who waits may still go elsewhere.
+    """
+    open_groups = list(groups)
+    for view in views:
+        num_tokens = final_tokens(view)
+        able = [group for group in open_groups if group.capacity >= num_tokens]
+        if able:
+            group = min(able, key=lambda g: (g.num_promised, g.instance_ids))
+            has_room = group.has_room_for(view)
+            if has_room:
+                group.join(view)
+            if not has_room or group.num_joining_tokens >= max_tokens * len(group.instance_ids):
+                open_groups.remove(group)
+        if not open_groups:
+            return

@@ -1,40 +1,56 @@
 """Policies by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance
+from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.scheduler.cell import full_instances
+from loong.scheduler.baselines import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.disaggregated import max_tokens_moved, plan_disaggregated
 from loong.scheduler.esp import plan_esp
-from loong.scheduler.fixed_groups import each_alone, one_group, plan_fixed_groups
+from loong.scheduler.esp_paper import plan_esp_paper
+from loong.scheduler.fixed_groups import each_alone, one_group
 
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
+Instances: TypeAlias = Sequence[ElasticInstance]
+
+
+def _all_pools(instances: Instances) -> int:
+    return sum(instance.kv_capacity for instance in instances)
+
+
+def _largest_pool(instances: Instances) -> int:
+    return max(instance.kv_capacity for instance in instances)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyKind:
-    """How a policy plans; over how many instances it spreads a request, and how many it runs (None: all)."""
+    """How a policy plans, how much KV it gives one request, and how many instances it runs (None: any)."""
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
-    max_request_dop: int | None = None
+    max_request_tokens: Callable[[Instances], int] = _all_pools
     max_instances: int | None = None
+    min_instances: int = 1
 
 
-_plan_static_sp = partial(plan_fixed_groups, partition=one_group)
-_plan_replicas = partial(plan_fixed_groups, partition=each_alone)
+_whole = partial(plan_fixed_groups, filling=WHOLE_PROMPTS)
+_chunked = partial(plan_fixed_groups, filling=SPLIT_FUSE)
 
 POLICIES: dict[str, PolicyKind] = {
     "esp": PolicyKind(plan_esp),
-    "static-sp": PolicyKind(_plan_static_sp),
-    "replicas": PolicyKind(_plan_replicas, max_request_dop=1),
-    "tp": PolicyKind(_plan_static_sp, max_instances=1),
+    "static-sp": PolicyKind(partial(_whole, partition=one_group)),
+    "replicas": PolicyKind(partial(_whole, partition=each_alone), _largest_pool),
+    "tp": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
+    "chunked": PolicyKind(partial(_chunked, partition=one_group), max_instances=1),
+    "chunked-replicas": PolicyKind(partial(_chunked, partition=each_alone), _largest_pool),
+    "esp-paper": PolicyKind(plan_esp_paper),
+    "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
 }
 
 
@@ -49,14 +65,19 @@ def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
 
     Raises `ConfigError` if the policy cannot run these instances at all.
     """
-    kind, full = _kind(name), full_instances(instances)
+    kind = _kind(name)
+    full = [instance for instance in instances if instance.kind is InstanceKind.FULL]
     if kind.max_instances is not None and len(full) > kind.max_instances:
         raise ConfigError(
             f"policy {name} runs {kind.max_instances} instance, but there are {len(full)}; "
             "give --num-instances 1, and --tensor-parallel-size for its processes"
         )
-    pools = sorted((instance.kv_capacity for instance in full), reverse=True)
-    return sum(pools[: kind.max_request_dop])
+    if len(full) < kind.min_instances:
+        raise ConfigError(
+            f"policy {name} runs at least {kind.min_instances} instances, but there are {len(full)}; "
+            "give --num-instances"
+        )
+    return kind.max_request_tokens(full)
 
 
 def _kind(name: str) -> PolicyKind:

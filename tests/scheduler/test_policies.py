@@ -19,8 +19,9 @@ POLICY_NAMES = sorted(POLICIES)
 
 @st.composite
 def clusters(draw: st.DrawFn, name: str) -> list[int]:
-    max_instances = POLICIES[name].max_instances or 6
-    return draw(st.lists(st.integers(1, 50), min_size=1, max_size=max_instances))
+    kind = POLICIES[name]
+    sizes = st.integers(1, 50)
+    return draw(st.lists(sizes, min_size=kind.min_instances, max_size=kind.max_instances or 6))
 
 
 @st.composite
@@ -50,6 +51,7 @@ configs = st.builds(
     target_ttft=st.sampled_from([1e-3, 0.02, 0.1, inf]),
     max_num_batched_tokens=st.sampled_from([1, 7, 64, 512]),
     lease_steps=st.sampled_from([1, 2, 16]),
+    chunk_tokens=st.sampled_from([1, 7, 512]),
 )
 
 
@@ -86,18 +88,19 @@ def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, d
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_64_requests_whose_outputs_cannot_all_fit_share_the_room(name: str) -> None:
+def test_64_requests_whose_outputs_cannot_all_fit_wait_for_room_and_few_are_evicted(name: str) -> None:
     num_instances = POLICIES[name].max_instances or 4
     requests = [timed_request(number, 20, 40, number * 1e-3) for number in range(64)]
     run = simulate(name, [1200 // num_instances] * num_instances, requests)
     assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
-    assert run.stats.num_preemptions > 0
+    # The published policy takes for granted that all batches decode in step.
+    assert run.stats.num_preemptions <= (2 if name == "esp-paper" else 0)
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "disaggregated"])
 def test_a_request_starts_soon_after_the_end_of_the_one_whose_room_it_waits_for(name: str) -> None:
-    ending, going_on = timed_request(0, 100, 20), timed_request(1, 20, 200)
-    waiting = timed_request(2, 100, 10, arrival_time=0.05)
+    ending, going_on = timed_request(0, 100, 20), timed_request(1, 20, 60)
+    waiting = timed_request(2, 150, 10, arrival_time=0.05)
     run = simulate(name, [300], [ending, going_on, waiting], config=PolicyConfig(lease_steps=64))
     room_at, started_at = run.token_times["r000"][-1], run.token_times["r002"][0]
     steps = [time for time in run.token_times["r001"] if room_at < time <= started_at]
@@ -105,19 +108,19 @@ def test_a_request_starts_soon_after_the_end_of_the_one_whose_room_it_waits_for(
     assert 1 <= len(steps) <= 2
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
-@pytest.mark.parametrize("num_prompt", [None, 200])
+@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "disaggregated"])
+@pytest.mark.parametrize("num_prompt", [None, 290])
 def test_no_lease_ends_for_a_request_that_ends_if_its_room_helps_nobody(
     name: str, num_prompt: int | None
 ) -> None:
     requests = [timed_request(0, 100, 20), timed_request(1, 20, 200)]
-    if num_prompt is not None:  # it finds no room beside a full lease of the other
+    if num_prompt is not None:  # it finds no room beside the other
         requests.append(timed_request(2, num_prompt, 10, arrival_time=0.05))
     run = simulate(name, [300], requests, config=PolicyConfig(lease_steps=64))
     assert not any(plan.lease_ends for _, plan in run.plans)
 
 
-@pytest.mark.parametrize("name", ["esp", "static-sp"])
+@pytest.mark.parametrize("name", ["esp", "esp-paper", "static-sp"])
 def test_a_prompt_longer_than_one_pool_is_spread(name: str) -> None:
     requests = [timed_request(0, 350, 51), timed_request(1, 30, 20, 0.01), timed_request(2, 300, 100, 0.02)]
     run = simulate(name, [100, 100, 100, 100], requests)
