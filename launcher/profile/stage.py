@@ -70,11 +70,12 @@ class Stage:
         return request.request_id
 
     async def carry_out(self, plan: IterationPlan) -> float:
-        """Run a plan to its end; returns the seconds from the last event until all of it is done.
+        """Run a plan to its end; returns the seconds from its commit until all of it is done.
 
         Raises `ClusterError` if an instance is lost, or a migration is rolled back.
         """
         snapshot = self.snapshot()
+        started_at = self._executor.now
         self._executor.submit(self._state.commit(plan, snapshot))
         num_running = len(plan.batches) + len(plan.migrations)
         while num_running:
@@ -88,7 +89,7 @@ class Stage:
                     pass
             self._now = event.time
             self._executor.submit(self._state.apply(event))
-        return self._now - snapshot.now
+        return self._now - started_at
 
     def end_all(self) -> None:
         """Let every client leave, so that all KV is free."""

@@ -1,0 +1,243 @@
+"""How far off predicted times are on a real run: workers under a policy with a workload, all in one process.
+
+Each batch is predicted from its plan and the KV before it, and compared with what the engine saw, from its
+commit until its whole group was done; the first tenth warms up. CPU instances share the cores of the host:
+where more were busy than there are cores, the prediction is multiplied by how many more, and the batch is
+counted apart. Ceiling: a median error of 10 % of batches that had cores of their own, on a machine that does
+nothing else.
+"""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import getloadavg
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+from result import print_result
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.events import BatchFinished, Drained, Event, RequestArrived
+from loong.core.instructions import Instruction, RunBatch
+from loong.core.placement import Placement
+from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.request import Request, RequestId, SamplingParams
+from loong.core.snapshot import Snapshot
+from loong.executor.workers import WorkersExecutor
+from loong.launcher.chosen_cost_model import chosen_cost_model
+from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
+from loong.launcher.flags import ratio
+from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.model_shape import shape_of
+from loong.launcher.profile.measure import batch_sample
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import Policy, make_policy
+from loong.scheduling import Scheduling
+from loong.workloads.report import table
+from loong.workloads.request import WorkloadRequest
+from loong.workloads.workload import make_workload
+
+CEILING = 0.10
+SMALLEST_VOCABULARY = 256  # every model has these token ids
+QUICKEST = 1.05  # busy processes over cores, up to which a batch had a core for each of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A batch, the KV before it, and when it ran."""
+
+    plan: BatchPlan
+    placements: Mapping[RequestId, Placement]
+    started_at: float
+    ended_at: float
+    num_steps: int
+
+
+class Watch:
+    """Keeps every batch that ran, and how long it takes from an event to the plan made for it.
+
+    It stands between the loop and its policy, to see when a plan was ready.
+    """
+
+    def __init__(self, policy: Policy, executor: WorkersExecutor) -> None:
+        self.ran: list[Ran] = []
+        self.planning: list[float] = []
+        self._policy, self._executor = policy, executor
+        self._planned_at = 0.0
+        self._running: dict[int, tuple[RunBatch, float]] = {}
+
+    def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        """What the policy plans."""
+        plan = self._policy(snapshot, cost_model)
+        self._planned_at = self._executor.now
+        if plan.batches:
+            self.planning.append(self._planned_at - snapshot.now)
+        return plan
+
+    def took_in(self, event: Event, /) -> None:
+        """A batch may have finished."""
+        if isinstance(event, BatchFinished):
+            batch, started_at = self._running.pop(event.batch_id)
+            placements = {given.request_id: given.placement for given in batch.inputs}
+            self.ran.append(Ran(batch.plan, placements, started_at, event.time, event.num_steps))
+
+    def planned(
+        self, _event: Event, _snapshot: Snapshot, _plan: IterationPlan, instructions: Sequence[Instruction], /
+    ) -> None:
+        """Batches may start."""
+        for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self._running[instruction.batch_id] = (instruction, self._planned_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A batch's kind, seconds as predicted and measured, and busy processes over cores meanwhile."""
+
+    kind: str
+    predicted: float
+    measured: float
+    crowding: float
+
+    @property
+    def error(self) -> float:
+        """Relative; positive if the batch took longer."""
+        return self.measured / (self.predicted * max(1.0, self.crowding)) - 1
+
+
+def compare(ran: Sequence[Ran], model: CostModel, tp_size: int, num_cores: int) -> list[Compared]:
+    """Predict every batch."""
+    compared = []
+    for batch in ran:
+        sample = batch_sample(batch.plan, batch.placements, num_steps=batch.num_steps)
+        (work, _), *later = sample.steps
+        seconds = batch.ended_at - batch.started_at
+        busy = sum(overlap(batch, other) * other.plan.group.dop for other in ran) / seconds
+        kind = f"{'lease' if later else work.phase.value}, DoP {batch.plan.group.dop}"
+        compared.append(Compared(kind, sample.predicted(model), seconds, busy * tp_size / num_cores))
+    return compared
+
+
+def overlap(a: Ran, b: Ran) -> float:
+    """Seconds in which both ran."""
+    return max(0.0, min(a.ended_at, b.ended_at) - max(a.started_at, b.started_at))
+
+
+async def serve(
+    config: ClusterConfig, model: CostModel, policy_name: str, requests: Sequence[WorkloadRequest]
+) -> Watch:
+    """Serve all requests as they come, and return what was seen."""
+    prompts = [tuple(request.prompt_token_ids(SMALLEST_VOCABULARY)) for request in requests]
+    async with local_workers(config) as executor:
+        watch = Watch(make_policy(policy_name, PolicyConfig()), executor)
+
+        async def arrive() -> None:
+            start = executor.now
+            for number, request in enumerate(requests):
+                await asyncio.sleep(start + request.arrival_time - executor.now)
+                params = SamplingParams(max_tokens=request.num_output_tokens, temperature=0.0)
+                now = executor.now
+                executor.post(RequestArrived(now, Request(f"r{number}", prompts[number], params, now)))
+
+        arrivals = asyncio.create_task(arrive())
+        state = ClusterState(config.instances)
+        async for event in Scheduling(state, watch.plan, model, executor, (watch,)).events():
+            if state.snapshot(event.time).stats.num_ended == len(requests):
+                executor.post(Drained())
+        await arrivals
+    return watch
+
+
+def summary(rows: Iterable[Compared]) -> dict[str, float]:
+    """Errors of some batches."""
+    batches = list(rows)
+    sizes = [abs(batch.error) for batch in batches]
+    return {
+        "num_batches": len(batches),
+        "measured": median(batch.measured for batch in batches),
+        "bias": median(batch.error for batch in batches),
+        "median": median(sizes),
+        "mean": fmean(sizes),
+        "p95": float(np.quantile(sizes, 0.95)),
+    }
+
+
+def summaries(compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
+    """By whether there was a core for each process, then by kind."""
+    apart = [batch for batch in compared if batch.crowding <= QUICKEST]
+    crowded = [batch for batch in compared if batch.crowding > QUICKEST]
+    rows = {}
+    for name, batches in (("a core each", apart), ("crowded", crowded)):
+        if batches:
+            rows[name] = summary(batches)
+            for kind in sorted({batch.kind for batch in batches}):
+                rows[f"{name}: {kind}"] = summary(batch for batch in batches if batch.kind == kind)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add_model_flags(parser.add_argument_group("model"))
+    add_instance_flags(parser.add_argument_group("cluster"))
+    parser.add_argument("--cost-model", type=Path, help="from `loong profile` (the device's roofline)")
+    parser.add_argument("--policy", default="esp")
+    parser.add_argument("--workload", default="mixed")
+    parser.add_argument("--length-scale", type=ratio, default=1 / 64)
+    parser.add_argument("--request-rate", type=ratio, default=10.0)
+    parser.add_argument("--num-requests", type=int, default=150)
+    parser.add_argument("--workload-seed", type=int, default=1)
+    parser.add_argument("--save", action="store_true", help="append the result to results/cost_model.jsonl")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    chosen = chosen_cluster(args, start_timeout=600.0)
+    cluster = chosen.cluster
+    model = chosen_cost_model(
+        args.cost_model,
+        shape_of(chosen.model),
+        chosen.device,
+        num_instances=cluster.num_instances,
+        tp_size=cluster.tp_size,
+        greatest={},
+    )
+    requests = make_workload(
+        args.workload,
+        args.num_requests,
+        seed=args.workload_seed,
+        request_rate=args.request_rate,
+        length_scale=args.length_scale,
+    )
+    watch = asyncio.run(serve(cluster, model, args.policy, requests))
+    rows = summaries(
+        compare(watch.ran[len(watch.ran) // 10 :], model, cluster.tp_size, len(os.sched_getaffinity(0)))
+    )
+    header = ("batches", "number", "median ms", "bias", "median error", "mean", "P95")
+    cells = [
+        (
+            name,
+            str(row["num_batches"]),
+            f"{1e3 * row['measured']:.2f}",
+            *(f"{row[key]:.1%}" for key in ("bias", "median", "mean", "p95")),
+        )
+        for name, row in rows.items()
+    ]
+    print(table(header, cells))
+    print(f"\nfrom an event to the plan of a batch: {1e3 * median(watch.planning):.2f} ms (median)\n")
+    numbers = {
+        "policy": args.policy,
+        "workload": args.workload,
+        "request_rate": args.request_rate,
+        "num_instances": cluster.num_instances,
+        "cost_model": str(args.cost_model),
+        "ceiling": CEILING,
+        "planning": median(watch.planning),
+        "rows": rows,
+    }
+    print_result("cost_model", load_before, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
