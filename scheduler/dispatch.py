@@ -6,7 +6,7 @@ one machine, and the cluster is nearly one, since a prompt can be cut over its i
 after the others, oldest first, but for a share of every step that is the oldest one's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
@@ -96,7 +96,9 @@ class Dispatch:
             deadline, is_missed = _deadline(view.arrival_time, ttft, now + work / num_instances)
             prefills.append(Prefill(view, num_new, num_cached, work, ttft, deadline, is_missed))
         if self.config.fairness is Fairness.USER:
-            prefills = with_fair_deadlines(prefills, now, speed)
+            running = self.survey.snapshot.running
+            served = {view.user for view in running if view.batch_id is not None or view.num_output_tokens}
+            prefills = with_fair_deadlines(prefills, now, speed, served)
         ordered = self.order(prefills, now, speed)
         for rank, prefill in enumerate(ordered):
             prefill.rank = rank
@@ -177,19 +179,22 @@ def by_arrival(prefills: Iterable[Prefill], now: float, speed: float) -> list[Pr
     return sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id))
 
 
-def with_fair_deadlines(prefills: Iterable[Prefill], now: float, speed: float) -> list[Prefill]:
+def with_fair_deadlines(
+    prefills: Iterable[Prefill], now: float, speed: float, served: Set[str]
+) -> list[Prefill]:
     """No prompt is due before its user's equal share of the cluster would have it done.
 
-    So who sends much is late for much of it, and nobody else is.
+    So who sends much is late for much of it, and nobody else is. Those of whom nothing runs, unlike the
+    `served` users, are due as soon as that share has them done, so that what comes later does not go first.
     """
     by_user: dict[str, list[Prefill]] = {}
     for prefill in sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id)):
         by_user.setdefault(prefill.view.user, []).append(prefill)
-    for own in by_user.values():
+    for user, own in by_user.items() if len(by_user) > 1 else ():
         seconds = (p.work * len(by_user) / speed for p in own)
         ends = list(accumulate(seconds, initial=now))[1:]
         for prefill, end in zip(own, ends, strict=True):
-            prefill.deadline = max(prefill.deadline, end)
+            prefill.deadline = max(prefill.deadline, end) if user in served else end
     return [prefill for own in by_user.values() for prefill in own]
 
 
@@ -198,30 +203,28 @@ class Room:
     """KV of those admitted, to their declared ends: by the sum, which is quick, and if need be exactly."""
 
     capacity: int
-    requests: list[tuple[int, int]]  # remaining and current tokens
+    admitted: list[RequestView]
     num_declared: int
-    num_current: int
-    refused: list[tuple[int, int]] = field(default_factory=list)
+    refused: list[tuple[int, int]] = field(default_factory=list)  # remaining and current tokens
     future: FutureKV | None = None
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "Room":
         """The room that the full instances have, less what running requests may come to hold."""
         capacity = sum(i.kv_capacity for i in snapshot.instances if i.kind is InstanceKind.FULL)
-        requests = [_future(view) for view in snapshot.running if not view.has_ended]
-        num_current = sum(current for _, current in requests)
-        return cls(capacity, requests, num_current + sum(remaining for remaining, _ in requests), num_current)
+        running = [view for view in snapshot.running if not view.has_ended]
+        return cls(capacity, running, sum(view.num_prompt_tokens + view.max_tokens for view in running))
 
     def fits(self, view: RequestView) -> bool:
         """Whether a request has room to its declared end, with all that were taken."""
         if len(self.refused) == MAX_REFUSED:
             return False
-        remaining, current = _future(view)
-        if self.num_declared + remaining + current <= self.capacity:
+        if self.num_declared + view.num_prompt_tokens + view.max_tokens <= self.capacity:
             return True
+        remaining, current = _future(view)
         if any(remaining >= r and current >= c for r, c in self.refused):
             return False  # no less than one that did not fit: no need to reckon
-        fits = self.num_current + current <= self.capacity and self.peak_with(view) <= self.capacity
+        fits = self.peak_with(view) <= self.capacity
         if not fits:
             self.refused.append((remaining, current))
         return fits
@@ -229,17 +232,15 @@ class Room:
     def peak_with(self, view: RequestView) -> int:
         """The most slots that those admitted and this one may come to need at once."""
         if self.future is None:
-            self.future = FutureKV.of(self.requests)
+            self.future = FutureKV.of(map(_future, self.admitted))
         return self.future.adding(*_future(view)).peak
 
     def take(self, view: RequestView) -> None:
         """Admit a request."""
-        remaining, current = _future(view)
-        self.requests.append((remaining, current))
-        self.num_declared += remaining + current
-        self.num_current += current
+        self.admitted.append(view)
+        self.num_declared += view.num_prompt_tokens + view.max_tokens
         if self.future is not None:
-            self.future = self.future.adding(remaining, current)
+            self.future = self.future.adding(*_future(view))
 
 
 def _future(view: RequestView) -> tuple[int, int]:

@@ -7,6 +7,7 @@ meanwhile; leases that are in the way end.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import ClassVar
 
 from loong.core.cost_model import CostModel
@@ -21,6 +22,10 @@ from loong.scheduler.migration import Gathering
 from loong.scheduler.reasons import reasons_to_begin, reasons_to_preempt, reasons_to_wait
 from loong.scheduler.scaling import Scaling
 from loong.scheduler.survey import Survey, Unit, survey
+
+PLAN_SECONDS = 20e-6  # of the engine, that a request in a batch costs it to plan, check and send twice
+PLAN_SHARE = 0.3  # of the engine's time that planning may take when all instances decode
+LONGEST_WAIT = 0.1  # of the TTFT target, that prompts may gather for
 
 
 def plan_esp(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
@@ -70,9 +75,10 @@ class ElasticPlanner:
         return [other for other in self.left if self._num_free(other)]
 
     def _make_all(self, groups: Sequence[Group]) -> None:
-        """Plan every group, those with the oldest request first, since they may need room of the others."""
+        """Plan every group, those first that need room of the others, and of these those of the oldest."""
         waiting = [group for group in groups if not group.is_ready]
-        self.left = sorted((group for group in groups if group.is_ready), key=_age)
+        ready = (group for group in groups if group.is_ready)
+        self.left = sorted(ready, key=lambda group: (self._has_room(group), _age(group)))
         for group in waiting:
             if group.prefills:
                 self._end_leases(group.units)
@@ -85,7 +91,7 @@ class ElasticPlanner:
         if not group.prefills and len(group.units) == 1 and group.dop > 1:
             self._gather(group.units[0])
         scaling = self.scaling(self.survey, self.cost_model, self.config)
-        batch = scaling.batch(group)
+        batch = self._lease_first(group, scaling) or scaling.batch(group)
         while batch is None and _has_requests(group) and (roomy := self.joinable()):
             other = max(roomy, key=lambda g: (not _has_requests(g), self._num_free(g)))
             self.left.remove(other)
@@ -101,6 +107,20 @@ class ElasticPlanner:
             self._end_leases(busy)
             if not busy:
                 self._preempt(group)
+
+    def _lease_first(self, group: Group, scaling: Scaling) -> BatchPlan | None:
+        """A lease while prompts that have just come gather, where planning for each would cost too much."""
+        unit = group.units[0]
+        if len(group.units) > 1 or not group.prefills or any(p.is_begun for p in group.prefills):
+            return None
+        first = min(prefill.view.arrival_time for prefill in group.prefills)
+        seconds = first + self._least_lease(unit) - self.survey.snapshot.now
+        return scaling.lease(unit.instance_ids, unit.decodes, seconds) if seconds > 0 else None
+
+    def _least_lease(self, unit: Unit) -> float:
+        """Seconds that a lease lasts at least, so that planning leaves the engine time for tokens."""
+        seconds = PLAN_SECONDS * unit.num_decodes * self.survey.num_instances / PLAN_SHARE
+        return min(seconds, LONGEST_WAIT * self.config.target_ttft)
 
     def _gather(self, unit: Unit) -> None:
         moves = self.gathering(self.survey, self.cost_model, self.config).migrations(unit)
@@ -121,9 +141,14 @@ class ElasticPlanner:
     def _num_free(self, group: Group) -> int:
         return sum(self.survey.free[i] for unit in group.units for i in unit.instance_ids)
 
+    def _has_room(self, group: Group) -> bool:
+        """Whether it has a slot for every decode, or one for its prompts."""
+        return self._num_free(group) >= max(1, sum(len(unit.decodes) for unit in group.units))
+
     def _end_leases(self, units: Iterable[Unit]) -> None:
-        for batch in (batch for unit in units for batch in unit.batches):
-            end = LeaseEnd(batch.batch_id, batch.num_steps_taken + 1)
+        for unit, batch in ((u, b) for u in units for b in u.batches):
+            least = self._least_lease(unit) / (batch.plan.predicted_time or 1.0)
+            end = LeaseEnd(batch.batch_id, max(batch.num_steps_taken + 1, ceil(least)))
             if end.step < batch.last_step and end not in self.lease_ends:
                 self.lease_ends.append(end)
 
