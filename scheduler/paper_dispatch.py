@@ -86,7 +86,7 @@ def _gain(cluster: PaperCluster, batch: DecodeBatch, prompts: Iterable[RequestVi
         num_requests += len(other.views)
     return dispatch_gain(
         decode_time / num_requests,
-        [now - (view.first_token_time or now) for view in batch.views],
+        [0.0 if view.first_token_time is None else now - view.first_token_time for view in batch.views],
         (view.num_prompt_tokens for view in prompts),
     )
 
