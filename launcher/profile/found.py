@@ -27,6 +27,7 @@ from loong.scheduler.fit import (
 )
 from loong.scheduler.roofline import ModelShape
 
+NUM_DIGITS = 6
 SIZES = ((0.0, "below 2 ms"), (2e-3, "2 to 5 ms"), (5e-3, "5 to 20 ms"), (20e-3, "20 ms and more"))
 
 
@@ -59,7 +60,7 @@ def found(instances: Instances, prior: WorkCostModel, measured: Sequence[Measure
             "python": platform.python_version(),
         },
         machine=machine_facts(),
-        coefficients=asdict(result.model.coefficients),
+        coefficients={n: _rounded(v) for n, v in asdict(result.model.coefficients).items()},
         overlap=result.model.overlap,
         undetermined=list(result.undetermined),
         ranges=ranges(m.sample for m in measured),
@@ -87,6 +88,11 @@ def _labels(sample: Sample, term: str) -> tuple[str, ...]:
     (work, _), *later = sample.steps
     kind = "lease" if later else work.phase.value
     return "all", kind, f"DoP {work.group.dop}", f"mostly {term}", size
+
+
+def _rounded(value: float) -> float:
+    """To as many digits as mean anything."""
+    return float(f"{value:.{NUM_DIGITS}g}")
 
 
 def _errors(errors: Sequence[float]) -> Errors:

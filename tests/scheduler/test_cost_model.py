@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loong.core.cost_model import PrefillTerms, prefill_time
+from loong.core.cost_model import PrefillTerms, prefill_time, recompute_time, swap_time
 from loong.core.instance import ESPGroup
-from loong.core.placement import Placement, striped
+from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.core.work import step_work
@@ -32,7 +34,8 @@ def test_the_closed_form_of_a_chunk_is_the_time_of_its_batch(
     placement = striped("r", range(num_cached), group.instance_ids) if num_cached else Placement()
     view = RequestView("r", num_new + num_cached, 0, 1, 0.0, None, placement)
     batch = batch_of(group, [striped_share(view, num_new, group, Transfer.QUERY)])
-    model = WorkCostModel(Coefficients(exchange=2e-3, key=0.0))  # computing binds, not reading
+    each = {"batch": 1e-3, "told_request": 1e-4, "exchange": 2e-3, "attend": 3e-4}
+    model = WorkCostModel(Coefficients(**each, key=0.0))  # computing binds, not reading
     # The closed form counts half a key too few for each query.
     assert seconds(batch, view, model=model) == pytest.approx(
         prefill_time(model, num_new, num_cached, dop), rel=1e-3, abs=2e-8 * num_new
@@ -104,6 +107,46 @@ def test_a_ring_hides_under_attention_as_far_as_they_overlap() -> None:
     hidden = seconds(batch, view, model=WorkCostModel(exposed, overlap=1.0))
     assert hidden == pytest.approx(seconds(batch, view, model=WorkCostModel(free)))
     assert seconds(batch, view, model=WorkCostModel(exposed)) > hidden
+
+
+def test_prompts_together_pay_for_the_step_once_and_for_each_of_them() -> None:
+    terms = WorkCostModel(Coefficients(told_request=1e-4, attend=3e-4)).prefill_terms(2)
+    together, alone = terms.time(200, 0, 2 * 100**2, num_prompts=2), terms.time(100, 0, 100**2)
+    assert (
+        terms.overhead + terms.floor < 2 * alone - together < terms.overhead + terms.floor + terms.per_prompt
+    )
+
+
+def test_a_batch_is_told_once_and_a_lease_settles_at_every_step() -> None:
+    views = [decoding_view(name, 100, (0, 1)) for name in "ab"]
+    placements = {view.request_id: view.placement for view in views}
+    lease = batch_of(ESPGroup((0, 1)), [decode_share(view, 0, 4) for view in views], 4)
+    single = batch_of(ESPGroup((0, 1)), [decode_share(view, 0) for view in views])
+    model = WorkCostModel(Coefficients(batch=1e-3, told_request=1e-4, settle=1e-5))
+    first, later = (model.step_time(step_work(lease, placements, step)) for step in (0, 1))
+    assert first - later == pytest.approx(1e-3 + 2 * 1e-4)
+    assert first - model.step_time(step_work(single, placements)) == pytest.approx(1e-5)
+
+
+def test_every_segment_of_kv_costs_time_on_every_instance() -> None:
+    model = WorkCostModel(Coefficients(segment=1e-3))
+    whole, torn = decoding_view("r", 100), decoding_view("r", 100)
+    pieces = tuple(KVSegment("r", range(i, 100, 10), 0) for i in range(10))
+    torn = replace(torn, placement=Placement(pieces))
+    batches = [batch_of(ESPGroup((0,)), [decode_share(view, 0)]) for view in (whole, torn)]
+    slower = seconds(batches[1], torn, model=model) - seconds(batches[0], whole, model=model)
+    assert slower == pytest.approx(9e-3)
+
+
+def test_recomputing_in_chunks_takes_as_long_as_the_chunks() -> None:
+    chunks = [prefill_time(MODEL, 250, cached, 2) for cached in (0, 250, 500, 750)]
+    assert recompute_time(MODEL, 1000, 2, max_chunk=300) == pytest.approx(sum(chunks))
+    assert recompute_time(MODEL, 100, 1, max_chunk=300) == prefill_time(MODEL, 100, 0, 1)
+
+
+def test_swapping_costs_both_ways() -> None:
+    model = WorkCostModel(Coefficients(message=1.0, offloaded_key=0.2), first_host_tier_id=2)
+    assert swap_time(model, 10, 0, 2) == pytest.approx(6.0)
 
 
 def test_a_migration_costs_a_message_and_its_tokens_on_the_link_it_takes() -> None:
