@@ -1,14 +1,34 @@
+"""Which policies there are, and what each can run."""
+
+import re
+
 import pytest
 from simulation import instances_with
 
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import admissible_tokens, make_policy
+from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+
+PUBLISHED = {
+    "chunked",
+    "chunked-replicas",
+    "disaggregated",
+    "esp",
+    "esp-paper",
+    "replicas",
+    "static-sp",
+    "tp",
+}
+
+
+def test_the_policies_to_compare_with_exist() -> None:
+    assert PUBLISHED <= POLICIES.keys()
 
 
 def test_an_unknown_policy_is_named_beside_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"esp, replicas, static-sp, tp, but is 'magic'"):
+    known = re.escape(", ".join(sorted(POLICIES)))
+    with pytest.raises(ConfigError, match=rf"one of {known}, but is 'magic'"):
         make_policy("magic", PolicyConfig())
 
 
@@ -19,14 +39,23 @@ def test_a_config_of_nothing_is_refused(field: str) -> None:
         PolicyConfig(**{field: 0})
 
 
-def test_tp_runs_one_instance() -> None:
-    assert admissible_tokens("tp", instances_with([100])) == 100
-    with pytest.raises(ConfigError, match="policy tp runs 1 instance, but there are 2"):
-        admissible_tokens("tp", instances_with([100, 100]))
+@pytest.mark.parametrize("name", ["tp", "chunked"])
+def test_tensor_parallelism_runs_one_instance(name: str) -> None:
+    assert admissible_tokens(name, instances_with([100])) == 100
+    with pytest.raises(ConfigError, match=f"policy {name} runs 1 instance, but there are 2"):
+        admissible_tokens(name, instances_with([100, 100]))
+
+
+def test_prefill_and_decode_apart_need_two_instances() -> None:
+    assert admissible_tokens("disaggregated", instances_with([100, 100])) == 100
+    with pytest.raises(ConfigError, match="policy disaggregated runs at least 2 instances, but there are 1"):
+        admissible_tokens("disaggregated", instances_with([100]))
 
 
 def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:
     instances = (*instances_with([100, 300]), ElasticInstance(2, 1, InstanceKind.HOST, 1000))
-    assert admissible_tokens("esp", instances) == 400
-    assert admissible_tokens("static-sp", instances) == 400
-    assert admissible_tokens("replicas", instances) == 300
+    for name in ("esp", "esp-paper", "static-sp"):
+        assert admissible_tokens(name, instances) == 400
+    for name in ("replicas", "chunked-replicas"):
+        assert admissible_tokens(name, instances) == 300
+    assert admissible_tokens("disaggregated", instances) == 100
