@@ -31,13 +31,9 @@ class _Narrow(Allocation):
 
 
 class NoScaleUp(ElasticPlanner):
-    """Groups never grow: a prompt keeps the DoP that it began with, and who lacks room preempts."""
+    """A prompt keeps the DoP that it began with; groups grow only where room lacks, or nothing would end."""
 
     allocation: ClassVar[type[Allocation]] = _Narrow
-
-    def joinable(self) -> list[Group]:
-        """Nobody."""
-        return []
 
 
 class _InPlaceStep(Step):

@@ -113,7 +113,7 @@ class Allocation:
         own = [group for group in self.groups if any(p is prefill for p in group.prefills)]
         others = [g for g in self.groups if not own or not g.prefills]
         by_wait = sorted(others, key=lambda g: (waits[id(g)], -g.spare))[:MAX_OFFERS]
-        demand = 0 if own else self._demand(prefill)
+        demand = 0 if own else self.demand(prefill)
         for limit in (max_dop, self.survey.num_instances):
             chosen, least = own, float("inf")
             for base in own or by_wait:
@@ -148,10 +148,10 @@ class Allocation:
         # What an instance costs those who may come next: the more, the more there are now.
         others = len(self.survey.snapshot.request) / self.survey.num_instances
         price = min(others, 1.5) * max(weights)
-        cleared = [Group(g.units, [], g.spare + sum(map(self._demand, g.prefills))) for g in offered]
+        cleared = [Group(g.units, [], g.spare + sum(map(self.demand, g.prefills))) for g in offered]
         solution = solve(
             [
-                Demand(self._demand(p), p.num_tokens, 0, p.num_tokens**2, weight)
+                Demand(self.demand(p), p.num_tokens, 0, p.num_tokens**2, weight)
                 for p, weight in zip(prefills, weights, strict=True)
             ],
             [Offer(g.dop, max(0, g.spare), 0.0, g.dop * price) for g in cleared],
@@ -168,7 +168,7 @@ class Allocation:
 
     def _soonest(self, prefill: Prefill) -> list[Group]:
         """The one group that would finish a prompt first. What is added to a full step waits for its end."""
-        roomy = [group for group in self.groups if group.spare >= self._demand(prefill)]
+        roomy = [group for group in self.groups if group.spare >= self.demand(prefill)]
         alone, full = prefill.work, self.config.max_step_time
         roomy.sort(
             key=lambda g: (
@@ -179,7 +179,8 @@ class Allocation:
         )
         return roomy[:1]
 
-    def _demand(self, prefill: Prefill) -> int:
+    def demand(self, prefill: Prefill) -> int:
+        """Slots that a prompt needs to begin: its own, and a first lease's."""
         return prefill.num_tokens - 1 + min(self.config.lease_steps, prefill.view.num_remaining_tokens)
 
     def _place(self, prefill: Prefill, chosen: Sequence[Group]) -> Group:
@@ -188,7 +189,7 @@ class Allocation:
         spare = sum(group.spare for group in chosen)
         if all(p is not prefill for p in prefills):
             prefills.append(prefill)
-            spare -= self._demand(prefill)
+            spare -= self.demand(prefill)
         units = [unit for group in chosen for unit in group.units]
         merged = Group(units, sorted(prefills, key=attrgetter("rank")), spare)
         taken = {id(group) for group in chosen}

@@ -10,12 +10,14 @@ from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
+from loong.scheduler.ablations import ABLATIONS, plan_ablation
 from loong.scheduler.baselines import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.disaggregated import max_tokens_moved, plan_disaggregated
 from loong.scheduler.esp import plan_esp
 from loong.scheduler.esp_paper import plan_esp_paper
 from loong.scheduler.fixed_groups import each_alone, one_group
+from loong.scheduler.program import warm_up
 
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
 Instances: TypeAlias = Sequence[ElasticInstance]
@@ -31,33 +33,42 @@ def _largest_pool(instances: Instances) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PolicyKind:
-    """How a policy plans, how much KV it gives one request, and how many instances it runs (None: any)."""
+    """How a policy plans, how much KV it gives one request, and how many instances it runs (None: any).
+
+    `prepare` is done before the first plan.
+    """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
     max_request_tokens: Callable[[Instances], int] = _all_pools
     max_instances: int | None = None
     min_instances: int = 1
+    prepare: Callable[[], None] = lambda: None
 
 
 _whole = partial(plan_fixed_groups, filling=WHOLE_PROMPTS)
 _chunked = partial(plan_fixed_groups, filling=SPLIT_FUSE)
 
 POLICIES: dict[str, PolicyKind] = {
-    "esp": PolicyKind(plan_esp),
+    "esp": PolicyKind(plan_esp, prepare=warm_up),
     "static-sp": PolicyKind(partial(_whole, partition=one_group)),
     "replicas": PolicyKind(partial(_whole, partition=each_alone), _largest_pool),
     "tp": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     "chunked": PolicyKind(partial(_chunked, partition=one_group), max_instances=1),
     "chunked-replicas": PolicyKind(partial(_chunked, partition=each_alone), _largest_pool),
-    "esp-paper": PolicyKind(plan_esp_paper),
+    "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
+    **{
+        name: PolicyKind(partial(plan_ablation, planner=planner), prepare=warm_up)
+        for name, planner in ABLATIONS.items()
+    },
 }
 
 
 def make_policy(name: str, config: PolicyConfig) -> Policy:
     """The policy called `name`. Raises `ConfigError` if there is none."""
-    plan = _kind(name).plan
-    return lambda snapshot, cost_model: plan(snapshot, cost_model, config)
+    kind = _kind(name)
+    kind.prepare()
+    return lambda snapshot, cost_model: kind.plan(snapshot, cost_model, config)
 
 
 def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
