@@ -27,12 +27,13 @@ from loong.model.shapes import find_config
 from loong.scheduler.policy import POLICIES
 from loong.workloads.report import table
 from loong.workloads.slo import parse_slo
+from loong.workloads.workload import own_pace
 
 MODELS = ("llama-3.1-8b", "lwm-1m")
 WORKLOADS = ("sharegpt", "leval", "lveval", "mixed", "zipf1.0", "zipf1.2", "zipf1.4", "victim-attacker")
 RULES = ("tight", "loongserve-12")
 STATIC_POLICIES = ("tp", "replicas", "static-sp", "chunked", "disaggregated")
-SHORT_SECONDS = 60.0  # of sharegpt, whose requests come by the hundred and are over in seconds
+SHORT_SECONDS = 10.0  # of sharegpt, whose requests come by the hundred and are over in seconds
 FILE = FOLDER / "goodput.jsonl"
 
 
@@ -65,7 +66,9 @@ class Setting:
             rules=(parse_slo(cell.slo),),
             rates=(),
             hardware=Hardware(shape_of(find_config(cell.model, "dummy")), self.device, self.num_instances),
-            load=Load(cell.workload, self.seed, duration=duration),
+            load=Load(
+                cell.workload, self.seed, duration=duration, burstiness=own_pace(cell.workload)[1]
+            ),
             precision=self.precision,
         )
 
