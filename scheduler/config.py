@@ -21,7 +21,8 @@ class PolicyConfig:
     have `ttft_factor` times their quickest prefill. `max_num_batched_tokens` bounds what a prefill step
     computes, an instance, and `max_step_time` (seconds) how long it is meant to take. A decode batch takes up
     to `lease_steps` steps by itself. `late_share` of every step is for the oldest prompt that was put off.
-    `fairness` says who is served first when not all can be in time.
+    `fairness` says who is served first when not all can be in time. `chunk_tokens` is what a step of the
+    chunked baselines computes, decodes and prompts together.
     """
 
     target_ttft: float = 1.0
@@ -42,6 +43,7 @@ class PolicyConfig:
             "max_num_batched_tokens",
             "max_step_time",
             "lease_steps",
+            "chunk_tokens",
         ):
             value = getattr(self, name)
             if not value > 0:

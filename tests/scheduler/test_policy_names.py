@@ -1,6 +1,7 @@
 """Which policies there are, and what each can run."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 from simulation import instances_with
@@ -32,11 +33,20 @@ def test_an_unknown_policy_is_named_beside_those_that_exist() -> None:
         make_policy("magic", PolicyConfig())
 
 
-@pytest.mark.parametrize("field", ["target_ttft", "max_num_batched_tokens", "lease_steps"])
-def test_a_config_of_nothing_is_refused(field: str) -> None:
-    flag = field.replace("_", "-")
-    with pytest.raises(ConfigError, match=rf"{field} \(--{flag}\) must be above 0, but is 0"):
-        PolicyConfig(**{field: 0})
+@pytest.mark.parametrize(
+    ("flag", "config_of"),
+    [
+        ("target-ttft", lambda value: PolicyConfig(target_ttft=value)),
+        ("max-num-batched-tokens", lambda value: PolicyConfig(max_num_batched_tokens=value)),
+        ("lease-steps", lambda value: PolicyConfig(lease_steps=value)),
+        ("chunk-tokens", lambda value: PolicyConfig(chunk_tokens=value)),
+    ],
+)
+def test_a_config_of_nothing_is_refused(flag: str, config_of: Callable[[int], PolicyConfig]) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{flag.replace('-', '_')} \(--{flag}\) must be above 0, but is 0"
+    ):
+        config_of(0)
 
 
 @pytest.mark.parametrize("name", ["tp", "chunked"])
