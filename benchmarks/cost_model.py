@@ -34,6 +34,7 @@ from loong.launcher.flags import ratio
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.measure import batch_sample
+from loong.launcher.profile.stage import SMALLEST_VOCABULARY
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 from loong.scheduling import Scheduling
@@ -42,7 +43,6 @@ from loong.workloads.request import WorkloadRequest
 from loong.workloads.workload import make_workload
 
 CEILING = 0.10
-SMALLEST_VOCABULARY = 256  # every model has these token ids
 QUICKEST = 1.05  # busy processes over cores, up to which a batch had a core for each of its own
 
 

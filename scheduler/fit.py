@@ -10,27 +10,22 @@ from dataclasses import astuple, dataclass, fields, replace
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loong.core.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.work import StepWork
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-
-Array: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
+from loong.scheduler.least_squares import Array, Mask, nonnegative_least_squares, standard_errors
 
 MAX_ROUNDS = 30
 TOLERANCE = 1e-3  # of predicted times, relative
 CAUTION = 0.1  # in the first round; halved in each that follows
 STEP = 1e-6  # of a coefficient, relative, for its derivative
 FLOOR = 1e-3  # of what a coefficient was before, for derivatives
-TINY = 1e-12  # what else could divide by 0
 MOST_OFF = 3.0  # errors are relative to predictions, unless these are off by more than this factor
-SMALLEST_STEP = 1e-12  # seconds: for coefficients that are 0
+TINY = 1e-12  # seconds: as large is at least a coefficient's step, and its size
 LEAST_NOISE = 0.01  # no time is known better, relative
 HUBER = 1.5  # standard deviations beyond which an error counts by its size, not its square
-SMALLEST_SLOPE = 1e-10  # relative, below which the active set is done
 VAGUE = 0.5  # a coefficient with a greater standard error, relative, is not told by the samples
 
 NAMES = tuple(field.name for field in fields(Coefficients))
@@ -131,7 +126,7 @@ def _jacobian(model: WorkCostModel, samples: Sequence[Sample]) -> Array:
     values = np.array(astuple(model.coefficients))
     base = np.array([sample.predicted(model) for sample in samples])
     columns = []
-    for index, step in enumerate(np.maximum(values * STEP, SMALLEST_STEP)):
+    for index, step in enumerate(np.maximum(values * STEP, TINY)):
         moved = values.copy()
         moved[index] += step
         there = _with(model, moved)
@@ -163,11 +158,11 @@ class _Step:
             rows = self.shares[:, is_told] * root[:, None]
             rest = (self.target - self.shares[:, ~is_told] @ values[~is_told]) * root
             pull = self.caution * np.sqrt(len(rows)) / np.maximum(size[is_told], TINY)
-            result[is_told] = _least_squares(
+            result[is_told] = nonnegative_least_squares(
                 np.vstack((rows, np.diag(pull))), np.concatenate((rest, pull * values[is_told]))
             )
             deviation = _deviation(self.target - self.shares @ result)
-            errors[is_told] = deviation * _standard_errors(rows)
+            errors[is_told] = deviation * standard_errors(rows)
         return result, errors
 
 
@@ -179,40 +174,3 @@ def _huber(errors: Array) -> Array:
 def _deviation(errors: Array) -> float:
     """The standard deviation, from the median: stalls do not make it larger."""
     return max(LEAST_NOISE, 1.48 * float(np.median(np.abs(errors))))
-
-
-def _standard_errors(rows: Array) -> Array:
-    """Of a least-squares solution whose errors have deviation 1; huge where it is not unique."""
-    norm = np.linalg.norm(rows, axis=0)
-    tiny = np.finfo(float).eps * rows.shape[1]
-    gram = (rows / norm).T @ (rows / norm) + tiny * np.eye(rows.shape[1])
-    errors: Array = np.sqrt(np.maximum(np.diag(np.linalg.inv(gram)), 0.0)) / norm
-    return errors
-
-
-def _least_squares(rows: Array, target: Array) -> Array:
-    """The x >= 0 that brings `rows @ x` nearest to `target` (Lawson and Hanson's active set)."""
-    norm = np.linalg.norm(rows, axis=0)
-    gram, aim = (rows / norm).T @ (rows / norm), (rows / norm).T @ target
-    x, is_free = np.zeros(len(aim)), np.zeros(len(aim), dtype=bool)
-    for _ in range(10 * len(aim)):
-        slope = np.where(is_free, -np.inf, aim - gram @ x)
-        if slope.max() <= SMALLEST_SLOPE * np.abs(aim).max():
-            break
-        is_free[slope.argmax()] = True
-        goal = _solution(gram, aim, is_free)
-        while (falling := is_free & (goal <= 0)).any():
-            x += np.min(x[falling] / np.maximum(x[falling] - goal[falling], TINY)) * (goal - x)
-            is_free &= (x > 0) & ~(falling & (x <= TINY))
-            x[~is_free] = 0
-            goal = _solution(gram, aim, is_free)
-        x = goal
-    x /= norm
-    return x
-
-
-def _solution(gram: Array, aim: Array, is_free: Mask) -> Array:
-    """The solution in which those that are not free are 0."""
-    x = np.zeros(len(aim))
-    x[is_free] = np.linalg.lstsq(gram[np.ix_(is_free, is_free)], aim[is_free], rcond=None)[0]
-    return x

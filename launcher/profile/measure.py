@@ -1,7 +1,7 @@
 """Measures stories in rounds, each story several times, and makes samples of what they took."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
@@ -97,20 +97,19 @@ class Profiler:
         narrator = Narrator(self._stage, case.group, self._limits, self._prior, random)
         samples, seconds = [], []
         for plan in case.tell(narrator):
-            samples.append(next(_samples(plan, self._stage.placements())))
+            samples.append(_sample(plan, self._stage.placements()))
             seconds.append(await self._stage.carry_out(plan))
         self._stage.end_all()
         return samples, seconds
 
 
-def _samples(plan: IterationPlan, placements: Mapping[RequestId, Placement]) -> Iterator[Sample]:
-    for batch in plan.batches:
-        yield batch_sample(batch, placements)
-    for migration in plan.migrations:
-        segment = migration.segment
-        yield MigrationSample(
-            len(segment.positions), segment.instance_id, migration.destination_id, seconds=0.0
-        )
+def _sample(plan: IterationPlan, placements: Mapping[RequestId, Placement]) -> Sample:
+    """A plan of one batch or one migration, as a sample of no time."""
+    if plan.batches:
+        return batch_sample(plan.batches[0], placements)
+    (migration,) = plan.migrations
+    segment = migration.segment
+    return MigrationSample(len(segment.positions), segment.instance_id, migration.destination_id, seconds=0.0)
 
 
 def batch_sample(

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from tqdm import tqdm
 
+from loong.core.errors import ConfigError
 from loong.launcher.cluster_flags import ChosenCluster
 from loong.launcher.cost_model_file import CostModelFile, write_cost_model
 from loong.launcher.local import local_workers
@@ -14,7 +15,7 @@ from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured, Profiler
 from loong.launcher.profile.stage import Stage
-from loong.launcher.profile.stories import Limits
+from loong.launcher.profile.stories import LEAST_ROOM, Limits
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.roofline import DEVICES, roofline
 from loong.workloads.report import table
@@ -23,7 +24,14 @@ NUM_SIGNIFICANT = 4  # digits of a coefficient that are shown
 
 
 def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path) -> None:
-    """Measure for `duration` seconds, print what was found, and write it."""
+    """Measure for `duration` seconds, print what was found, and write it.
+
+    Raises `ConfigError` if an instance has too little room, or the file cannot be written.
+    """
+    if chosen.cluster.kv_capacity < LEAST_ROOM:
+        raise ConfigError(
+            f"an instance holds {chosen.cluster.kv_capacity} tokens; a profile needs {LEAST_ROOM}"
+        )
     shape, tp_size = shape_of(chosen.model), chosen.cluster.tp_size
     prior = roofline(shape, DEVICES[chosen.device], tp_size)
     measured = asyncio.run(_measure(chosen, limits, prior, duration))

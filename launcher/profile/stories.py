@@ -32,6 +32,7 @@ MAX_PROMPTS = 4
 MAX_CHUNKS = 6  # of a prompt
 MAX_LEASE_STEPS = 16
 ROOM_FOR_OUTPUT = 64  # tokens of a request
+LEAST_ROOM = 1024  # tokens of an instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Narrator:
 
     def decode(self) -> Story:
         """A crowd of equal prompts, then decode steps and leases, and then steps beside a late prompt."""
-        count = self._size(self.limits.max_decode_requests)
+        room = min(self._free().values()) // (2 * ROOM_FOR_OUTPUT)
+        count = self._size(min(self.limits.max_decode_requests, room))
         length = self._size(self._longest_prompt(count))
         crowd = [self._arrive(length) for _ in range(count)]
         yield from self._compute(crowd)
@@ -89,15 +91,18 @@ class Narrator:
         return self.stage.arrive(num_prompt_tokens, self.random)
 
     def _size(self, largest: int) -> int:
-        """From 1 to `largest`, every order of magnitude as likely."""
-        return max(1, min(largest, int((largest + 1) ** self.random.random())))
+        """From 1 to `largest`, or 1 if that is less; every order of magnitude is as likely."""
+        return min(max(1, largest), int(max(2, largest + 1) ** self.random.random()))
 
     def _longest_prompt(self, count: int) -> int:
         """Tokens, such that `count` prompts fit on every instance and take no more than the time allowed."""
         room = min(self._free().values()) // count - ROOM_FOR_OUTPUT
-        seconds = self.limits.max_prompt_seconds / count
-        timely = self.prior.prefill_terms(1).max_tokens(seconds, 0)
-        return min(room, timely, self.limits.max_prompt_tokens)
+        return min(room, self._timely(self.limits.max_prompt_seconds / count), self.limits.max_prompt_tokens)
+
+    def _timely(self, seconds: float, num_cached: int = 0) -> int:
+        """Tokens that one instance computes in this time, or in three times what the least step takes."""
+        terms = self.prior.prefill_terms(1)
+        return terms.max_tokens(max(seconds, 3 * terms.time(1, num_cached, 1)), num_cached)
 
     def _free(self, taken: BatchPlan | None = None) -> dict[InstanceId, int]:
         """The room on each instance of the group, less what another batch takes."""
@@ -122,7 +127,7 @@ class Narrator:
     ) -> list[Share]:
         """A chunk of each, all of one size or their last."""
         num_cached = max(view.num_computed_tokens for view in views)
-        timely = self.prior.prefill_terms(1).max_tokens(self.limits.max_step_seconds, num_cached)
+        timely = self._timely(self.limits.max_step_seconds, num_cached)
         largest = min(timely, self.limits.max_chunk_tokens, min(free.values())) // len(views)
         longest = max(view.num_prompt_tokens for view in views)
         size = max(1, min(largest, max(longest // MAX_CHUNKS, self._size(largest))))

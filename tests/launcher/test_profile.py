@@ -13,6 +13,7 @@ from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured
 from loong.launcher.profile.session import max_measured_dop
+from loong.launcher.profile.stories import LEAST_ROOM
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.fit import BatchSample, MigrationSample
@@ -79,6 +80,17 @@ def test_every_kind_of_work_is_measured_at_every_dop(measured: Sequence[Measured
 def test_the_same_seed_tells_the_same_stories() -> None:
     first, again = (told_stories(PRIOR, seed=3) for _ in range(2))
     assert [m.sample for m in first] == [m.sample for m in again]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_stories_keep_the_rules_where_there_is_little_room(seed: int) -> None:
+    assert told_stories(PRIOR, seed, PRIOR, kv_capacity=LEAST_ROOM)
+
+
+def test_a_model_whose_least_step_takes_seconds_is_measured_beyond_that_step() -> None:
+    slow = replace(PRIOR, coefficients=replace(PRIOR.coefficients, weights=2.0, token=5e-3))
+    file = found(INSTANCES, slow, told_stories(slow, 0, slow))
+    assert file.ranges["num_tokens"][1] > 100
 
 
 def test_ranges_say_how_far_was_measured(measured: Sequence[Measured]) -> None:

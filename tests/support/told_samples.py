@@ -15,9 +15,11 @@ from loong.scheduler.fit import Sample
 NUM_INSTANCES = 4
 
 
-def told_stories(clock: WorkCostModel, seed: int, prior: WorkCostModel | None = None) -> list[Measured]:
+def told_stories(
+    clock: WorkCostModel, seed: int, prior: WorkCostModel | None = None, kv_capacity: int = 8192
+) -> list[Measured]:
     """One story of each kind and DoP on a simulated cluster."""
-    stage = Stage(instances_with([8192] * NUM_INSTANCES), SimulatedExecutor(clock, []))
+    stage = Stage(instances_with([kv_capacity] * NUM_INSTANCES), SimulatedExecutor(clock, []))
     profiler = Profiler(stage, Limits(), prior or WorkCostModel(), max_dop=NUM_INSTANCES, seed=seed)
     return asyncio.run(profiler.measure(duration=0, on_progress=lambda seconds: None))
 
