@@ -66,9 +66,7 @@ class Setting:
             rules=(parse_slo(cell.slo),),
             rates=(),
             hardware=Hardware(shape_of(find_config(cell.model, "dummy")), self.device, self.num_instances),
-            load=Load(
-                cell.workload, self.seed, duration=duration, burstiness=own_pace(cell.workload)[1]
-            ),
+            load=Load(cell.workload, self.seed, duration=duration, burstiness=own_pace(cell.workload)[1]),
             precision=self.precision,
         )
 

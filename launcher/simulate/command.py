@@ -4,27 +4,28 @@ import argparse
 import shlex
 import sys
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.launcher.cost_model_file import read_cost_model
-from loong.launcher.flags import positive, ratio, seconds, token_count
 from loong.launcher.model_shape import shape_of
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.run_logs import LogFiles
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import DEFAULT_DURATION, Host, Load, SimulateConfig, parse_rates
-from loong.model.shapes import SHAPES, find_config
-from loong.scheduler.roofline import DEVICES
-from loong.workloads.slo import NAMED_RULES, SLORule, parse_slo
-from loong.workloads.workload import WORKLOADS, own_pace
+from loong.launcher.simulate.config import Host, Load, SimulateConfig, parse_rates
+from loong.launcher.simulate.flags import (
+    DEFAULT_SLO,
+    add_cluster_flags,
+    add_load_flags,
+    add_log_flags,
+    add_report_flags,
+)
+from loong.model.shapes import find_config
+from loong.workloads.slo import SLORule, parse_slo
+from loong.workloads.workload import own_pace
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-DEFAULT_SLO = "tight"
-DEFAULT_PRECISION = 0.05
 
 _EXAMPLES = """\
 examples:
@@ -45,11 +46,11 @@ def add_parser(subparsers: "Subparsers") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    _add_cluster_flags(parser.add_argument_group("cluster"))
+    add_cluster_flags(parser.add_argument_group("cluster"))
     add_policy_flags(parser.add_argument_group("scheduling"))
-    _add_load_flags(parser.add_argument_group("load"))
-    _add_report_flags(parser.add_argument_group("report"))
-    _add_log_flags(parser.add_argument_group("logs"))
+    add_load_flags(parser.add_argument_group("load"))
+    add_report_flags(parser.add_argument_group("report"))
+    add_log_flags(parser.add_argument_group("logs"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,107 +62,6 @@ def run(args: argparse.Namespace) -> int:
         return replay_and_report(args.replay)
     simulate_and_report(_config(args), shlex.join(["loong", *sys.argv[1:]]))
     return 0
-
-
-def _add_cluster_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--policy", default="esp", metavar="P,P", help="simulated one by one (%(default)s)")
-    group.add_argument(
-        "--model",
-        default="llama-3.1-8b",
-        help=f"a Hugging Face folder, or {', '.join(SHAPES)} (%(default)s)",
-    )
-    group.add_argument("--device", default="h200", help=f"{', '.join(DEVICES)} (%(default)s)")
-    group.add_argument(
-        "--num-instances", "--instances", type=positive, default=8, metavar="N", help="(%(default)s)"
-    )
-    group.add_argument(
-        "--tensor-parallel-size",
-        "-tp",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="devices an instance (%(default)s)",
-    )
-    group.add_argument(
-        "--kv-cache-tokens", type=token_count, metavar="N", help="an instance's KV pool (what memory holds)"
-    )
-    group.add_argument(
-        "--cost-model",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="from `loong profile`; one for each number of devices an instance (the device's roofline)",
-    )
-    group.add_argument(
-        "--num-cores", type=positive, metavar="N", help="CPU instances share these cores (each has its own)"
-    )
-    group.add_argument(
-        "--plan-time", type=seconds, metavar="S", help="from an event to what it leads to (no time)"
-    )
-
-
-def _add_load_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--workload", default="mixed", metavar="NAME", help=f"{', '.join(WORKLOADS)} (%(default)s)"
-    )
-    group.add_argument(
-        "--rate",
-        "--request-rate",
-        metavar="R",
-        help="requests per second: 2, or 1,2,4, or 2:8:0.5 (the workload's own pace, if it has one)",
-    )
-    lengths = group.add_mutually_exclusive_group()
-    lengths.add_argument("--num-requests", type=positive, metavar="N", help="of a run")
-    lengths.add_argument(
-        "--duration",
-        type=seconds,
-        default=DEFAULT_DURATION,
-        metavar="S",
-        help="send what arrives in this time, at least 200 requests (%(default)g)",
-    )
-    group.add_argument("--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf constant")
-    group.add_argument("--seed", type=int, default=0, help="same seed, same requests (%(default)s)")
-    group.add_argument(
-        "--length-scale", type=ratio, default=1.0, metavar="X", help="multiply lengths, such as 1/64"
-    )
-
-
-def _add_report_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--slo",
-        action="append",
-        metavar="RULE",
-        help=f"{', '.join(NAMED_RULES)}, or bounds in ms such as 'ttft:2000 tpot:50'; may be given "
-        f"repeatedly ({DEFAULT_SLO})",
-    )
-    group.add_argument("--slo-scale", type=ratio, default=1.0, metavar="X", help="multiply every bound (1)")
-    group.add_argument(
-        "--goodput",
-        type=ratio,
-        nargs="?",
-        const=DEFAULT_PRECISION,
-        metavar="X",
-        help="search the highest rate at which 90 %% meet their SLO, to this relative precision "
-        f"({DEFAULT_PRECISION})",
-    )
-    group.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (%(default)s)")
-    group.add_argument(
-        "--output-dir", type=Path, metavar="DIR", help="write results.json, pictures and traces"
-    )
-
-
-def _add_log_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--event-log", type=Path, metavar="FILE", help="record the run, for --replay")
-    group.add_argument(
-        "--decision-log", type=Path, metavar="FILE", help="what is decided and why, for `loong explain`"
-    )
-    group.add_argument(
-        "--replay",
-        type=Path,
-        metavar="FILE",
-        help="simulate nothing: plan again on the events of an event log, and compare",
-    )
 
 
 def _config(args: argparse.Namespace) -> SimulateConfig:

@@ -12,19 +12,14 @@ from loong.core.request import SLO, Request, RequestId, SamplingParams
 from loong.core.snapshot import ClusterStats
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.model_shape import shape_of
-from loong.launcher.simulate.cluster import Hardware, SimulatedCluster
+from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host
 from loong.launcher.simulate.watch import TokenTimes, Watch
-from loong.model.shapes import find_config
-from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import Policy, make_policy
+from loong.scheduler.policy import Policy
 from loong.scheduling import Observer, Scheduling
-from loong.workloads.metrics import Metrics, compute_metrics
 from loong.workloads.record import RequestRecord, Usage
 from loong.workloads.request import WorkloadRequest
-from loong.workloads.slo import LimitsOf, parse_slo
-from loong.workloads.workload import make_workload
+from loong.workloads.slo import LimitsOf
 
 REFUSED = "needs more KV than the policy gives one request"
 CUT_OFF = "the run was cut off: too many had missed already"
@@ -73,27 +68,6 @@ def simulate(
         error = None if has_ended else CUT_OFF if number in admitted else REFUSED
         records.append(_record(sent, times, error))
     return SimulatedRun(records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless)
-
-
-def simulate_policy(
-    policy: str,
-    workload: str,
-    request_rate: float,
-    *,
-    num_requests: int = 200,
-    seed: int = 0,
-    model: str = "llama-3.1-8b",
-    device: str = "h200",
-    num_instances: int = 8,
-    slo: str = "tight",
-    config: PolicyConfig | None = None,
-) -> Metrics:
-    """The metrics of one policy on a named workload at `request_rate` requests a second."""
-    hardware = Hardware(shape_of(find_config(model, "dummy")), device, num_instances)
-    limits_of = parse_slo(slo).limits_of(hardware.unloaded_prefill())
-    load = make_workload(workload, num_requests, seed=seed, request_rate=request_rate)
-    run = simulate(make_policy(policy, config or PolicyConfig()), hardware.cluster(policy), load, limits_of)
-    return compute_metrics(run.records, limits_of)
 
 
 async def _drain(scheduling: Scheduling, watch: Watch) -> None:
