@@ -28,7 +28,7 @@ from loong.scheduler.fit import (
 from loong.scheduler.roofline import ModelShape
 
 NUM_DIGITS = 6
-SIZES = ((0.0, "below 2 ms"), (2e-3, "2 to 5 ms"), (5e-3, "5 to 20 ms"), (20e-3, "20 ms and more"))
+SIZES = ((0.0, "0 to 2 ms"), (2e-3, "2 to 5 ms"), (5e-3, "5 to 20 ms"), (20e-3, "above 20 ms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +73,19 @@ def error_table(result: Fit, samples: Sequence[Sample]) -> dict[str, Errors]:
     """Errors of all samples, by kind, by DoP, by the term that most of the time is due to, and by size."""
     errors = np.abs(relative_errors(result.model, samples))
     terms = contributions(result.model, samples).argmax(axis=1)
-    groups: dict[str, list[float]] = {}
-    for labels in zip(*(_labels(s, NAMES[t]) for s, t in zip(samples, terms, strict=True)), strict=True):
-        for error, label in sorted(zip(errors, labels, strict=True), key=lambda pair: pair[1]):
-            groups.setdefault(label, []).append(float(error))
-    return {label: _errors(group) for label, group in groups.items()}
+    groups: dict[tuple[int, str], list[float]] = {}
+    for sample, term, error in zip(samples, terms, errors, strict=True):
+        for rank, label in enumerate(_labels(sample, NAMES[term])):
+            if label is not None:
+                groups.setdefault((rank, label), []).append(float(error))
+    return {label: _errors(groups[rank, label]) for rank, label in sorted(groups)}
 
 
-def _labels(sample: Sample, term: str) -> tuple[str, ...]:
-    """The groups of samples that one belongs to, one of each kind of group."""
+def _labels(sample: Sample, term: str) -> tuple[str | None, ...]:
+    """The rows of the table that a sample belongs to, one of each part that has any."""
     size = next(name for least, name in reversed(SIZES) if sample.seconds >= least)
     if isinstance(sample, MigrationSample):
-        return "all", "migration", "migration", f"mostly {term}", size
+        return "all", "migration", None, f"mostly {term}", size
     (work, _), *later = sample.steps
     kind = "lease" if later else work.phase.value
     return "all", kind, f"DoP {work.group.dop}", f"mostly {term}", size

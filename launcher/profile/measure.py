@@ -20,7 +20,7 @@ from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 5
 QUIET = 1  # of its times in order, the one that counts: others may have been disturbed, this one hardly
-HELD_OUT_ONE_IN = 5  # stories
+HELD_OUT = 0.2  # of all stories
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class Profiler:
     def __init__(self, stage: Stage, limits: Limits, prior: CostModel, max_dop: int, seed: int = 0) -> None:
         self._stage, self._limits, self._prior, self._max_dop = stage, limits, prior, max_dop
         self._random = Random(seed)  # noqa: S311 - reproducible, guards nothing
-        self._num_stories = 0
 
     async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
         """Tell stories for about `duration` seconds after a round that warms up; at least one round."""
@@ -83,8 +82,7 @@ class Profiler:
                 on_story()
         measured = []
         for index in range(len(cases)):
-            self._num_stories += 1
-            is_held_out = self._num_stories % HELD_OUT_ONE_IN == 0
+            is_held_out = self._random.random() < HELD_OUT
             for sample, repeats in zip(samples[index], zip(*times[index], strict=True), strict=True):
                 quiet = sorted(repeats)[QUIET]
                 spread = median(repeats) / quiet - 1

@@ -54,8 +54,9 @@ def test_every_sample_held_out_is_in_one_row_of_each_part_of_the_table(measured:
         part = "term" if label.startswith("mostly") else "size" if "ms" in label else label.split()[0]
         parts[part] += row.num_samples
     assert parts["all"] == parts["term"] == parts["size"] == num_held_out
-    assert parts["DoP"] + parts["migration"] == num_held_out
-    assert all(parts[kind] for kind in ("prefill", "decode", "lease", "mixed"))
+    kinds = ("prefill", "decode", "lease", "mixed")
+    assert parts["DoP"] == sum(parts[kind] for kind in kinds) == num_held_out - parts["migration"]
+    assert all(parts[kind] for kind in (*kinds, "migration"))
 
 
 def test_every_kind_of_work_is_measured_at_every_dop(measured: Sequence[Measured]) -> None:
