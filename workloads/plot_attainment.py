@@ -12,14 +12,23 @@ if TYPE_CHECKING:
 Curve: TypeAlias = Sequence[tuple[float, float]]
 """Requests per second, ascending, and the fraction of them that met the SLO."""
 
-# A policy has the same color in every picture; those that are not named share what is left, dashed.
-POLICY_COLORS = dict(
-    zip(
-        ("esp", "tp", "replicas", "static-sp", "chunked", "disaggregated", "esp-paper"),
-        COLORS,
-        strict=True,
-    )
+# A policy has the same color and line in every picture; those that are not named here come after them.
+POLICIES = (
+    "esp",
+    "tp",
+    "replicas",
+    "static-sp",
+    "chunked",
+    "disaggregated",
+    "esp-paper",
+    "chunked-replicas",
+    "esp-fcfs",
+    "esp-no-scale-up",
+    "esp-no-retention",
+    "esp-no-chunks",
+    "esp-no-split",
 )
+LINES = ("-", "--", ":")
 PANEL_INCHES = (7.0, 4.0)
 MARKERS = "osD^v<>"
 
@@ -47,15 +56,14 @@ def plot_attainment(curves: Mapping[str, Mapping[str, Curve]], goal: float, path
 
 def _draw_panel(panel: "Axes", slo: str, by_policy: Mapping[str, Curve], goal: float) -> None:
     panel.axhline(goal * 100, color="black", linewidth=0.8, linestyle=":")
-    unnamed = sorted(by_policy.keys() - POLICY_COLORS.keys())
+    names = (*POLICIES, *sorted(by_policy.keys() - set(POLICIES)))
     for policy, curve in by_policy.items():
-        is_named = policy in POLICY_COLORS
-        index = list(POLICY_COLORS).index(policy) if is_named else unnamed.index(policy)
+        index = names.index(policy)
         panel.plot(
             [rate for rate, _ in curve],
             [attainment * 100 for _, attainment in curve],
             color=COLORS[index % len(COLORS)],
-            linestyle="-" if is_named else "--",
+            linestyle=LINES[index // len(COLORS) % len(LINES)],
             marker=MARKERS[index % len(MARKERS)],
             markersize=3,
             label=policy,
