@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import accumulate
+from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel, PrefillTerms
@@ -114,7 +115,9 @@ class Dispatch:
         found = Dispatched([], [], room)
         is_late_begun = any(p.is_late and p.is_begun for p in prefills)
         last_arrival = float("inf")
-        for prefill in prefills:
+        overdue = [p for p in prefills if now - p.view.arrival_time > PATIENCE * p.ttft]
+        overdue.sort(key=lambda p: p.view.arrival_time)
+        for prefill in dict.fromkeys((*overdue, *prefills)):
             view = prefill.view
             if prefill.is_begun:
                 found.prefills.append(prefill)
@@ -130,6 +133,7 @@ class Dispatch:
                 found.refused.append((view, Refusal.NO_ROOM))
                 if now - view.arrival_time > PATIENCE * prefill.ttft:
                     last_arrival = min(last_arrival, view.arrival_time)
+        found.prefills.sort(key=attrgetter("rank"))
         return found
 
 

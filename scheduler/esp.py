@@ -6,7 +6,7 @@ meanwhile; leases that are in the way end.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar
 
@@ -17,9 +17,10 @@ from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.allocation import Allocation, Group
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Dispatch, Order, by_deadline
+from loong.scheduler.dispatch import Dispatch, Order, Prefill, by_deadline
 from loong.scheduler.migration import Gathering
 from loong.scheduler.reasons import reasons_to_begin, reasons_to_preempt, reasons_to_wait
+from loong.scheduler.safety import safety
 from loong.scheduler.scaling import Scaling
 from loong.scheduler.survey import Survey, Unit, survey
 
@@ -59,7 +60,8 @@ class ElasticPlanner:
         """The whole plan."""
         if any(unit.is_ready or unit.is_in_lease for unit in self.survey.units):
             dispatched = Dispatch(self.survey, self.cost_model, self.config, type(self).order).dispatch()
-            groups = self.allocation(self.survey, self.cost_model, self.config).allocate(dispatched.prefills)
+            prefills = self._hold_back(dispatched.prefills)
+            groups = self.allocation(self.survey, self.cost_model, self.config).allocate(prefills)
             self._make_all(groups)
             self.decisions += reasons_to_wait(self.survey, dispatched, groups)
         return IterationPlan(
@@ -73,6 +75,14 @@ class ElasticPlanner:
     def joinable(self) -> list[Group]:
         """Groups that another can join for their room (scale-up)."""
         return [other for other in self.left if self._num_free(other)]
+
+    def _hold_back(self, prefills: Sequence[Prefill]) -> list[Prefill]:
+        """Let those rest whose next slots others need to end."""
+        safe = safety(self.survey, prefills, self.config.lease_steps)
+        self.config = replace(self.config, lease_steps=safe.lease_steps)
+        for unit in self.survey.units if safe.paused_ids else ():
+            unit.decodes = [view for view in unit.decodes if view.request_id not in safe.paused_ids]
+        return [prefill for prefill in prefills if prefill.view.request_id not in safe.paused_ids]
 
     def _make_all(self, groups: Sequence[Group]) -> None:
         """Plan every group, those first that need room of the others, and of these those of the oldest."""
@@ -105,7 +115,7 @@ class ElasticPlanner:
         elif _has_requests(group):
             busy = [unit for other in waiting for unit in other.units]
             self._end_leases(busy)
-            if not busy:
+            if not busy and not self.batches:
                 self._preempt(group)
 
     def _lease_first(self, group: Group, scaling: Scaling) -> BatchPlan | None:

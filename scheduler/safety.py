@@ -1,0 +1,91 @@
+"""Who may take slots now, so that all who hold any can end in some order: Dijkstra's banker's algorithm.
+
+Admission foresees that every request goes on at one pace. They do not: a prompt may wait for its instances
+while others decode. So when slots are few, some wait with what they have until others have ended, rather than
+that all are stuck together and one must be computed again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loong.core.request import RequestId, RequestView
+from loong.scheduler.dispatch import Prefill
+from loong.scheduler.survey import Survey
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Slots that a request has, and those that it may still take until its declared end."""
+
+    request_id: RequestId
+    num_held: int
+    num_needed: int
+
+
+class Bank:
+    """Free slots, lent so that all can end one after the other: those first who need least."""
+
+    def __init__(self, claims: Iterable[Claim], num_free: int) -> None:
+        ordered = sorted(claims, key=attrgetter("num_needed"))
+        self._place = {claim.request_id: place for place, claim in enumerate(ordered)}
+        needed, held = np.array([(c.num_needed, c.num_held) for c in ordered], np.int64).reshape(-1, 2).T
+        # What all after each may take before it would not find all that it needs when its turn comes.
+        self._slack: NDArray[np.int64] = num_free + held.cumsum() - held - needed
+
+    def lends(self, request_id: RequestId, num_slots: int) -> bool:
+        """Take so many slots for a request, unless another might then not end."""
+        before = self._slack[: self._place[request_id]]
+        if before.min(initial=num_slots) < num_slots:
+            return False
+        before -= num_slots
+        return True
+
+    def num_more(self, request_ids: Iterable[RequestId]) -> int | None:
+        """How many slots each of these may take besides; None if as many as there are."""
+        takes = np.zeros_like(self._slack)
+        takes[[self._place[request_id] for request_id in request_ids]] = 1
+        num_after = takes[::-1].cumsum()[::-1] - takes
+        limits = self._slack[num_after > 0] // num_after[num_after > 0]
+        return max(0, int(limits.min())) if len(limits) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Safety:
+    """Requests that are to wait, and how many steps a lease of the others may have."""
+
+    paused_ids: frozenset[RequestId]
+    lease_steps: int
+
+
+def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Safety:
+    """Whom to let go on of those at rest, the oldest first, and of `prefills`, in their order."""
+    decodes = [view for unit in survey.units for view in unit.decodes]
+    views = [view for view in survey.snapshot.running if not view.has_ended]
+    views += [prefill.view for prefill in prefills if not prefill.view.has_begun]
+    num_free = sum(survey.free.values())
+    num_wished = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
+    if num_free - num_wished >= max(map(_num_declared, views), default=0):
+        return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
+    bank = Bank((_claim(view, survey) for view in views), num_free)
+    wishes = [(view.request_id, 1) for view in sorted(decodes, key=attrgetter("arrival_time"))]
+    wishes += [(prefill.view.request_id, prefill.num_tokens) for prefill in prefills]
+    paused_ids = frozenset(request_id for request_id, wish in wishes if not bank.lends(request_id, wish))
+    num_more = bank.num_more(v.request_id for v in decodes if v.request_id not in paused_ids)
+    return Safety(paused_ids, lease_steps if num_more is None else min(lease_steps, 1 + num_more))
+
+
+def _num_declared(view: RequestView) -> int:
+    """The slots that it has in the end: its last token needs none."""
+    return view.num_prompt_tokens + view.max_tokens - 1
+
+
+def _claim(view: RequestView, survey: Survey) -> Claim:
+    num_held = view.num_computed_tokens
+    if view.batch_id is not None:
+        batch = next(batch for batch in survey.snapshot.batches if batch.batch_id == view.batch_id)
+        num_held += sum(len(segment.positions) for segment in batch.plan.writes_of(view.request_id))
+    return Claim(view.request_id, num_held, _num_declared(view) - num_held)

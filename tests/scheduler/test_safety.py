@@ -1,0 +1,144 @@
+"""Slots are lent so that all who hold any can end, whatever pace each goes at."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import CPU
+from plans import decode
+from simulation import instances_with, simulate, timed_request
+from snapshots import begun, decoding, running, snapshot_of, waiting
+
+from loong.core.events import InstanceLost
+from loong.core.request import Request
+from loong.core.snapshot import Snapshot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.dispatch import Dispatch, by_deadline
+from loong.scheduler.safety import Bank, Claim, Safety, safety
+from loong.scheduler.survey import survey
+
+
+def can_all_end(claims: Sequence[Claim], num_free: int) -> bool:
+    """Whether there is an order in which each finds all that it needs, by trying who can be first."""
+    if not claims:
+        return True
+    return any(
+        claim.num_needed <= num_free
+        and can_all_end([*claims[:place], *claims[place + 1 :]], num_free + claim.num_held)
+        for place, claim in enumerate(claims)
+    )
+
+
+claims_of_few = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=5).map(
+    lambda sizes: [Claim(f"r{place}", held, needed) for place, (held, needed) in enumerate(sizes)]
+)
+
+
+def after(claims: Sequence[Claim], taken: dict[str, int]) -> list[Claim]:
+    return [
+        Claim(
+            c.request_id, c.num_held + taken.get(c.request_id, 0), c.num_needed - taken.get(c.request_id, 0)
+        )
+        for c in claims
+    ]
+
+
+@settings(max_examples=400, deadline=None)
+@given(claims_of_few, st.integers(0, 20), st.data())
+def test_after_whatever_was_lent_all_can_still_end(
+    claims: list[Claim], num_free: int, data: st.DataObject
+) -> None:
+    bank, taken = Bank(claims, num_free), dict[str, int]()
+    for claim in data.draw(st.permutations(claims)):
+        wish = data.draw(st.integers(0, claim.num_needed))
+        if bank.lends(claim.request_id, wish):
+            taken[claim.request_id] = wish
+    lent = after(claims, taken)
+    if can_all_end(claims, num_free):
+        assert can_all_end(lent, num_free - sum(taken.values()))
+    more = [c.request_id for c in lent if c.num_needed and data.draw(st.booleans())]
+    num_more = bank.num_more(more)
+    if num_more is not None and can_all_end(claims, num_free):
+        all_more = {c.request_id: min(num_more, c.num_needed) for c in lent if c.request_id in more}
+        num_left = num_free - sum(taken.values()) - sum(all_more.values())
+        assert can_all_end(after(lent, all_more), num_left)
+
+
+@given(claims_of_few, st.integers(0, 20))
+def test_who_needs_least_never_waits(claims: list[Claim], num_free: int) -> None:
+    least = min(claims, key=lambda claim: claim.num_needed)
+    assert Bank(claims, num_free).lends(least.request_id, least.num_needed)
+
+
+def test_nobody_takes_what_another_needs_to_end() -> None:
+    bank = Bank([Claim("near", 90, 4), Claim("far", 5, 50)], num_free=6)
+    assert not bank.lends("far", 3)
+    assert bank.lends("far", 2)
+    assert not bank.lends("far", 1)
+    assert bank.lends("near", 4)
+
+
+def test_as_many_more_as_each_may_have_at_once() -> None:
+    claims = [Claim("near", 90, 4), Claim("far", 5, 50), Claim("further", 5, 60)]
+    assert Bank(claims, 10).num_more(["near", "far", "further"]) == 3
+    assert Bank(claims, 10).num_more(["further"]) == 6
+    assert Bank(claims, 10).num_more(["near"]) is None
+    assert Bank([], 10).num_more([]) is None
+
+
+def safety_of(snapshot: Snapshot, lease_steps: int = 16) -> Safety:
+    found = survey(snapshot)
+    prefills = Dispatch(found, CPU, PolicyConfig(), by_deadline).dispatch().prefills
+    return safety(found, prefills, lease_steps)
+
+
+def test_where_room_abounds_nobody_waits() -> None:
+    views = [decoding("a", 100, (0,), 50), begun("b", 100, 30, (0,)), waiting("c", 100)]
+    assert safety_of(snapshot_of([10_000], views)) == Safety(frozenset(), 16)
+
+
+def test_one_with_much_to_decode_waits_for_one_about_to_end() -> None:
+    near, far = decoding("near", 50, (0,), 5), decoding("far", 50, (0,), 60)
+    for num_free, expected in (
+        (4, Safety(frozenset({"far"}), 16)),
+        (5, Safety(frozenset(), 1)),
+        (11, Safety(frozenset(), 7)),
+    ):
+        assert safety_of(snapshot_of([100 + num_free], [near, far])) == expected
+
+
+def test_a_prompt_that_has_begun_waits_if_a_decode_needs_its_room() -> None:
+    near, prompt = decoding("near", 50, (0,), 9), begun("prompt", 70, 20, (0,))
+    assert safety_of(snapshot_of([70 + 57], [near, prompt])).paused_ids == {"prompt"}
+    assert safety_of(snapshot_of([70 + 58], [near, prompt])).paused_ids == frozenset()
+
+
+def test_a_batch_in_flight_has_what_it_reserved_and_no_more() -> None:
+    flying, other = decoding("flying", 50, (0,), 40), decoding("other", 20, (1,), 40)
+    plan = decode([flying], (0,), {"flying": 0}, num_steps=16)
+    snapshot = snapshot_of([70, 44], [flying, other], [running(0, plan)])
+    assert safety_of(snapshot) == Safety(frozenset(), 5), "of 28, the other needs 23"
+    ended = replace(snapshot, running=(replace(snapshot.running[0], has_ended=True), snapshot.running[1]))
+    assert safety_of(ended) == Safety(frozenset(), 16)
+
+
+def crowd(num_requests: int) -> list[Request]:
+    """Prompts that are long beside outputs, and the other way round."""
+    return [timed_request(n, 5 + 61 * n % 130, 3 + 47 * n % 90, n * 3e-3) for n in range(num_requests)]
+
+
+def test_after_the_loss_of_an_instance_all_end_though_they_hold_too_much() -> None:
+    requests = crowd(30)
+    losses = [InstanceLost(0.3, 1, "gone"), InstanceLost(0.4, 2, "gone")]
+    run = simulate("esp", [250] * 3, requests, incidents=losses)
+    assert {r: len(tokens) for r, tokens in run.tokens.items()} == {
+        r.request_id: r.sampling_params.max_tokens for r in requests
+    }
+
+
+def test_a_crowd_that_fills_the_pools_is_served_without_a_preemption() -> None:
+    run = simulate("esp", [200] * 3, crowd(60))
+    assert run.stats.num_preemptions == 0
+    most = max(sum(instance.kv_used for instance in snapshot.instances) for snapshot, _ in run.plans)
+    assert most > 0.95 * sum(instance.kv_capacity for instance in instances_with([200] * 3))
