@@ -26,7 +26,6 @@ import torch
 from result import print_result
 from torch import Tensor
 
-from loong.attention.local import accumulate
 from loong.attention.ring import ring_attention, ring_layout
 from loong.attention.step import Step
 from loong.core.instance import ESPGroup
@@ -37,12 +36,14 @@ from loong.fabric.protocol import Pending
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.kernels import Partial
+from loong.model.device import CpuDevice
 from loong.worker.kv_pool import KVPool
 
 NUM_HEADS, HEAD_DIM = 8, 128
 BLOCK_TOKENS = (32, 64, 128, 256, 512)
 NUM_PASSES = 2  # in one measurement, as a model's layers follow one another
 DEADLINE = 60.0
+DEVICE = CpuDevice()
 
 
 class Timing(NamedTuple):
@@ -106,27 +107,26 @@ class RingPass:
             1, setup.num_kv_heads, HEAD_DIM, 1, dtype=torch.float32, device=torch.device("cpu")
         )
         batch = BatchPlan(ESPGroup(tuple(range(n))), blocks, ())
-        self.step = Step(instance_id, batch, {"prompt": Placement()}, pool)
-        layout = ring_layout(self.step)
+        layout = ring_layout(Step(instance_id, batch, {"prompt": Placement()}, pool), DEVICE)
         assert layout is not None
-        self.layout = layout
+        self.layout, self.pool = layout, pool.layer(0)
         self.q = torch.randn(block_tokens, NUM_HEADS, HEAD_DIM)
         self.kv = torch.randn(block_tokens, 2, setup.num_kv_heads, HEAD_DIM)
         self.incoming = torch.empty_like(self.kv)
-        self.qkv = (self.q, self.kv[:, 0].contiguous(), self.kv[:, 1].contiguous())
 
     def attend_and_transfer(self, fabric: SocketFabric) -> None:
         """The whole pass."""
-        ring_attention(self.layout, self.step, fabric, 0, self.qkv, self._nothing_seen())
+        ring_attention(self.layout, self.pool, fabric, self.q, self.kv, self._nothing_seen(), DEVICE)
 
     def attend(self, fabric: SocketFabric) -> None:
         """The pass without its transfers."""
         total = self._nothing_seen()
         own, *others = self.layout.blocks
-        ring_attention(replace(self.layout, blocks=(own,)), self.step, fabric, 0, self.qkv, total)
+        layout = replace(self.layout, blocks=(own,))
+        ring_attention(layout, self.pool, fabric, self.q, self.kv, total, DEVICE)
         for block in others:
-            for call in block.calls:
-                accumulate(total, self.q, self.kv[call.keys], call, HEAD_DIM**-0.5)
+            for table in block.tables:
+                DEVICE.attend_blocks(self.q, self.kv, table, scale=HEAD_DIM**-0.5, total=total)
 
     def transfer(self, fabric: SocketFabric) -> None:
         """The transfers of the pass, one after the other."""
@@ -134,7 +134,7 @@ class RingPass:
             fabric.ring_step(self.layout.ring, self.kv, self.incoming).wait()
 
     def _nothing_seen(self) -> Partial:
-        return Partial.identity(len(self.q), NUM_HEADS, HEAD_DIM, self.q.device)
+        return DEVICE.nothing_seen(self.q, is_merged=True)
 
 
 def run_instance(setup: Setup, instance_id: InstanceId) -> list[Measurements]:

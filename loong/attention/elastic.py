@@ -3,29 +3,42 @@
 from torch import Tensor
 
 from loong.attention.remote import query_attention, query_layout
-from loong.attention.ring import ring_attention, ring_layout
+from loong.attention.ring import own_block, ring_attention, ring_layout
 from loong.attention.step import Step
 from loong.fabric.protocol import Fabric
-from loong.kernels import Partial
+from loong.model.device import Device
 
 
 class ElasticAttention:
     """What the model calls in each layer; made anew for each step from its plan."""
 
-    def __init__(self, step: Step, fabric: Fabric) -> None:
-        self._step, self._fabric = step, fabric
-        self._queries = query_layout(step)
-        self._ring = ring_layout(step)
+    def __init__(self, step: Step, fabric: Fabric, device: Device) -> None:
+        self._step, self._fabric, self._device = step, fabric, device
+        self._queries = query_layout(step, device)
+        self._ring = ring_layout(step, device)
+        self._block: Tensor | None = None  # this layer's: the own block of the ring, and what is not in it
+        self._is_merged = not self._queries.is_empty or (self._ring is not None and self._ring.is_merged)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend q [T, H, D] to the history and to k, v [T, K, D] of the step: [T, H, D] in q's dtype.
+    def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See `transformer.Attention`: straight into the pool, or into the block that goes round."""
+        pool = self._step.store.layer(layer)
+        if self._ring is None:
+            return pool, self._queries.stored_slots
+        self._block = own_block(self._ring, pool, self._device)
+        return self._block, self._ring.new_rows
 
-        Stores the new KV where the plan says.
-        """
-        total = Partial.identity(q.shape[0], q.shape[1], q.shape[2], q.device)
-        rows = self._queries.stored_rows
-        self._step.store.store(layer, self._queries.stored_slots, k[rows], v[rows])
-        query_attention(self._queries, self._step, self._fabric, layer, q, total)
-        if self._ring is not None:
-            ring_attention(self._ring, self._step, self._fabric, layer, (q, k, v), total)
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        """See `transformer.Attention`. The new KV ends where the plan says."""
+        pool = self._step.store.layer(layer)
+        total = self._device.nothing_seen(q, is_merged=self._is_merged)
+        if self._ring is not None and self._block is not None:
+            self._device.copy_rows(
+                self._block,
+                pool,
+                source_rows=self._ring.rows_to_store,
+                target_rows=self._queries.stored_slots,
+            )
+        query_attention(self._queries, pool, self._fabric, q, total, self._device)
+        if self._ring is not None and self._block is not None:
+            ring_attention(self._ring, pool, self._fabric, q, self._block, total, self._device)
         return total.out.to(q.dtype)

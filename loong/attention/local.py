@@ -1,41 +1,38 @@
-"""Attention of some rows of queries over KV that is at hand."""
+"""Attention of blocks of queries over KV that is at hand, as calls of the device's kernels."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
-from torch import Tensor
-
-from loong.attention.step import members
 from loong.core.plan import QueryBlock
-from loong.kernels import Partial, attend, merge
-
-Keys = TypeVar("Keys", slice, Tensor)
-
-
-@dataclass(frozen=True)
-class AttendCall(Generic[Keys]):
-    """Rows of queries attend KV rows; positions are None where every query sees every key."""
-
-    queries: slice
-    keys: Keys  # rows of a circulating block, or slots [S] int64 of the pool
-    q_positions: Tensor | None  # [T] int64
-    kv_positions: Tensor | None  # [S] int64
+from loong.kernels.attend_task import AttendTask
+from loong.model.device import AttendTable, Device
 
 
-def attend_call(block: QueryBlock, queries: slice, keys: Keys, kv: Iterable[range]) -> AttendCall[Keys]:
-    """The call for a block of queries over the KV of some positions of its request; masks only if it must."""
-    ranges = tuple(kv)
-    if all(positions[-1] <= block.positions[0] for positions in ranges if positions):
-        return AttendCall(queries, keys, None, None)
-    return AttendCall(queries, keys, members((block.positions,)), members(ranges))
+def tasks_of(block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range]) -> tuple[AttendTask, ...]:
+    """What a block attends of KV at some positions, whose rows follow each other from `key_row`.
+
+    Adjoining keys that every query sees make one task.
+    """
+    tasks: list[AttendTask] = []
+    num_queries, full_until = len(block.positions), -1
+    for positions in kv:
+        if not positions or positions[0] > block.positions[-1]:
+            pass  # no query sees any of it
+        elif positions[-1] > block.positions[0]:
+            tasks.append(AttendTask.causal(query_row, block.positions, key_row, positions))
+        elif full_until == key_row:
+            before = tasks.pop()
+            num_keys = before.num_keys + len(positions)
+            tasks.append(AttendTask.full(query_row, num_queries, before.key_row, num_keys))
+            full_until = key_row + len(positions)
+        else:
+            tasks.append(AttendTask.full(query_row, num_queries, key_row, len(positions)))
+            full_until = key_row + len(positions)
+        key_row += len(positions)
+    return tuple(tasks)
 
 
-def accumulate(total: Partial, q: Tensor, kv: Tensor, call: AttendCall[Keys], scale: float) -> None:
-    """Merge attention of `q[call.queries]` over kv [S, 2, K, D] into the same rows of `total`, in place."""
-    rows = call.queries
-    part = attend(
-        q[rows], kv[:, 0], kv[:, 1], scale=scale, q_positions=call.q_positions, kv_positions=call.kv_positions
-    )
-    out, lse = merge(Partial(total.out[rows], total.lse[rows]), part)
-    total.out[rows], total.lse[rows] = out, lse
+def tables_of(tasks: Iterable[Sequence[AttendTask]], device: Device) -> tuple[AttendTable, ...]:
+    """The tasks of several blocks in as few calls as they take: no query is twice in one."""
+    rounds = zip_longest(*tasks)
+    return tuple(device.table([task for task in tasks_now if task is not None]) for tasks_now in rounds)

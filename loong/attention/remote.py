@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loong.attention.local import AttendCall, accumulate, attend_call
+from loong.attention.pool import PoolAttention, pool_attention
 from loong.attention.step import Step, concatenate, consecutive_slices, row_range
 from loong.core.placement import InstanceId
 from loong.core.plan import QueryBlock, Transfer
 from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel
-from loong.kernels import Partial, merge
+from loong.kernels import Partial
+from loong.model.device import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +21,25 @@ class ServedQueries:
     """Queries that a peer sends here, to be attended over this instance's pool."""
 
     num_tokens: int
-    calls: tuple[AttendCall[Tensor], ...]
+    attention: PoolAttention
 
 
 @dataclass(frozen=True, slots=True)
 class QueryLayout:
     """The exchange of a step on one instance: whom it asks, whom it serves, what it can answer itself."""
 
-    local_calls: tuple[AttendCall[Tensor], ...]
+    local: PoolAttention | None
     asked: Mapping[InstanceId, Tensor]  # by peer: rows [n] int64 of the step whose queries go there
     served: Mapping[InstanceId, ServedQueries]  # by peer
-    stored_rows: Tensor  # [n] int64, rows of the step whose KV stays here
-    stored_slots: Tensor  # [n] int64
+    stored_slots: Tensor  # [n] int64, of the KV that stays here because its queries travel
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no query attends where it does not travel, nor travels."""
+        return self.local is None and not self.asked and not self.served
 
 
-def query_layout(step: Step) -> QueryLayout:
+def query_layout(step: Step, device: Device) -> QueryLayout:
     """What this instance does for the blocks whose queries travel."""
     blocks = [block for block in step.batch.queries if block.transfer is Transfer.QUERY]
     own = [block for block in blocks if block.master_id == step.instance_id]
@@ -44,55 +49,54 @@ def query_layout(step: Step) -> QueryLayout:
         for peer_id in peers
     }
     here = [block for block in blocks if step.meets(block, step.instance_id)]
-    served = {peer_id: _serve(step, [b for b in here if b.master_id == peer_id]) for peer_id in peers}
+    served = {peer_id: _serve(step, [b for b in here if b.master_id == peer_id], device) for peer_id in peers}
     return QueryLayout(
-        local_calls=tuple(_pool_call(step, b, step.rows[b]) for b in here if b in step.rows),
-        asked={peer_id: rows for peer_id, rows in asked.items() if len(rows)},
-        served={peer_id: queries for peer_id, queries in served.items() if queries.num_tokens},
-        stored_rows=concatenate(row_range(step.rows[b]) for b in own),
-        stored_slots=concatenate(step.slots(b.request_id, (b.positions,)) for b in own),
+        local=pool_attention(step, ((b, step.rows[b].start) for b in here if b in step.rows), device),
+        asked={peer_id: device.upload(rows) for peer_id, rows in asked.items() if len(rows)},
+        served={peer_id: queries for peer_id, queries in served.items() if queries is not None},
+        stored_slots=device.upload(concatenate(step.slots(b.request_id, (b.positions,)) for b in own)),
     )
 
 
 def query_attention(
-    layout: QueryLayout, step: Step, fabric: Fabric, layer: int, q: Tensor, total: Partial
+    layout: QueryLayout, pool: Tensor, fabric: Fabric, q: Tensor, total: Partial, device: Device
 ) -> None:
     """Merge attention of the rows whose queries travel, q [T, H, D], into `total`.
 
-    This instance's own share is computed while the queries are under way. Partials come back as
-    [n, H, D + 1] float32: out, and lse in the last column, in one message.
+    This instance's own share of a layer of its pool [S, 2, K, D] is computed while the queries are under
+    way. Partials come back as [n, H, D + 1] float32: out, and lse in the last column, in one message.
     """
-    scale = q.shape[-1] ** -0.5
     outgoing = {peer_id: q[rows] for peer_id, rows in layout.asked.items()}
     incoming = {i: q.new_empty(served.num_tokens, *q.shape[1:]) for i, served in layout.served.items()}
-    pending = fabric.exchange(outgoing, incoming, Channel.QUERIES)
-    for call in layout.local_calls:
-        accumulate(total, q, step.store.rows(layer, call.keys), call, scale)
+    pending = fabric.exchange(outgoing, incoming, Channel.QUERIES) if outgoing or incoming else None
+    if layout.local is not None:
+        layout.local.merge_into(total, q, pool, device)
+    if pending is None:
+        return
     pending.wait()
-    answers = {i: _answer(layout.served[i], step, layer, peer_q) for i, peer_q in incoming.items()}
+    answers = {i: _answer(layout.served[i].attention, pool, peer_q, device) for i, peer_q in incoming.items()}
     shape = (q.shape[1], q.shape[2] + 1)
-    partials = {i: torch.empty(len(rows), *shape) for i, rows in layout.asked.items()}
+    partials = {
+        i: torch.empty(len(rows), *shape, dtype=torch.float32, device=q.device)
+        for i, rows in layout.asked.items()
+    }
     fabric.exchange(answers, partials, Channel.PARTIALS).wait()
     for peer_id, rows in layout.asked.items():
-        part = Partial(partials[peer_id][..., :-1].contiguous(), partials[peer_id][..., -1].contiguous())
-        total.out[rows], total.lse[rows] = merge(Partial(total.out[rows], total.lse[rows]), part)
+        part = partials[peer_id][None]
+        device.merge_into(total, Partial(part[..., :-1], part[..., -1]), rows)
 
 
-def _answer(served: ServedQueries, step: Step, layer: int, q: Tensor) -> Tensor:
+def _answer(attention: PoolAttention, pool: Tensor, q: Tensor, device: Device) -> Tensor:
     """The partials [n, H, D + 1] of a peer's queries q [n, H, D] over this instance's KV."""
-    part = Partial.identity(q.shape[0], q.shape[1], q.shape[2], q.device)
-    for call in served.calls:
-        accumulate(part, q, step.store.rows(layer, call.keys), call, q.shape[-1] ** -0.5)
+    part = device.nothing_seen(q, is_merged=True)
+    attention.merge_into(part, q, pool, device)
     return torch.cat((part.out, part.lse[..., None]), dim=-1)
 
 
-def _pool_call(step: Step, block: QueryBlock, queries: slice) -> AttendCall[Tensor]:
-    kv = step.kv_on(step.instance_id, block.request_id)
-    return attend_call(block, queries, step.slots(block.request_id, kv), kv)
-
-
-def _serve(step: Step, blocks: list[QueryBlock]) -> ServedQueries:
+def _serve(step: Step, blocks: list[QueryBlock], device: Device) -> ServedQueries | None:
     """The part of this instance in answering one peer, whose blocks come one after the other."""
-    rows = list(consecutive_slices(len(block.positions) for block in blocks))
-    calls = tuple(_pool_call(step, block, queries) for block, queries in zip(blocks, rows, strict=True))
-    return ServedQueries(sum(len(block.positions) for block in blocks), calls)
+    rows = [piece.start for piece in consecutive_slices(len(block.positions) for block in blocks)]
+    attention = pool_attention(step, zip(blocks, rows, strict=True), device)
+    if attention is None:
+        return None
+    return ServedQueries(sum(len(block.positions) for block in blocks), attention)

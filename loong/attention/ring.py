@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from loong.attention.local import AttendCall, accumulate, attend_call
+from loong.attention.local import tables_of, tasks_of
 from loong.attention.step import Step, concatenate, consecutive_slices, members, row_range
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
@@ -13,6 +13,7 @@ from loong.core.positions import intersection
 from loong.core.request import RequestId
 from loong.fabric.protocol import Fabric
 from loong.kernels import Partial
+from loong.model.device import AttendTable, Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,76 +21,93 @@ class RingBlock:
     """The KV that one instance sends round, and what this instance does with it."""
 
     num_tokens: int
-    calls: tuple[AttendCall[slice], ...]  # of this instance's queries
+    tables: tuple[AttendTable, ...]  # of this instance's queries
     kept_rows: Tensor  # [n] int64, of the block: what stays here (proactive scale-down)
     kept_slots: Tensor  # [n] int64
 
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
-    """A ring pass on one instance: the blocks in the order of their coming, and how to make its own."""
+    """A ring pass on one instance: the blocks in the order of their coming, and how to make its own.
+
+    Behind its own block is room for new KV that does not travel.
+    """
 
     ring: tuple[InstanceId, ...]
     blocks: tuple[RingBlock, ...]
     history_rows: Tensor  # [n] int64, of the own block
     history_slots: Tensor  # [n] int64
-    fresh_rows: Tensor  # [m] int64, of the own block
-    fresh_tokens: Tensor  # [m] int64, rows of the step
+    new_rows: Tensor  # [T] int64, of the own block and the room behind it, of all rows of the step
+    rows_to_store: Tensor  # [m] int64, those of `new_rows` that are behind the block
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether some query attends in several calls."""
+        return sum(len(block.tables) for block in self.blocks) > 1
 
 
-def ring_layout(step: Step) -> RingLayout | None:
+def ring_layout(step: Step, device: Device) -> RingLayout | None:
     """What this instance does in the ring of a step; None if no KV travels."""
     if not step.requests(Transfer.KV):
         return None
     group = step.batch.group
     sources = (group.source_at(step.instance_id, ring_step) for ring_step in range(group.dop))
-    history_rows, history_slots, fresh_rows, fresh_tokens = [], [], [], []
-    own_rows = {block.request_id: rows for block, rows in step.rows.items()}
+    blocks = tuple(_ring_block(step, source_id, device) for source_id in sources)
+    history_rows, history_slots = [], []
+    first_new_rows: dict[RequestId, int] = {}
     for request_id, rows in _parts(step, step.instance_id).items():
         history = step.placements[request_id].on(step.instance_id)
-        num_history = sum(map(len, history))
-        history_rows.append(row_range(slice(rows.start, rows.start + num_history)))
+        first_new_rows[request_id] = rows.start + sum(map(len, history))
+        history_rows.append(row_range(slice(rows.start, first_new_rows[request_id])))
         history_slots.append(step.slots(request_id, history))
-        fresh_rows.append(row_range(slice(rows.start + num_history, rows.stop)))
-        fresh_tokens.append(row_range(own_rows.get(request_id, slice(0, 0))))
+    new_rows, rows_to_store, end = [], [], blocks[0].num_tokens
+    for block in step.blocks:
+        first = first_new_rows[block.request_id] if block.transfer is Transfer.KV else end
+        new_rows.append(row_range(slice(first, first + len(block.positions))))
+        if block.transfer is not Transfer.KV:
+            rows_to_store.append(new_rows[-1])
+            end += len(block.positions)
     return RingLayout(
         ring=group.instance_ids,
-        blocks=tuple(_ring_block(step, source_id) for source_id in sources),
-        history_rows=concatenate(history_rows),
-        history_slots=concatenate(history_slots),
-        fresh_rows=concatenate(fresh_rows),
-        fresh_tokens=concatenate(fresh_tokens),
+        blocks=blocks,
+        history_rows=device.upload(concatenate(history_rows)),
+        history_slots=device.upload(concatenate(history_slots)),
+        new_rows=device.upload(concatenate(new_rows)),
+        rows_to_store=device.upload(concatenate(rows_to_store)),
     )
+
+
+def own_block(layout: RingLayout, pool: Tensor, device: Device) -> Tensor:
+    """This instance's block [n, 2, K, D] and the room behind it, with the history from the pool in it."""
+    num_rows = layout.blocks[0].num_tokens + len(layout.rows_to_store)
+    block = pool.new_empty(num_rows, *pool.shape[1:])
+    device.copy_rows(pool, block, source_rows=layout.history_slots, target_rows=layout.history_rows)
+    return block
 
 
 def ring_attention(
     layout: RingLayout,
-    step: Step,
+    pool: Tensor,
     fabric: Fabric,
-    layer: int,
-    qkv: tuple[Tensor, Tensor, Tensor],
+    q: Tensor,
+    block: Tensor,
     total: Partial,
+    device: Device,
 ) -> None:
-    """Merge attention over all circulating KV into `total`, and keep what is to stay here.
+    """Merge attention of q [T, H, D] over all circulating KV into `total`, and keep what is to stay here.
 
-    q [T, H, D]; k, v [T, K, D] of the step's rows. The next block is under way while the present one is
-    attended; keeping rows of a passing block costs no message.
+    `block` is this instance's own. The next block is under way while the present one is attended; keeping
+    rows of a passing block in a layer of the pool [S, 2, K, D] costs no message.
     """
-    q, k, v = qkv
-    block = k.new_empty(layout.blocks[0].num_tokens, 2, *k.shape[1:])
-    block[layout.history_rows] = step.store.rows(layer, layout.history_slots)
-    block[layout.fresh_rows, 0] = k[layout.fresh_tokens]
-    block[layout.fresh_rows, 1] = v[layout.fresh_tokens]
     scale = q.shape[-1] ** -0.5
+    block = block[: layout.blocks[0].num_tokens]
     for present, following in zip(layout.blocks, (*layout.blocks[1:], None), strict=True):
         if following is not None:
-            incoming = k.new_empty(following.num_tokens, 2, *k.shape[1:])
+            incoming = pool.new_empty(following.num_tokens, *pool.shape[1:])
             pending = fabric.ring_step(layout.ring, block, incoming)
-        for call in present.calls:
-            accumulate(total, q, block[call.keys], call, scale)
-        if len(present.kept_rows):
-            kept = block[present.kept_rows]
-            step.store.store(layer, present.kept_slots, kept[:, 0], kept[:, 1])
+        for table in present.tables:
+            device.attend_blocks(q, block, table, scale=scale, total=total)
+        device.copy_rows(block, pool, source_rows=present.kept_rows, target_rows=present.kept_slots)
         if following is not None:
             pending.wait()
             block = incoming
@@ -102,20 +120,24 @@ def _parts(step: Step, source_id: InstanceId) -> Mapping[RequestId, slice]:
     return dict(zip(request_ids, consecutive_slices(sizes), strict=True))
 
 
-def _ring_block(step: Step, source_id: InstanceId) -> RingBlock:
+def _ring_block(step: Step, source_id: InstanceId, device: Device) -> RingBlock:
     parts = _parts(step, source_id)
-    calls = tuple(
-        attend_call(block, rows, parts[block.request_id], step.kv_on(source_id, block.request_id))
+    tasks = [
+        tasks_of(block, rows.start, parts[block.request_id].start, step.kv_on(source_id, block.request_id))
         for block, rows in step.rows.items()
         if block.transfer is Transfer.KV and step.meets(block, source_id)
-    )
+    ]
     kept_rows, kept_slots = [], []
     for request_id, part in parts.items():
         for rows, positions in _kept(step, request_id, step.kv_on(source_id, request_id)):
             kept_rows.append(part.start + rows)
             kept_slots.append(step.slots(request_id, (positions,)))
-    num_tokens = max(part.stop for part in parts.values())
-    return RingBlock(num_tokens, calls, concatenate(kept_rows), concatenate(kept_slots))
+    return RingBlock(
+        num_tokens=max(part.stop for part in parts.values()),
+        tables=tables_of(tasks, device),
+        kept_rows=device.upload(concatenate(kept_rows)),
+        kept_slots=device.upload(concatenate(kept_slots)),
+    )
 
 
 def _kept(step: Step, request_id: RequestId, kv: Iterable[range]) -> Iterator[tuple[Tensor, range]]:

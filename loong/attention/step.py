@@ -22,15 +22,11 @@ class KVStore(Protocol):
     """An instance's KV pool, as attention needs it."""
 
     def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
-        """Slots [n] int64 of positions that have one."""
+        """Slots [n] int64 of positions that have one, on the host."""
         ...
 
-    def rows(self, layer: int, slots: Tensor) -> Tensor:
-        """Keys and values [n, 2, K, D] of some slots."""
-        ...
-
-    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write k, v [n, K, D] into slots."""
+    def layer(self, layer: int) -> Tensor:
+        """Keys and values of all slots [S, 2, K, D], on the device."""
         ...
 
 

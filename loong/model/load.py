@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import torch
-
+from loong.model.device import CpuDevice, Device
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, TensorParallel
 from loong.model.transformer import Decoder
 from loong.model.weights import dummy_weights, load_weights
 
-_CPU = torch.device("cpu")
+_CPU = CpuDevice()
 
 
 def load_model(
@@ -18,7 +17,7 @@ def load_model(
     dtype: str | None,
     seed: int,
     tensor_parallel: TensorParallel,
-    device: torch.device = _CPU,
+    device: Device = _CPU,
 ) -> Decoder:
     """Load one rank of the decoder that `find_config` finds; `seed` is that of dummy weights.
 
@@ -26,7 +25,7 @@ def load_model(
     """
     shard = Shard(find_config(model, load_format, dtype), tensor_parallel.rank, tensor_parallel.size)
     if load_format == "dummy":
-        parameters = dummy_weights(shard, device, seed=seed)
+        parameters = dummy_weights(shard, device.torch_device, seed=seed)
     else:
-        parameters = load_weights(Path(model), shard, device)
-    return Decoder(shard, parameters, tensor_parallel)
+        parameters = load_weights(Path(model), shard, device.torch_device)
+    return Decoder(shard, parameters, tensor_parallel, device)

@@ -6,31 +6,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loong.kernels import apply_rotary, rms_norm, silu_and_mul
+from loong.model.device import CpuDevice, Device
 from loong.model.parameters import LayerParameters, Parameters
 from loong.model.rope import make_rotary
 from loong.model.tensor_parallel import Shard, TensorParallel
+
+_CPU = CpuDevice()
 
 
 class Attention(Protocol):
     """What the decoder leaves to others: which KV a token attends to, where it is, and where it goes."""
 
-    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
-        """Store k and v [T, K, D] and return attention [T, H, D], all in the model's dtype, of this rank.
+    def new_kv(self, layer_index: int, /) -> tuple[Tensor, Tensor]:
+        """Where the keys and values of the step's tokens go: kv [S, 2, K, D], and their rows [T] int64."""
 
-        q and k are rotated already. v may be a strided view.
-        """
+    def __call__(self, layer_index: int, q: Tensor, /) -> Tensor:
+        """Attention [T, H, D] of q, rotated, in its dtype; by now the new KV is where `new_kv` said."""
 
 
 class Decoder:
     """A decoder-only transformer; inference only, and without any state between calls."""
 
-    def __init__(self, shard: Shard, parameters: Parameters, tensor_parallel: TensorParallel) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        parameters: Parameters,
+        tensor_parallel: TensorParallel,
+        device: Device = _CPU,
+    ) -> None:
         self.shard = shard
         self.parameters = parameters
-        self._tensor_parallel = tensor_parallel
-        config, device = shard.config, parameters.embedding.device
-        self._rotary = make_rotary(config.rope, config.head_dim, config.torch_dtype, device)
+        self._tensor_parallel, self._device = tensor_parallel, device
+        config = shard.config
+        self._rotary = make_rotary(config.rope, config.head_dim, config.torch_dtype, device.torch_device)
 
     @torch.inference_mode()
     def forward(
@@ -41,16 +49,18 @@ class Decoder:
         input_ids, positions and sequence_lengths are [T] int64; for the last see `Rotary`. T may be 0, and
         `attention` is called all the same.
         """
-        eps = self.shard.config.rms_norm_eps
+        device, eps = self._device, self.shard.config.rms_norm_eps
         hidden = F.embedding(input_ids, self.parameters.embedding)
-        cos, sin = self._rotary(positions, sequence_lengths)
+        angles = self._rotary(positions, sequence_lengths)
+        normed, added = torch.empty_like(hidden), None
         for index, layer in enumerate(self.parameters.layers):
-            q, k, v = self._project(layer, rms_norm(hidden, layer.attention_norm, eps))
-            mixed = attention(index, apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
-            hidden = hidden + self._tensor_parallel.all_reduce(layer.o(mixed.flatten(1)))
-            gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
-            hidden = hidden + self._tensor_parallel.all_reduce(layer.down(silu_and_mul(gate, up)))
-        return rms_norm(hidden, self.parameters.norm, eps)
+            device.add_rms_norm(hidden, layer.attention_norm, eps, out=normed, added=added)
+            q = self._project(layer, normed, angles, *attention.new_kv(index))
+            added = self._tensor_parallel.all_reduce(layer.o(attention(index, q).flatten(1)))
+            device.add_rms_norm(hidden, layer.mlp_norm, eps, out=normed, added=added)
+            added = self._tensor_parallel.all_reduce(layer.down(self._gate(layer.gate_up(normed))))
+        device.add_rms_norm(hidden, self.parameters.norm, eps, out=normed, added=added)
+        return normed
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -59,12 +69,27 @@ class Decoder:
         part = F.pad(part, (0, self.shard.padded_vocab_size - part.shape[-1]))
         return self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size].float()
 
-    def _project(self, layer: LayerParameters, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [T, H, D], k and v [T, K, D] of this rank, before rotary embedding."""
-        config, num_heads, num_kv_heads = self.shard.config, self.shard.num_heads, self.shard.num_kv_heads
-        heads = layer.qkv(hidden).view(len(hidden), num_heads + 2 * num_kv_heads, config.head_dim)
-        q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        return q, k, v
+    def _project(
+        self, layer: LayerParameters, normed: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, rows: Tensor
+    ) -> Tensor:
+        """Return this rank's q [T, H, D], rotated, and write its keys and values to `rows` of kv."""
+        config, num_heads = self.shard.config, self.shard.num_heads
+        num_all = num_heads + 2 * self.shard.num_kv_heads
+        qkv = layer.qkv(normed).view(len(normed), num_all, config.head_dim)
+        q = qkv.new_empty(len(qkv), num_heads, config.head_dim)
+        self._device.rotate_and_store(
+            qkv,
+            *angles,
+            q=q,
+            kv=kv,
+            rows=rows,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.rms_norm_eps,
+        )
+        return q
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self._device.silu_and_mul(gate_up, out=out)
+        return out

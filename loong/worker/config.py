@@ -12,7 +12,7 @@ class WorkerConfig:
 
     Capacities are in tokens, deadlines in seconds. The host tier of instance i is instance
     `num_instances + i`, kept by the same processes. `model` is a folder, or with `load_format` "dummy" also
-    the name of a built-in shape.
+    the name of a built-in shape. `device` is cpu, or cuda for the host's GPUs by turns.
     """
 
     instance_id: InstanceId
@@ -30,6 +30,7 @@ class WorkerConfig:
     reports_endpoint: str
     deadline: float
     num_threads: int
+    device: str = "cpu"
 
     @property
     def host_id(self) -> InstanceId:

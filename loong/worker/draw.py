@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from loong.core.request import SamplingParams
+from loong.kernels.draw_params import DrawParams
 
 _ONE = 2**44  # the likeliest token's weight; 2**18 tokens of it still sum to less than 2**63
 
@@ -37,6 +38,19 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[fl
     target = (_column(uniforms, logits) * total).long().minimum(total - 1)
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(1)
     return tokens.clamp(max=logits.shape[1] - 1)  # only rows without a finite maximum reach past the end
+
+
+def draw_params(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> DrawParams:
+    """How the tokens of these positions are drawn, a row each, as kernels read it; on the host."""
+    top_k = [vocab_size if p.top_k is None else min(p.top_k, vocab_size) for p in params]
+    return DrawParams(
+        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float64),
+        top_k=torch.tensor(top_k, dtype=torch.int64),
+        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64),
+        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float64),
+        seed=torch.tensor([p.seed for p in params], dtype=torch.int64),
+        position=torch.tensor(positions, dtype=torch.int64),
+    )
 
 
 def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -18,7 +18,8 @@ class KVPool:
     A slot is one token's room in every layer, K beside V. Each owner maps positions to slots; owners that
     share a prefix map its positions to the same slots, and a slot is free when no owner maps to it. Any
     thread may take and release slots. A released slot is handed out next, so release nothing that a running
-    step may still use. Slots are int64, on `device`, and in the order of the positions asked for.
+    step may still use. Slots are int64, on the host, and in the order of the positions asked for; KV is on
+    `device`.
     """
 
     def __init__(
@@ -67,13 +68,12 @@ class KVPool:
             slots = torch.tensor(self._free[first:][::-1], dtype=torch.int64)
             self._map(owner_id, positions, slots)
             del self._free[first:]
-        return slots.to(self._device)
+        return slots
 
     def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
         """The slots [n] of `positions`. Raises InvalidPlanError if one has none."""
         with self._lock:
-            slots = self._mapped(owner_id, positions)
-        return slots.to(self._device)
+            return self._mapped(owner_id, positions)
 
     def share(self, owner_id: OwnerId, other_owner_id: OwnerId, positions: range) -> None:
         """Map `positions` of `other_owner_id` to the slots that they have with `owner_id`.
@@ -99,15 +99,17 @@ class KVPool:
                 if position_map.is_empty:
                     del self._maps[owner_id]
 
-    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write k, v [n, K, D] into distinct slots [n]."""
-        kv = self._layers[layer]
-        kv[:, 0].index_copy_(0, slots, k)
-        kv[:, 1].index_copy_(0, slots, v)
+    def layer(self, layer: int) -> Tensor:
+        """The memory of a layer, [num_slots, 2, K, D]."""
+        return self._layers[layer]
+
+    def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
+        """Write kv [n, 2, K, D], which may be on any device, into distinct slots [n]."""
+        self._layers[layer].index_copy_(0, slots.to(self._device), kv.to(self._device))
 
     def rows(self, layer: int, slots: Tensor) -> Tensor:
         """Copy out the KV [n, 2, K, D] of slots [n]."""
-        return self._layers[layer].index_select(0, slots)
+        return self._layers[layer].index_select(0, slots.to(self._device))
 
     def empty_rows(self, num_tokens: int) -> Tensor:
         """Room outside the pool for the KV of tokens in all layers, [num_layers, n, 2, K, D]."""

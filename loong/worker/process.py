@@ -28,7 +28,8 @@ from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.model.load import load_model
-from loong.model.tensor_parallel import Shard
+from loong.model.shapes import find_config
+from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.wire import (
     BatchDone,
     Heartbeat,
@@ -41,6 +42,7 @@ from loong.wire import (
     decode_command,
     encode,
 )
+from loong.worker.backend import Backend, CpuBackend
 from loong.worker.config import WorkerConfig
 from loong.worker.kv_pool import KVPool
 from loong.worker.runner import BatchRunner
@@ -74,15 +76,20 @@ class Worker:
         self, config: WorkerConfig, fabric: Fabric, context: "zmq.Context[zmq.Socket[bytes]]"
     ) -> None:
         self._config, self._context = config, context
-        model = load_model(
-            config.model, config.load_format, config.dtype, config.seed, fabric.tensor_parallel
+        self._backend = _make_backend(config)
+        self._device, self._fabric = self._backend.device, self._backend.connect(fabric)
+        self._device.use()
+        ranks: TensorParallel = SingleDevice() if config.tp_size == 1 else self._fabric.tensor_parallel
+        self._model = load_model(
+            config.model, config.load_format, config.dtype, config.seed, ranks, self._device
         )
-        pool = _make_pool(model.shard, config.kv_capacity)
-        self._pools: dict[InstanceId, KVPool] = {config.instance_id: pool}
+        shard = self._model.shard
+        self._pools: dict[InstanceId, KVPool] = {
+            config.instance_id: _make_pool(shard, config.kv_capacity, self._device.torch_device)
+        }
         if config.host_kv_capacity:
-            self._pools[config.host_id] = _make_pool(model.shard, config.host_kv_capacity)
-        self._runner = BatchRunner(config.instance_id, model, pool, fabric)
-        self._mover = SegmentMover(config, self._pools, fabric)
+            self._pools[config.host_id] = _make_pool(shard, config.host_kv_capacity, torch.device("cpu"))
+        self._mover = SegmentMover(config, self._pools, self._fabric)
         self._batches: SimpleQueue[RunBatch] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._stop_steps: dict[int, int] = {}  # by batch; written by the control thread, read at step edges
@@ -94,7 +101,6 @@ class Worker:
         reports = self._reports()
         for loop in (self._run_batches, self._run_migrations):
             threading.Thread(target=loop, daemon=True).start()
-        reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank))
         beat_at = monotonic()
         while True:
             if monotonic() >= beat_at:
@@ -131,15 +137,20 @@ class Worker:
 
     def _run_batches(self) -> None:
         reports = self._reports()
+        self._device.use()
+        pool = self._pools[self._config.instance_id]
+        runner = BatchRunner(self._config.instance_id, self._model, pool, self._fabric, self._backend)
+        runner.warm_up()
+        reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank))
         while True:
             command = self._batches.get()
-            num_steps = self._run_batch(command, reports)
+            num_steps = self._run_batch(command, runner, reports)
             for past_id in [i for i in list(self._stop_steps) if i <= command.batch_id]:
                 del self._stop_steps[past_id]
             done = BatchDone(command.batch_id, self._config.instance_id, self._config.tp_rank, num_steps)
             reports.send(done)
 
-    def _run_batch(self, command: RunBatch, reports: Reports) -> int:
+    def _run_batch(self, command: RunBatch, runner: BatchRunner, reports: Reports) -> int:
         def stop_step() -> int:
             return self._stop_steps.get(command.batch_id, _NEVER)
 
@@ -147,10 +158,11 @@ class Worker:
             if self._config.tp_rank == 0:  # all ranks sample the same
                 reports.send(StepDone(command.batch_id, step, tokens))
 
-        return self._runner.run(command, stop_step, report_tokens)
+        return runner.run(command, stop_step, report_tokens)
 
     def _run_migrations(self) -> None:
         reports = self._reports()
+        self._device.use()
         instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
         while True:
             command = self._migrations.get()
@@ -161,7 +173,16 @@ class Worker:
         return Reports(self._context, self._config.reports_endpoint)
 
 
-def _make_pool(shard: Shard, num_slots: int) -> KVPool:
+def _make_backend(config: WorkerConfig) -> Backend:
+    if config.device == "cpu":
+        return CpuBackend()
+    from loong.worker.cuda_backend import CudaBackend  # not at the top: its kernels need Triton
+
+    dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
+    return CudaBackend(config.instance_id % torch.cuda.device_count(), dtype)
+
+
+def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:
     config = shard.config
     return KVPool(
         config.num_layers,
@@ -169,7 +190,7 @@ def _make_pool(shard: Shard, num_slots: int) -> KVPool:
         config.head_dim,
         num_slots,
         dtype=config.torch_dtype,
-        device=torch.device("cpu"),
+        device=device,
     )
 
 

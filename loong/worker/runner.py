@@ -9,16 +9,18 @@ from torch import Tensor
 from loong.attention.elastic import ElasticAttention
 from loong.attention.step import Step
 from loong.core.events import ProducedToken
+from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
-from loong.core.placement import InstanceId, Placement
-from loong.core.plan import BatchPlan, QueryBlock
-from loong.core.request import FinishReason, RequestId, TokenId
+from loong.core.placement import InstanceId, KVSegment, Placement
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.request import FinishReason, RequestId, SamplingParams, TokenId
 from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
+from loong.worker.backend import Backend
+from loong.worker.decode_lease import DecodeLease, ReportTokens
+from loong.worker.decode_steps import DecodeSteps
 from loong.worker.kv_pool import KVPool
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
-
-ReportTokens = Callable[[int, tuple[ProducedToken, ...]], None]
 
 
 @dataclass(slots=True)
@@ -61,9 +63,22 @@ class _Progress:
 class BatchRunner:
     """Runs batches on one instance; the other instances of the group do the same at the same time."""
 
-    def __init__(self, instance_id: InstanceId, model: Decoder, pool: KVPool, fabric: Fabric) -> None:
+    def __init__(
+        self, instance_id: InstanceId, model: Decoder, pool: KVPool, fabric: Fabric, backend: Backend
+    ) -> None:
         self._instance_id = instance_id
-        self._model, self._pool, self._fabric = model, pool, fabric
+        self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
+        self._lease: DecodeLease | None = None
+
+    def warm_up(self) -> None:
+        """Do once, before there are requests, what compiles, captures or plans."""
+        for length in self._backend.warm_up_lengths:
+            if length <= self._pool.num_free:
+                self._prefill_zeros(length)
+        if self._backend.takes_leases:
+            steps = DecodeSteps(self._model, self._pool, self._backend)
+            steps.capture()
+            self._lease = DecodeLease(self._instance_id, self._pool, steps)
 
     def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
         """Take the steps of a batch and return how many; tokens are reported after each.
@@ -71,6 +86,8 @@ class BatchRunner:
         A lease ends after its last step, when all its requests have ended, or before the step that
         `stop_step` of the group's leader names, whichever comes first. All instances end at the same step.
         """
+        if self._lease is not None and self._lease.can_run(command):
+            return self._lease.run(command, stop_step, report)
         plan = command.plan
         requests = {given.request_id: _Progress(given, given.placement, []) for given in command.inputs}
         live = set(requests)
@@ -85,15 +102,27 @@ class BatchRunner:
                     is_last = self._settle(plan, step, ended, live, stop_step)
                     if is_last or not live:
                         return step + 1
+            self._backend.device.wait()
         return plan.num_steps
+
+    def _prefill_zeros(self, length: int) -> None:
+        owner_id, positions, params = "warm-up", range(length), SamplingParams()
+        block = QueryBlock(owner_id, positions, self._instance_id, Transfer.KV)
+        segment = KVSegment(owner_id, positions, self._instance_id)
+        given = RequestInput(owner_id, [0] * length, length, 0, Placement(), params)
+        plan = BatchPlan(ESPGroup((self._instance_id,)), (block,), (segment,))
+        self._take_step(plan, {owner_id: _Progress(given, given.placement, [])})
+        self._pool.release(owner_id)
 
     def _take_step(self, plan: BatchPlan, requests: dict[RequestId, _Progress]) -> tuple[ProducedToken, ...]:
         for segment in plan.writes:
             if segment.instance_id == self._instance_id:
                 self._pool.allocate(segment.owner_id, segment.positions)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
-        step = Step(self._instance_id, plan, placements, self._pool)
-        hidden = self._model.forward(*_inputs(step.blocks, requests), ElasticAttention(step, self._fabric))
+        step, device = Step(self._instance_id, plan, placements, self._pool), self._backend.device
+        attention = ElasticAttention(step, self._fabric, device)
+        token_ids, positions, lengths = map(device.upload, _inputs(step.blocks, requests))
+        hidden = self._model.forward(token_ids, positions, lengths, attention)
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
         return self._sample(step, hidden, requests)
@@ -112,7 +141,8 @@ class BatchRunner:
                 sampled_requests.append(request)
         if not rows:
             return ()
-        drawn = sample(self._model.logits(hidden[rows]), inputs)
+        last_of_requests = hidden[self._backend.device.upload(torch.tensor(rows))]
+        drawn = sample(self._model.logits(last_of_requests), inputs, self._backend.sampler)
         tokens = []
         for request, given, result in zip(sampled_requests, inputs, drawn, strict=True):
             request_id = request.given.request_id

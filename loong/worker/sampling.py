@@ -7,7 +7,7 @@ output, penalties, temperature, min-p, top-k, top-p, and one draw (`draw.py`), o
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -55,7 +55,40 @@ class InvalidLogits:
 SamplingResult: TypeAlias = Sampled | InvalidLogits
 
 
-def sample(logits: Tensor, inputs: Sequence[SamplingInput]) -> list[SamplingResult]:
+class Sampler(Protocol):
+    """The part of sampling that devices do each in their own way, with the same results."""
+
+    def penalize(self, logits: Tensor, inputs: Sequence[SamplingInput]) -> None:
+        """Apply the penalties of each row of logits [N, V], float32, in place."""
+
+    def choose(self, logits: Tensor, inputs: Sequence[SamplingInput]) -> tuple[Tensor, Tensor]:
+        """Each row's token [N] int64 and largest logit [N] of logits [N, V]; not finite: no token."""
+
+
+class TorchSampler:
+    """Does it on the device of the logits, in plain torch."""
+
+    def penalize(self, logits: Tensor, inputs: Sequence[SamplingInput]) -> None:
+        """See Sampler."""
+        for row, item in enumerate(inputs):
+            logits[row] = _penalized(logits[row], item)
+
+    def choose(self, logits: Tensor, inputs: Sequence[SamplingInput]) -> tuple[Tensor, Tensor]:
+        """See Sampler."""
+        largest, tokens = logits.max(dim=-1)
+        for rows in _drawn_rows(inputs):
+            params = [inputs[row].params for row in rows]
+            uniforms = [uniform(inputs[row].params.seed, inputs[row].position) for row in rows]
+            tokens[rows] = draw(logits[rows], params, uniforms)
+        return tokens, largest
+
+
+_TORCH = TorchSampler()
+
+
+def sample(
+    logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler = _TORCH
+) -> list[SamplingResult]:
     """Choose the next token of each row of `logits` [N, V], float32, which are not changed.
 
     A row's result does not depend on the other rows. A temperature of 0 takes the likeliest token,
@@ -64,15 +97,11 @@ def sample(logits: Tensor, inputs: Sequence[SamplingInput]) -> list[SamplingResu
     Dims().bind("logits", logits, "N V", torch.float32, is_contiguous=False)
     if len(inputs) != logits.shape[0]:
         raise ValueError(f"logits have {logits.shape[0]} rows, but there are {len(inputs)} inputs")
-    processed = _processed(logits, inputs)
-    largest, tokens = processed.max(dim=-1)
+    processed = _processed(logits, inputs, sampler)
+    tokens, largest = sampler.choose(processed, inputs)
     if processed is not logits:
         raw = logits.amax(dim=-1)
         largest = torch.where(raw.isfinite(), largest, raw)
-    for rows in _drawn_rows(inputs):
-        params = [inputs[row].params for row in rows]
-        uniforms = [uniform(inputs[row].params.seed, inputs[row].position) for row in rows]
-        tokens[rows] = draw(processed[rows], params, uniforms)
     logprobs = _logprobs(logits, tokens, inputs)
     return [
         Sampled(token_id, logprobs.get(row)) if math.isfinite(maximum) else InvalidLogits(maximum)
@@ -87,7 +116,7 @@ def _drawn_rows(inputs: Sequence[SamplingInput]) -> Iterator[list[int]]:
         yield rows[start : start + _ROWS_PER_DRAW]
 
 
-def _processed(logits: Tensor, inputs: Sequence[SamplingInput]) -> Tensor:
+def _processed(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> Tensor:
     """`logits` after `min_tokens` and the penalties: a copy, or themselves if no row has either."""
     short = [row for row, item in enumerate(inputs) if item.num_output_tokens < item.params.min_tokens]
     penalized = [row for row, item in enumerate(inputs) if item.params.has_penalties]
@@ -98,8 +127,10 @@ def _processed(logits: Tensor, inputs: Sequence[SamplingInput]) -> Tensor:
     for row in short:
         stops = [token_id for token_id in inputs[row].params.stop_token_ids if token_id in vocabulary]
         processed[row, stops] = -torch.inf
-    for row in penalized:
-        processed[row] = _penalized(processed[row], inputs[row])
+    if penalized:
+        part = processed[penalized]
+        sampler.penalize(part, [inputs[row] for row in penalized])
+        processed[penalized] = part
     return processed
 
 

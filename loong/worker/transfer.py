@@ -47,8 +47,7 @@ class SegmentMover:
         to_slots = destination.allocate(owner_id, positions)
         from_slots = source.slots(owner_id, positions)
         for layer in range(source.num_layers):
-            kv = source.rows(layer, from_slots)
-            destination.store(layer, to_slots, kv[:, 0], kv[:, 1])
+            destination.store(layer, to_slots, source.rows(layer, from_slots))
 
     def _send(self, command: MoveKV, pool: KVPool) -> None:
         segment, peer_id = command.migration.segment, self._config.home_of(command.migration.destination_id)
@@ -67,7 +66,7 @@ class SegmentMover:
                 kv = pool.empty_rows(len(positions))
                 self._fabric.receive_segment(kv).wait()
                 for layer in range(pool.num_layers):
-                    pool.store(layer, slots[done : done + len(positions)], kv[layer, :, 0], kv[layer, :, 1])
+                    pool.store(layer, slots[done : done + len(positions)], kv[layer])
                 done += len(positions)
 
 

@@ -29,11 +29,12 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 def generate(folder: Path, prompt: list[int], num_tokens: int) -> list[int]:
     decoder = load_model(str(folder), "auto", None, 0, SingleDevice())
-    attention = FullAttention(decoder.shard.config)
+    attention = FullAttention(decoder.shard)
     tokens, start = list(prompt), 0
     while len(tokens) < len(prompt) + num_tokens:
         positions = torch.arange(start, len(tokens))
-        hidden = decoder.forward(torch.tensor(tokens[start:]), positions, positions + 1, attention)
+        new = attention.begin(len(positions))
+        hidden = decoder.forward(torch.tensor(tokens[start:]), positions, positions + 1, new)
         start = len(tokens)
         tokens.append(int(decoder.logits(hidden[-1:]).argmax()))
     return tokens[len(prompt) :]

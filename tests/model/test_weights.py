@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import write_tiny_model
+from full_attention import OwnQueries
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -152,6 +153,7 @@ def test_dummy_weights_follow_their_seed_alone() -> None:
 def test_a_dummy_model_has_activations_of_ordinary_size(tmp_path: Path, dtype: str) -> None:
     decoder = load_model(str(write_tiny_model("qwen3", tmp_path)), "dummy", dtype, 0, SingleDevice())
     tokens = torch.arange(9)
-    hidden = decoder.forward(tokens, tokens, tokens + 1, lambda _layer, q, _k, _v: q)
+    attention = OwnQueries(decoder.shard, len(tokens))
+    hidden = decoder.forward(tokens, tokens, tokens + 1, attention)
     assert hidden.dtype == decoder.shard.config.torch_dtype
     assert 0.5 < float(decoder.logits(hidden).std()) < 2

@@ -14,6 +14,8 @@ from loong.core.placement import InstanceId
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import TrafficSnapshot
 from loong.model.load import load_model
+from loong.model.tensor_parallel import SingleDevice
+from loong.worker.backend import CpuBackend
 from loong.worker.kv_pool import KVPool
 from loong.worker.runner import BatchRunner
 
@@ -42,12 +44,21 @@ class BareInstance:
     """Model, pool and runner; what it knows of the end of every lease is `stop`."""
 
     def __init__(
-        self, fabric: SocketFabric, instance_id: InstanceId, folder: Path, stop: Stop | None
+        self,
+        fabric: SocketFabric,
+        instance_id: InstanceId,
+        folder: Path,
+        stop: Stop | None,
+        *,
+        takes_leases: bool = False,
     ) -> None:
-        model = load_model(str(folder), "safetensors", None, 0, fabric.tensor_parallel)
+        model = load_model(str(folder), "safetensors", None, 0, SingleDevice())
         config, cpu = model.shard.config, torch.device("cpu")
         self._pool = KVPool(config.num_layers, config.num_kv_heads, config.head_dim, 256, torch.float32, cpu)
-        self._runner = BatchRunner(instance_id, model, self._pool, fabric)
+        self._runner = BatchRunner(
+            instance_id, model, self._pool, fabric, CpuBackend(takes_leases=takes_leases)
+        )
+        self._runner.warm_up()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 
     def carry_out(self, command: RunBatch | ReleaseKV) -> Outcome:

@@ -26,9 +26,8 @@ some_positions = st.builds(
 def make_pool(num_slots: int = NUM_SLOTS, dtype: torch.dtype = torch.float32) -> KVPool:
     """A pool whose memory is all NaN, so that reading what was never written shows."""
     pool = KVPool(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, num_slots, dtype, torch.device("cpu"))
-    kv = torch.full((num_slots, NUM_KV_HEADS, HEAD_DIM), torch.nan, dtype=dtype)
     for layer in range(NUM_LAYERS):
-        pool.store(layer, torch.arange(num_slots), kv, kv)
+        pool.layer(layer).fill_(torch.nan)
     return pool
 
 
@@ -41,8 +40,7 @@ def make_kv(tokens: list[int], layer: int) -> Tensor:
 
 def store(pool: KVPool, slots: Tensor, tokens: list[int]) -> None:
     for layer in range(NUM_LAYERS):
-        k, v = make_kv(tokens, layer).unbind(1)
-        pool.store(layer, slots, k, v)
+        pool.store(layer, slots, make_kv(tokens, layer))
 
 
 def assert_holds(pool: KVPool, slots: Tensor, tokens: list[int]) -> None:
@@ -164,7 +162,7 @@ def test_a_row_is_the_keys_and_values_of_one_token_in_one_layer() -> None:
     pool = make_pool()
     slots = pool.allocate("a", range(2))
     k = torch.ones(2, NUM_KV_HEADS, HEAD_DIM)
-    pool.store(1, slots, k, 2 * k)
+    pool.store(1, slots, torch.stack((k, 2 * k), dim=1))
     all_slots = torch.arange(NUM_SLOTS)
     kv = pool.rows(1, all_slots)
     assert kv.shape == (NUM_SLOTS, 2, NUM_KV_HEADS, HEAD_DIM)
@@ -182,10 +180,10 @@ def test_rows_in_transit_have_the_shape_and_dtype_of_all_layers() -> None:
 def test_kv_of_another_shape_or_dtype_is_refused() -> None:
     pool = make_pool()
     slots = pool.allocate("a", range(2))
-    k = torch.zeros(2, NUM_KV_HEADS, HEAD_DIM)
-    for wrong in (k[:1], k[:, :1], k.double()):
+    kv = torch.zeros(2, 2, NUM_KV_HEADS, HEAD_DIM)
+    for wrong in (kv[:1], kv[:, :1], kv[:, :, :1], kv.double()):
         with pytest.raises((RuntimeError, IndexError)):
-            pool.store(0, slots, wrong, wrong)
+            pool.store(0, slots, wrong)
 
 
 def test_errors_name_the_owner_and_both_numbers() -> None:

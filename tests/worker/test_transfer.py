@@ -47,22 +47,22 @@ def make_mover(
     return SegmentMover(config, pools, fabric), pools
 
 
-def rows_of(layer: int, positions: range) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [n, K, D] that no other layer, position or head has."""
+def rows_of(layer: int, positions: range) -> torch.Tensor:
+    """KV [n, 2, K, D] that no other layer, position or head has."""
     at = torch.tensor(positions, dtype=torch.float32)[:, None, None] * 100
     k = at + torch.arange(8.0).view(2, 4) + 10 * layer
-    return k, -k
+    return torch.stack((k, -k), dim=1)
 
 
 def fill(pool: KVPool, positions: range) -> None:
     slots = pool.allocate(OWNER, positions)
     for layer in range(NUM_LAYERS):
-        pool.store(layer, slots, *rows_of(layer, positions))
+        pool.store(layer, slots, rows_of(layer, positions))
 
 
 def holds(pool: KVPool, positions: range) -> bool:
     slots = pool.slots(OWNER, positions)
-    wanted = (torch.stack(rows_of(layer, positions), dim=1) for layer in range(NUM_LAYERS))
+    wanted = (rows_of(layer, positions) for layer in range(NUM_LAYERS))
     return all(torch.equal(pool.rows(layer, slots), kv) for layer, kv in enumerate(wanted))
 
 

@@ -1,0 +1,70 @@
+"""Attention of queries over the KV in this instance's pool."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loong.attention.local import tables_of, tasks_of
+from loong.attention.step import Step, concatenate
+from loong.core.plan import QueryBlock
+from loong.kernels import Partial
+from loong.kernels.slots import SlotLists
+from loong.model.device import AttendTable, Device
+
+
+@dataclass(frozen=True, slots=True)
+class Singles:
+    """Queries that come one of a request, and see all KV that there is of it (decode)."""
+
+    rows: Tensor  # [B] int64
+    lists: SlotLists
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAttention:
+    """What some queries attend; no query is in two parts."""
+
+    singles: Singles | None
+    slots: Tensor  # [N] int64, of the keys of the tables
+    tables: tuple[AttendTable, ...]
+
+    def merge_into(self, total: Partial, q: Tensor, kv: Tensor, device: Device) -> None:
+        """Merge attention of q [T, H, D] over a layer of the pool, kv [S, 2, K, D], into `total`."""
+        scale = q.shape[-1] ** -0.5
+        if self.singles is not None:
+            rows = self.singles.rows
+            part = Partial.empty(len(rows), q.shape[1], q.shape[2], q.device)
+            device.attend_slots(q[rows], kv, self.singles.lists, scale=scale, out=part)
+            device.merge_into(total, Partial(part.out[None], part.lse[None]), rows)
+        for table in self.tables:
+            device.attend_blocks(q, kv, table, scale=scale, total=total, slots=self.slots)
+
+
+def pool_attention(
+    step: Step, blocks: Iterable[tuple[QueryBlock, int]], device: Device
+) -> PoolAttention | None:
+    """What blocks, whose first rows are given, attend in this instance's pool; None if there are none."""
+    single_rows: list[int] = []
+    single_slots: list[Tensor] = []
+    slots: list[Tensor] = []
+    tasks = []
+    num_slots = 0
+    for block, row in blocks:
+        kv = step.kv_on(step.instance_id, block.request_id)
+        found = step.slots(block.request_id, kv)
+        if len(block.positions) == 1 and all(p[-1] <= block.positions[0] for p in kv if p):
+            single_rows.append(row)
+            single_slots.append(found)
+        else:
+            tasks.append(tasks_of(block, row, num_slots, kv))
+            slots.append(found)
+            num_slots += len(found)
+    if not single_rows and not tasks:
+        return None
+    singles = None
+    if single_rows:
+        lists = SlotLists(*map(device.upload, SlotLists.of(single_slots)))
+        singles = Singles(device.upload(torch.tensor(single_rows)), lists)
+    return PoolAttention(singles, device.upload(concatenate(slots)), tables_of(tasks, device))

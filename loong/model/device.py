@@ -1,0 +1,185 @@
+"""Where a model computes: the kernels of a device, and how tensors get there. Chosen once, at start."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from loong.kernels import Partial, reference
+from loong.kernels.attend_task import AttendTask
+from loong.kernels.slots import SlotLists
+
+
+class Square(NamedTuple):
+    """Query i of some rows sees keys 0 to i of as many rows."""
+
+    query_row: int
+    key_row: int
+    size: int
+
+
+class AttendTable(NamedTuple):
+    """The tasks of one `attend_blocks`, laid out for a device; no query is in two of them."""
+
+    tasks: Tensor  # [C, 8] int64
+    squares: tuple[Square, ...] = ()  # what is left out of `tasks` because there is a quicker kernel for it
+
+
+class Device(Protocol):
+    """A device and its kernels, which are those of `loong.kernels.reference` under the same names.
+
+    Work is done in the order in which a thread asks for it. Tensors are on the device unless said otherwise.
+    """
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors are."""
+
+    def use(self) -> None:
+        """Let the calling thread work here: the first thing a thread does."""
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host, here; the host may change it at once."""
+
+    def wait(self) -> None:
+        """Return once all is done that the calling thread has asked for."""
+
+    def add_rms_norm(
+        self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None
+    ) -> None:
+        """Add to residual [T, E] in place, if there is anything to add, and norm the sum to `out`."""
+
+    def silu_and_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
+        """Write `silu(gate) * up` of gate_up [T, 2 F] to out [T, F]."""
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        q: Tensor,
+        kv: Tensor,
+        rows: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> None:
+        """Finish the heads of qkv [T, H + 2 K, D]: queries to q, the rest to kv [S, 2, K, D] at rows [T]."""
+
+    def copy_rows(
+        self, source: Tensor, target: Tensor, *, source_rows: Tensor | None, target_rows: Tensor | None
+    ) -> None:
+        """Copy `target[target_rows[t]] = source[source_rows[t]]`, rows [2, K, D]; None: all, in order."""
+
+    def merge_into(self, total: Partial, parts: Partial, rows: Tensor) -> None:
+        """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`."""
+
+    def attend_slots(self, q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float, out: Partial) -> None:
+        """Attend each request's one query, q [B, H, D], to its slots of kv [S, 2, K, D], into `out`.
+
+        `out.out` may be of q's dtype if nothing is to be merged with it.
+        """
+
+    def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
+        """Lay tasks out for `attend_blocks`."""
+
+    def attend_blocks(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        table: AttendTable,
+        *,
+        scale: float,
+        total: Partial,
+        slots: Tensor | None = None,
+    ) -> None:
+        """Merge attention of the table's tasks over kv [S, 2, K, D], or the rows of it that `slots` name."""
+
+    def nothing_seen(self, q: Tensor, *, is_merged: bool) -> Partial:
+        """Attention of q [T, H, D] over nothing, for tasks and partials to be merged into it.
+
+        Where only one `attend_blocks` comes (`is_merged` false), out may be of q's dtype.
+        """
+
+
+class CpuDevice:
+    """The processor; its kernels are their own definitions."""
+
+    torch_device = torch.device("cpu")
+
+    def use(self) -> None:
+        """See Device."""
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        """See Device."""
+        return tensor
+
+    def wait(self) -> None:
+        """See Device."""
+
+    def add_rms_norm(
+        self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None
+    ) -> None:
+        """See Device."""
+        reference.add_rms_norm(residual, weight, eps, out=out, added=added)
+
+    def silu_and_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
+        """See Device."""
+        out.copy_(reference.silu_and_mul(*gate_up.chunk(2, dim=-1)))
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        q: Tensor,
+        kv: Tensor,
+        rows: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> None:
+        """See Device."""
+        reference.rotate_and_store(
+            qkv, cos, sin, q=q, kv=kv, rows=rows, q_norm=q_norm, k_norm=k_norm, eps=eps
+        )
+
+    def copy_rows(
+        self, source: Tensor, target: Tensor, *, source_rows: Tensor | None, target_rows: Tensor | None
+    ) -> None:
+        """See Device."""
+        reference.copy_rows(source, target, source_rows=source_rows, target_rows=target_rows)
+
+    def merge_into(self, total: Partial, parts: Partial, rows: Tensor) -> None:
+        """See Device."""
+        reference.merge_into(total, parts, rows)
+
+    def attend_slots(self, q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float, out: Partial) -> None:
+        """See Device."""
+        attended = reference.attend_slots(q, kv, lists, scale=scale)
+        out.out.copy_(attended.out)
+        out.lse.copy_(attended.lse)
+
+    def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
+        """See Device."""
+        return AttendTable(torch.tensor(tasks, dtype=torch.int64))
+
+    def attend_blocks(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        table: AttendTable,
+        *,
+        scale: float,
+        total: Partial,
+        slots: Tensor | None = None,
+    ) -> None:
+        """See Device."""
+        reference.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots)
+
+    def nothing_seen(self, q: Tensor, *, is_merged: bool) -> Partial:  # noqa: ARG002 - see Device
+        """See Device."""
+        return Partial.identity(q.shape[0], q.shape[1], q.shape[2], q.device)

@@ -1,0 +1,90 @@
+"""What a worker does differently on each kind of device; chosen once, at start."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from loong.fabric.protocol import Fabric
+from loong.kernels import reference_draw
+from loong.kernels.draw_params import DrawParams
+from loong.model.device import CpuDevice, Device
+from loong.worker.draw import uniform
+from loong.worker.sampling import Sampler, TorchSampler
+
+
+class Reading(Protocol):
+    """Tensors on their way to the host."""
+
+    def wait(self) -> Sequence[Tensor]:
+        """Copies on the host of what the tensors were when they were asked for."""
+
+
+class Backend(Protocol):
+    """A device, and what runs on it beside a model."""
+
+    @property
+    def device(self) -> Device:
+        """Where models compute."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """How tokens are chosen of logits that lie there."""
+
+    @property
+    def takes_leases(self) -> bool:
+        """Whether decode steps on one instance are captured, and follow each other without the host."""
+
+    @property
+    def warm_up_lengths(self) -> tuple[int, ...]:
+        """Prompts of these lengths, prefilled once, let everything be compiled that prefill needs."""
+
+    def connect(self, fabric: Fabric) -> Fabric:
+        """A fabric for the device's tensors over one for those of the host."""
+
+    def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
+        """Write the token [N] int64 and the largest logit [N] float32 of each row of logits [N, V]."""
+
+    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Something that does what `call` does, which may have to be quicker, on the same memory."""
+
+    def read(self, *tensors: Tensor) -> Reading:
+        """Begin to copy tensors to the host."""
+
+
+class _Copies:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = [tensor.clone() for tensor in tensors]
+
+    def wait(self) -> Sequence[Tensor]:
+        return self._tensors
+
+
+class CpuBackend:
+    """The processor, with the definitions of all kernels. See Backend."""
+
+    def __init__(self, *, takes_leases: bool = False) -> None:
+        self.device = CpuDevice()
+        self.sampler = TorchSampler()
+        self.warm_up_lengths: tuple[int, ...] = ()
+        self.takes_leases = takes_leases  # no use but to test: there is no host to wait for
+
+    def connect(self, fabric: Fabric) -> Fabric:
+        """See Backend."""
+        return fabric
+
+    def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
+        """See Backend."""
+        rows = zip(params.seed.tolist(), params.position.tolist(), strict=True)
+        chance = torch.tensor([uniform(seed, position) for seed, position in rows], dtype=torch.float64)
+        tokens.copy_(reference_draw.draw(logits, params, chance))
+        largest.copy_(logits.amax(dim=1))
+
+    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+        """See Backend."""
+        return call
+
+    def read(self, *tensors: Tensor) -> Reading:
+        """See Backend."""
+        return _Copies(tensors)

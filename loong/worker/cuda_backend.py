@@ -1,0 +1,62 @@
+"""A worker's part on an NVIDIA GPU."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from loong.fabric.protocol import Fabric
+from loong.fabric.staged import StagedFabric
+from loong.kernels import gpu
+from loong.kernels.draw_params import DrawParams
+from loong.model.cuda_device import CudaDevice
+from loong.worker.backend import Reading
+from loong.worker.cuda_sampler import CudaSampler
+
+_WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN have a way of their own for each
+
+
+class _PinnedCopies:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._copies = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+        self._event.record()
+
+    def wait(self) -> Sequence[Tensor]:
+        self._event.synchronize()
+        return self._copies
+
+
+class CudaBackend:
+    """One GPU, for a model of `dtype`. See Backend."""
+
+    def __init__(self, index: int, dtype: torch.dtype) -> None:
+        self.device = CudaDevice(index, dtype)
+        self.sampler = CudaSampler(self.device)
+        self.takes_leases = True
+        self.warm_up_lengths = _WARM_UP_LENGTHS
+        self._memory: torch.cuda._POOL_HANDLE | None = None  # of all graphs, which never run at once
+
+    def connect(self, fabric: Fabric) -> Fabric:
+        """See Backend."""
+        return StagedFabric(fabric)
+
+    def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
+        """See Backend."""
+        gpu.draw(logits, params, workspace=self.sampler.workspace(logits), tokens=tokens, largest=largest)
+
+    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+        """See Backend. `call` is run once before, so that all it needs is compiled and there."""
+        call()
+        self.device.wait()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            call()
+        self._memory = graph.pool()
+        return graph.replay
+
+    def read(self, *tensors: Tensor) -> Reading:
+        """See Backend."""
+        return _PinnedCopies(tensors)

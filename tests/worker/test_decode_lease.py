@@ -1,0 +1,101 @@
+"""Leases whose steps do not wait for the host give the tokens of those that do, and leave the same slots."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bare_instance import BareInstance, Outcome, Stop
+from families import write_tiny_model
+from plans import decode, prefill
+from requests_for_tests import random_prompt, sampled_request
+
+from loong.core.events import ProducedToken
+from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.plan import BatchPlan
+from loong.core.records import LiveRequest
+from loong.core.request import FinishReason
+from loong.fabric.sockets import SocketFabric
+from loong.fabric.world import World
+
+SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> Iterator[SocketFabric]:
+    """Of one instance, which has nobody to talk to."""
+    alone = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
+    yield alone
+    alone.close()
+
+
+def command(batch_id: int, plan: BatchPlan, *lives: LiveRequest) -> RunBatch:
+    return RunBatch(batch_id, plan, tuple(live.input_for(plan) for live in lives))
+
+
+def run(
+    fabric: SocketFabric, folder: Path, stop: Stop | None, num_tokens: tuple[int, ...], **params: object
+) -> list[Outcome]:
+    """Prefill three requests, then decode them on a lease of 12 steps; both ways of taking it."""
+    outcomes = []
+    for way, takes_leases in enumerate((False, True)):
+        instance = BareInstance(fabric, 0, folder, stop, takes_leases=takes_leases)
+        lives = [
+            LiveRequest(sampled_request(random_prompt(20 + n, seed=n), n, **{**SAMPLED[i], **params}))
+            for i, n in enumerate(num_tokens)
+        ]
+        first = prefill([live.view() for live in lives], (0,))
+        begun = instance.carry_out(command(2 * way, first, *lives))
+        for live, (_, token) in zip(lives, begun.tokens, strict=True):
+            live.placement = live.placement.adding(first.writes_of(live.request.request_id))
+            live.output_token_ids.append(token.token_id)
+        masters = {live.request.request_id: 0 for live in lives}
+        lease = decode([live.view() for live in lives], (0,), masters, num_steps=12)
+        outcomes.append(instance.carry_out(command(2 * way + 1, lease, *lives)))
+        for live in lives:
+            instance.carry_out(ReleaseKV(live.request.request_id, (0,)))
+    return outcomes
+
+
+def told(outcome: Outcome) -> list[tuple[int, int, FinishReason | None]]:
+    def without_id(step: int, token: ProducedToken) -> tuple[int, int, FinishReason | None]:
+        return step, token.token_id, token.finish_reason
+
+    return [without_id(step, token) for step, token in outcome.tokens]
+
+
+@pytest.mark.parametrize("stop", [None, Stop(1), Stop(4), Stop(2, told_in=5)], ids=str)
+@pytest.mark.parametrize("num_tokens", [(30, 40, 50), (4, 30, 9), (4, 6, 9)], ids=str)
+def test_steps_that_do_not_wait_give_the_same_tokens_and_end_with_the_same_slots(
+    fabric: SocketFabric, folder: Path, stop: Stop | None, num_tokens: tuple[int, ...]
+) -> None:
+    waiting, not_waiting = run(fabric, folder, stop, num_tokens)
+    assert told(not_waiting) == told(waiting)
+    assert not_waiting.num_steps == waiting.num_steps
+    live = [n for n in num_tokens if n - 1 > waiting.num_steps]
+    if len(live) == len(num_tokens):
+        assert not_waiting.num_slots_used == waiting.num_slots_used
+
+
+def test_a_request_that_ends_by_a_token_leaves_and_the_others_go_on(
+    fabric: SocketFabric, folder: Path
+) -> None:
+    stops = tuple(range(0, 97, 9))
+    waiting, not_waiting = run(fabric, folder, None, (30, 30, 30), stop_token_ids=stops)
+    assert any(token.finish_reason is FinishReason.STOP for _, token in waiting.tokens)
+    assert told(not_waiting) == told(waiting)
+
+
+@pytest.mark.parametrize(
+    "params", [{"num_logprobs": 1}, {"presence_penalty": 1.0}, {"min_tokens": 9, "stop_token_ids": (5,)}]
+)
+def test_what_the_host_must_know_between_steps_is_waited_for(
+    fabric: SocketFabric, folder: Path, params: dict[str, object]
+) -> None:
+    waiting, not_waiting = run(fabric, folder, None, (13, 13, 13), **params)
+    assert told(not_waiting) == told(waiting)
+    assert [token.logprobs for _, token in not_waiting.tokens] == [t.logprobs for _, t in waiting.tokens]
