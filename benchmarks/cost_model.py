@@ -3,8 +3,9 @@
 Each batch is predicted from its plan and the KV before it, and compared with what the engine saw, from its
 commit until its whole group was done; the first tenth warms up. CPU instances share the cores of the host:
 where more were busy than there are cores, the prediction is multiplied by how many more, and the batch is
-counted apart. Ceiling: a median error of 10 % of batches that had cores of their own, on a machine that does
-nothing else.
+counted apart. The last column is the median error of predictions corrected by the batches before
+(`Calibration`). Ceiling: a median error of 10 % of batches that had cores of their own, on a machine that
+does nothing else.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.measure import batch_sample
 from loong.launcher.profile.stage import SMALLEST_VOCABULARY
+from loong.scheduler.calibration import Calibration
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 from loong.scheduling import Scheduling
@@ -96,29 +98,31 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A batch's kind, seconds as predicted and measured, and busy processes over cores meanwhile."""
+    """A batch's kind, its seconds, busy processes over cores meanwhile, and how much longer it took than
+    predicted, relative, with and without the correction learned before.
+    """
 
     kind: str
-    predicted: float
     measured: float
     crowding: float
-
-    @property
-    def error(self) -> float:
-        """Relative; positive if the batch took longer."""
-        return self.measured / (self.predicted * max(1.0, self.crowding)) - 1
+    error: float
+    corrected_error: float
 
 
 def compare(ran: Sequence[Ran], model: CostModel, tp_size: int, num_cores: int) -> list[Compared]:
-    """Predict every batch."""
-    compared = []
+    """Predict every batch, in the order in which they ended."""
+    compared, calibration = [], Calibration()
     for batch in ran:
         sample = batch_sample(batch.plan, batch.placements, num_steps=batch.num_steps)
         (work, _), *later = sample.steps
         seconds = batch.ended_at - batch.started_at
         busy = sum(overlap(batch, other) * other.plan.group.dop for other in ran) / seconds
+        crowding = busy * tp_size / num_cores
+        predicted = sample.predicted(model) * max(1.0, crowding)
+        corrected = predicted * calibration.corrections[work.phase].factor
         kind = f"{'lease' if later else work.phase.value}, DoP {batch.plan.group.dop}"
-        compared.append(Compared(kind, sample.predicted(model), seconds, busy * tp_size / num_cores))
+        compared.append(Compared(kind, seconds, crowding, seconds / predicted - 1, seconds / corrected - 1))
+        calibration = calibration.observe(work.phase, predicted, seconds)
     return compared
 
 
@@ -163,6 +167,7 @@ def summary(rows: Iterable[Compared]) -> dict[str, float]:
         "median": median(sizes),
         "mean": fmean(sizes),
         "p95": float(np.quantile(sizes, 0.95)),
+        "corrected": median(abs(batch.corrected_error) for batch in batches),
     }
 
 
@@ -214,13 +219,13 @@ def main() -> None:
     rows = summaries(
         compare(watch.ran[len(watch.ran) // 10 :], model, cluster.tp_size, len(os.sched_getaffinity(0)))
     )
-    header = ("batches", "number", "median ms", "bias", "median error", "mean", "P95")
+    header = ("batches", "number", "median ms", "bias", "median error", "mean", "P95", "corrected")
     cells = [
         (
             name,
             str(row["num_batches"]),
             f"{1e3 * row['measured']:.2f}",
-            *(f"{row[key]:.1%}" for key in ("bias", "median", "mean", "p95")),
+            *(f"{row[key]:.1%}" for key in ("bias", "median", "mean", "p95", "corrected")),
         )
         for name, row in rows.items()
     ]
