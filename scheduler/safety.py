@@ -5,7 +5,7 @@ while others decode. So when slots are few, some wait with what they have until 
 that all are stuck together and one must be computed again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -36,21 +36,26 @@ class Bank:
         # What all after each may take before it would not find all that it needs when its turn comes.
         self._slack: NDArray[np.int64] = num_free + held.cumsum() - held - needed
 
-    def lends(self, request_id: RequestId, num_slots: int) -> bool:
-        """Take so many slots for a request, unless another might then not end."""
-        before = self._slack[: self._place[request_id]]
-        if before.min(initial=num_slots) < num_slots:
+    def lends(self, wishes: Mapping[RequestId, int]) -> bool:
+        """Take so many slots for each request, unless another might then not end."""
+        num_after = self._num_after(wishes)
+        slack = self._slack - num_after
+        if (slack[num_after > 0] < 0).any():
             return False
-        before -= num_slots
+        self._slack = slack
         return True
 
     def num_more(self, request_ids: Iterable[RequestId]) -> int | None:
         """How many slots each of these may take besides; None if as many as there are."""
-        takes = np.zeros_like(self._slack)
-        takes[[self._place[request_id] for request_id in request_ids]] = 1
-        num_after = takes[::-1].cumsum()[::-1] - takes
+        num_after = self._num_after(dict.fromkeys(request_ids, 1))
         limits = self._slack[num_after > 0] // num_after[num_after > 0]
         return max(0, int(limits.min())) if len(limits) else None
+
+    def _num_after(self, wishes: Mapping[RequestId, int]) -> NDArray[np.int64]:
+        """How many slots those after each wish to take."""
+        num_slots = np.zeros_like(self._slack)
+        num_slots[[self._place[request_id] for request_id in wishes]] = list(wishes.values())
+        return num_slots[::-1].cumsum()[::-1] - num_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,11 @@ def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Saf
     if num_free - num_wished >= max(map(_num_declared, views), default=0):
         return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
     bank = Bank((_claim(view, survey) for view in views), num_free)
-    wishes = [(view.request_id, 1) for view in sorted(decodes, key=attrgetter("arrival_time"))]
-    wishes += [(prefill.view.request_id, prefill.num_tokens) for prefill in prefills]
-    paused_ids = frozenset(request_id for request_id, wish in wishes if not bank.lends(request_id, wish))
+    wishes = {view.request_id: 1 for view in sorted(decodes, key=attrgetter("arrival_time"))}
+    wishes |= {prefill.view.request_id: prefill.num_tokens for prefill in prefills}
+    paused_ids = frozenset[RequestId]()
+    if not bank.lends(wishes):
+        paused_ids = frozenset(i for i, num_slots in wishes.items() if not bank.lends({i: num_slots}))
     num_more = bank.num_more(v.request_id for v in decodes if v.request_id not in paused_ids)
     return Safety(paused_ids, lease_steps if num_more is None else min(lease_steps, 1 + num_more))
 

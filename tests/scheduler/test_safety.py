@@ -52,7 +52,7 @@ def test_after_whatever_was_lent_all_can_still_end(
     bank, taken = Bank(claims, num_free), dict[str, int]()
     for claim in data.draw(st.permutations(claims)):
         wish = data.draw(st.integers(0, claim.num_needed))
-        if bank.lends(claim.request_id, wish):
+        if bank.lends({claim.request_id: wish}):
             taken[claim.request_id] = wish
     lent = after(claims, taken)
     if can_all_end(claims, num_free):
@@ -68,15 +68,16 @@ def test_after_whatever_was_lent_all_can_still_end(
 @given(claims_of_few, st.integers(0, 20))
 def test_who_needs_least_never_waits(claims: list[Claim], num_free: int) -> None:
     least = min(claims, key=lambda claim: claim.num_needed)
-    assert Bank(claims, num_free).lends(least.request_id, least.num_needed)
+    assert Bank(claims, num_free).lends({least.request_id: least.num_needed})
 
 
 def test_nobody_takes_what_another_needs_to_end() -> None:
     bank = Bank([Claim("near", 90, 4), Claim("far", 5, 50)], num_free=6)
-    assert not bank.lends("far", 3)
-    assert bank.lends("far", 2)
-    assert not bank.lends("far", 1)
-    assert bank.lends("near", 4)
+    assert not bank.lends({"far": 3})
+    assert bank.lends({"far": 2})
+    assert not bank.lends({"far": 1})
+    assert bank.lends({"near": 4})
+    assert not Bank([Claim("near", 90, 4), Claim("far", 5, 50)], num_free=6).lends({"near": 4, "far": 3})
 
 
 def test_as_many_more_as_each_may_have_at_once() -> None:
