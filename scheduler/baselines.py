@@ -39,14 +39,12 @@ def plan_fixed_groups(
     ends: list[LeaseEnd] = []
     victims: list[RequestView] = []
     for group in groups:
-        prompts = group.prefills + group.joining
-        leaving = [] if group.batches else latest_in_the_way(group.decodes, group.num_free)
-        victims += leaving
+        has_prompts = bool(group.prefills or group.joining)
         if group.batches:
-            ends += lease_ends(group.batches) if prompts else ()
-        elif leaving:
-            pass  # what they leave is planned with at once
-        elif prompts:
+            ends += lease_ends(group.batches) if has_prompts else ()
+        elif leaving := latest_in_the_way(group.decodes, group.num_free):
+            victims += leaving  # the next plan, which is made at once, has their slots
+        elif has_prompts:
             batches.append(filling.step(group, cost_model, max_tokens))
         elif group.decodes:
             batches.append(plan_lease(group.free, group.decodes, cost_model, config.lease_steps))

@@ -8,13 +8,15 @@ rest are one decode batch; so batches merge, and a group is no longer than its r
 Where the paper is silent, or a constant of its cluster, this is what we do:
 
 - The output length of a request is its declared maximum, and how long it decodes follows from the predicted
-  time of a step. Times, the tipping points and the link's speed come from the cost model.
-- What computing binds takes twice as long as a step that does nothing but begin and read the weights.
-- With nothing idle, and no decode batch worth stopping, the first prompt still gets an instance whose KV has
+  time of a step. Times, tipping points and the speed of links come from the cost model.
+- Computing binds a step that takes twice as long as one that only begins and reads the weights.
+- The program is solved exactly, without the published pruning, and groups go on each at its own pace: any
+  instance that is free can be used, whatever runs elsewhere.
+- With nothing idle, and no decode batch worth stopping, the first prompt still gets instances whose KV has
   room elsewhere. So decode batches give way to prompts of any length.
-- A batch whose instances are not all free begins when they are; leases on them end, the others wait.
-- While a decode batch lacks slots though all that rests has shared its own, no prompt begins and leases end;
-  if that does not help, the latest arrival is preempted.
+- A batch whose instances are not all free begins when they are; leases on them end, and the others wait.
+- While a decode batch lacks slots, though it shares those of all batches at rest, no prompt begins and all
+  leases end; if nothing is left to end, the latest arrival is preempted.
 """
 
 from collections.abc import Collection, Iterator, Mapping
