@@ -157,8 +157,7 @@ class Allocation:
             [Offer(g.dop, max(0, g.spare), 0.0, g.dop * price) for g in cleared],
             [self.cost_model.prefill_terms(dop + 1) for dop in range(self.survey.num_instances)],
         )
-        if solution is None:
-            return
+        assert solution is not None, "all of them together have the room that they had promised"
         taken = {id(group) for group in offered}
         self.groups = [*(group for group in self.groups if id(group) not in taken), *cleared]
         for batch in solution.batches:
