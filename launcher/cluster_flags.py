@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loong.launcher.flags import or_auto, positive, token_count
+from loong.launcher.flags import or_auto, positive, share, token_count
 
 if TYPE_CHECKING:
     from loong.launcher.local import ClusterConfig
@@ -20,7 +20,7 @@ class ChosenCluster:
     name: str
     model: "ModelConfig"
     cluster: "ClusterConfig"
-    device: str
+    device: str  # a key of the cost model's DEVICES
     tokenizer_folder: Path
 
 
@@ -41,7 +41,12 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 def add_instance_flags(group: argparse._ArgumentGroup) -> None:
     """How many instances, on what, and how large."""
-    group.add_argument("--device", choices=("cpu",), default="cpu", help="what instances run on (cpu)")
+    group.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: each instance on a GPU of its own (%(default)s)",
+    )
     group.add_argument(
         "--num-instances", type=positive, default=4, metavar="N", help="replicas of the weights (%(default)s)"
     )
@@ -57,7 +62,14 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         "--kv-cache-tokens",
         type=or_auto(token_count),
         metavar="N",
-        help="an instance's KV pool (auto: what memory suggests, at most 65536)",
+        help="an instance's KV pool (auto: what memory suggests, on processors at most 65536)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=share,
+        default=0.85,
+        metavar="X",
+        help="of a GPU's free memory, for weights and KV (%(default)s)",
     )
 
 
@@ -67,7 +79,6 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
     Raises `ConfigError` if there is no such model, or it does not fit.
     """
     from loong.launcher.local import ClusterConfig  # these import torch, which `--help` can do without
-    from loong.launcher.memory import fit_kv_capacity
     from loong.model.shapes import SHAPES, find_config
     from loong.model.tiny import tiny_model
 
@@ -76,6 +87,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
     model = args.model or str(tiny)
     dtype = None if args.dtype == "auto" else args.dtype
     config = find_config(model, args.load_format, dtype)
+    device, kv_capacity = _device_and_kv_capacity(args, config)
     return ChosenCluster(
         name=Path(args.model).name if args.model else "loong-tiny",
         model=config,
@@ -86,12 +98,27 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             seed=args.seed,
             num_instances=args.num_instances,
             tp_size=args.tensor_parallel_size,
-            kv_capacity=fit_kv_capacity(config, args.num_instances, args.kv_cache_tokens),
+            kv_capacity=kv_capacity,
             start_timeout=start_timeout,
+            device=args.device,
         ),
-        device=args.device,
+        device=device,
         tokenizer_folder=tiny or Path(model),
     )
+
+
+def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
+    """What instances run on, as cost models name it, and the tokens that each has room for."""
+    from loong.launcher.gpus import cost_device, host_gpus
+    from loong.launcher.memory import fit_gpu_kv_capacity, fit_kv_capacity
+
+    if args.device == "cpu":
+        return "cpu", fit_kv_capacity(config, args.num_instances, args.kv_cache_tokens)
+    gpus = host_gpus()
+    tokens = fit_gpu_kv_capacity(
+        config, gpus, args.num_instances, args.kv_cache_tokens, args.gpu_memory_utilization
+    )
+    return cost_device(gpus[0]), tokens
 
 
 def _cache_folder() -> Path:

@@ -52,6 +52,14 @@ def ratio(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A number above 0 and at most 1."""
+    value = ratio(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is above 1")
+    return value
+
+
 def or_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
     """A value, or `auto` for None."""
     return lambda text: None if text == "auto" else parse(text)

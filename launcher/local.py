@@ -28,7 +28,10 @@ _LAST_WORDS_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """The instances to start and the model they hold. Capacities are tokens an instance."""
+    """The instances to start and the model they hold. Capacities are tokens an instance.
+
+    On `device` cuda, instances take the GPUs of the host by turns; each is one of them for now.
+    """
 
     model: str
     load_format: str = "safetensors"
@@ -40,11 +43,14 @@ class ClusterConfig:
     host_kv_capacity: int = 0
     deadline: float = 60.0
     start_timeout: float = 600.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for name in ("num_instances", "tp_size", "kv_capacity"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {value}")
+        if self.device == "cuda" and self.tp_size > 1:
+            raise ConfigError(f"tensor parallel size must be 1 on GPUs, but is {self.tp_size}")
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
@@ -178,4 +184,5 @@ def _worker_config(
         reports_endpoint=endpoints.reports,
         deadline=config.deadline,
         num_threads=1,
+        device=config.device,
     )

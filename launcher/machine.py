@@ -20,7 +20,7 @@ def machine_facts() -> dict[str, str]:
         ),
         "memory_gib": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f}",
     }
-    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    gpus = output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     if gpus:
         facts["gpus"] = gpus
     commit = git_commit()
@@ -32,10 +32,10 @@ def machine_facts() -> dict[str, str]:
 def git_commit() -> str | None:
     """Return the commit this code is at, with `+` if the tree differs from it; None outside a checkout."""
     folder = str(Path(__file__).resolve().parent)
-    commit = _output("git", "-C", folder, "rev-parse", "HEAD")
+    commit = output_of("git", "-C", folder, "rev-parse", "HEAD")
     if not commit:
         return None
-    return commit + ("+" if _output("git", "-C", folder, "status", "--porcelain", "-uno") else "")
+    return commit + ("+" if output_of("git", "-C", folder, "status", "--porcelain", "-uno") else "")
 
 
 def _processor() -> str:
@@ -47,7 +47,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _output(program: str, *arguments: str) -> str:
+def output_of(program: str, *arguments: str) -> str:
     """Return what a program prints, nothing if it is not there or fails."""
     path = shutil.which(program)
     if path is None:

@@ -1,15 +1,18 @@
-"""How much KV fits the memory of this machine."""
+"""How much KV fits the memory of this machine, or of its GPUs."""
 
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
 from loong.core.errors import ConfigError
+from loong.launcher.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
 from loong.model.parameters import expected_shapes
 
 MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
+GRAPH_BYTES = 2 * GIB  # for captured decode steps, and to draw from the logits of 256 requests
 
 
 def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) -> int:
@@ -17,7 +20,7 @@ def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) 
 
     Raises `ConfigError` if they cannot fit beside the weights of every instance.
     """
-    weights = DTYPE_BYTES[config.dtype] * sum(map(prod, expected_shapes(config).values()))
+    weights = _weight_bytes(config)
     available = _available_bytes()
     room = MEMORY_SHARE * available / num_instances - weights
     suggested = min(int(room // config.kv_bytes_per_token), MAX_AUTO_TOKENS)
@@ -31,6 +34,32 @@ def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) 
             "lower --num-instances or --kv-cache-tokens"
         )
     return tokens
+
+
+def fit_gpu_kv_capacity(
+    config: ModelConfig, gpus: Sequence[Gpu], num_instances: int, asked: int | None, utilization: float
+) -> int:
+    """Tokens of KV an instance: those asked for, or (None) what fits `utilization` of each GPU's free memory.
+
+    The rest is for activations. Raises `ConfigError` if there are too few GPUs, or weights and KV do not fit.
+    """
+    if num_instances > len(gpus):
+        raise ConfigError(f"--num-instances is {num_instances}, but this host has {len(gpus)} GPUs")
+    weights = _weight_bytes(config)
+    room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_instances]))
+    suggested = (room - weights - GRAPH_BYTES) // config.kv_bytes_per_token
+    tokens = suggested if asked is None else asked
+    needed = weights + GRAPH_BYTES + tokens * config.kv_bytes_per_token
+    if tokens < 1 or needed > room:
+        raise ConfigError(
+            f"{weights / GIB:.2f} GiB of weights and KV for {max(tokens, 1):,} tokens do not fit "
+            f"{room / GIB:.2f} GiB, which is --gpu-memory-utilization {utilization:g} of what is free"
+        )
+    return tokens
+
+
+def _weight_bytes(config: ModelConfig) -> int:
+    return DTYPE_BYTES[config.dtype] * sum(map(prod, expected_shapes(config).values()))
 
 
 def _available_bytes() -> int:

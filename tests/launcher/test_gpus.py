@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+
+from loong.core.errors import ConfigError
+from loong.launcher.gpus import Gpu, cost_device, host_gpus
+from loong.launcher.memory import GRAPH_BYTES, fit_gpu_kv_capacity
+from loong.model.tiny import CONFIG
+
+WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
+ROOM = 1000 * CONFIG.kv_bytes_per_token
+
+
+def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """A program of the driver's name that prints these lines."""
+    program = folder / "nvidia-smi"
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def gpu(free_bytes: int) -> Gpu:
+    return Gpu("NVIDIA H200", 2 * free_bytes, free_bytes)
+
+
+def test_the_driver_tells_names_and_memory_of_all_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_driver(tmp_path, monkeypatch, "NVIDIA H200, 143771, 143000", "NVIDIA A100-SXM4-80GB, 81920, 3")
+    first, second = host_gpus()
+    assert first == Gpu("NVIDIA H200", 143771 << 20, 143000 << 20)
+    assert [cost_device(first), cost_device(second)] == ["h200", "a100"]
+
+
+def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="nvidia-smi tells of none"):
+        host_gpus()
+    with pytest.raises(ConfigError, match="no roofline of NVIDIA T4, only of h200"):
+        cost_device(Gpu("NVIDIA T4", 1, 1))
+
+
+def test_kv_takes_what_weights_and_graphs_leave_of_the_fullest_gpu_that_is_used() -> None:
+    least = gpu(2 * (WEIGHTS + GRAPH_BYTES + ROOM))
+    gpus = [gpu(1 << 40), least, gpu(1)]
+    assert fit_gpu_kv_capacity(CONFIG, gpus, 2, None, 0.5) == 1000
+    assert fit_gpu_kv_capacity(CONFIG, gpus, 2, 900, 0.5) == 900
+
+
+def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
+    gpus = [gpu(WEIGHTS + GRAPH_BYTES + ROOM)]
+    with pytest.raises(ConfigError, match=r"KV for 1,001 tokens do not fit .* --gpu-memory-utilization 1 "):
+        fit_gpu_kv_capacity(CONFIG, gpus, 1, 1001, 1.0)
+    with pytest.raises(ConfigError, match="KV for 1 tokens"):
+        fit_gpu_kv_capacity(CONFIG, [gpu(WEIGHTS)], 1, None, 1.0)
+    with pytest.raises(ConfigError, match="--num-instances is 2, but this host has 1 GPUs"):
+        fit_gpu_kv_capacity(CONFIG, gpus, 2, None, 1.0)
