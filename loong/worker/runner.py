@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from loong.attention.elastic import ElasticAttention
-from loong.attention.step import Step
+from loong.attention.step import Step, concatenate, members
 from loong.core.events import ProducedToken
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
@@ -190,12 +190,10 @@ def _inputs(
     in whatever chunks it is: the whole prompt for a token of the prompt, itself and all before for others.
     """
     token_ids: list[TokenId] = []
-    positions: list[int] = []
-    lengths: list[int] = []
+    positions, lengths = [], []
     for block in blocks:
         request = requests[block.request_id]
         token_ids += request.token_ids(block)
-        positions += block.positions
-        lengths += [max(request.given.num_prompt_tokens, position + 1) for position in block.positions]
-    ids, at, total = (torch.tensor(values, dtype=torch.int64) for values in (token_ids, positions, lengths))
-    return ids, at, total
+        positions.append(members((block.positions,)))
+        lengths.append((positions[-1] + 1).clamp(min=request.given.num_prompt_tokens))
+    return torch.tensor(token_ids, dtype=torch.int64), concatenate(positions), concatenate(lengths)
