@@ -84,9 +84,11 @@ class Scaling:
         budget, decode_seconds = self.budget(decodes), step.seconds
         is_alone = not decodes and len(prefills) == 1
         late = next((p for p in prefills if p.is_late), None)
-        late_budget = decode_seconds + self.config.late_share * (budget - decode_seconds)
-        if late is not None and self._add(step, late, late_budget, is_alone):
-            prefills = [p for p in prefills if p is not late]
+        if late is not None:
+            least = decode_seconds + self.config.late_share * (budget - decode_seconds)
+            spared = budget - sum(p.work for p in prefills if p is not late) / step.dop
+            if self._add(step, late, max(least, spared), is_alone):
+                prefills = [p for p in prefills if p is not late]
         num_added = 0
         for prefill in prefills:
             num_added += self._add(step, prefill, budget, is_alone)
