@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
 from loong.kernels.pool_tile import load_kv
-from loong.kernels.softmax import LOG2_E, attend_tile, join_pair, normalized
+from loong.kernels.softmax import LOG2_E, MIN_WIDTH, attend_tile, join_pair, normalized
 
 
 def attend_blocks(
@@ -32,7 +32,7 @@ def attend_blocks(
         Accumulates in float32. Needs nothing of the host and allocates nothing.
     """
     dims = _check(q, kv, tasks, total, slots)
-    group_size, width = dims.group_size(), triton.next_power_of_2(dims["D"])
+    group_size, width = dims.group_size(), max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
     num_keys = (len(kv) if slots is None else len(slots)) // max(1, dims["C"])
     num_rows, tile, num_warps, num_stages = _tiling(
         q.dtype, width, dims["T"] * group_size, num_keys, slots is not None

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
+MIN_WIDTH = 16  # of a head: matrix products take no fewer columns
 _LN_2 = tl.constexpr(0.6931471805599453)
 _NEVER = tl.constexpr(float("-inf"))
 

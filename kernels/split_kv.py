@@ -17,7 +17,7 @@ from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
 from loong.kernels.pool_tile import load_kv
 from loong.kernels.slots import SlotLists
-from loong.kernels.softmax import LOG2_E, attend_tile, join_parts, normalized
+from loong.kernels.softmax import LOG2_E, MIN_WIDTH, attend_tile, join_parts, normalized
 
 _PROGRAMS_PER_PROCESSOR = 2
 _TILE_BYTES = 32768  # of keys, and as much of values
@@ -63,7 +63,7 @@ def attend_slots(
     num_requests, num_cuts, group_size = dims["B"], workspace.num_cuts, dims.group_size()
     if num_requests == 0:
         return
-    head_dim, width = dims["D"], triton.next_power_of_2(dims["D"])
+    head_dim, width = dims["D"], max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
     tile = min(_MAX_TILE, _TILE_BYTES // (width * q.dtype.itemsize))
     _attend_cuts[dims["K"], num_cuts](
         q,
