@@ -8,7 +8,8 @@ from torch import Tensor
 from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
-from loong.model.device import AttendTable, Square
+from loong.model.device import AttendTable
+from loong.model.squares import cut_squares
 
 SQUARE_STEP = 8192  # sizes of squares: each takes cuDNN 60 ms to plan, once, and below 8192 Triton is quicker
 
@@ -76,19 +77,9 @@ class CudaDevice:
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device."""
-        squares: list[Square] = []
-        others: list[AttendTask] = []
-        for task in tasks:
-            square = _largest_square(task) if self._has_squares else None
-            if square is None:
-                others.append(task)
-                continue
-            squares.append(square)
-            num_done = square.query_row - task.query_row + square.size
-            if num_done < task.num_queries:
-                others.append(_after(task, num_done))
+        squares, others = cut_squares(tasks, SQUARE_STEP) if self._has_squares else ((), tuple(tasks))
         lines = torch.tensor(others, dtype=torch.int64).view(-1, len(AttendTask._fields))
-        return AttendTable(self.upload(lines), tuple(squares))
+        return AttendTable(self.upload(lines), squares)
 
     def attend_blocks(
         self,
@@ -125,27 +116,6 @@ class CudaDevice:
                 num_cuts, room, num_heads, head_dim, self.torch_device
             )
         return self._workspaces[room]
-
-
-def _largest_square(task: AttendTask) -> Square | None:
-    """The largest part of a task in which query i sees keys 0 to i, of a size that is worth a plan."""
-    if task.query_step != task.key_step:
-        return None
-    num_seen_by_first = (task.first_query - task.first_key) // task.key_step + 1
-    if num_seen_by_first not in (0, 1):
-        return None
-    blind = 1 - num_seen_by_first  # the first query sees nothing, if its stripe begins before the keys'
-    size = min(task.num_queries - blind, task.num_keys) // SQUARE_STEP * SQUARE_STEP
-    return Square(task.query_row + blind, task.key_row, size) if size else None
-
-
-def _after(task: AttendTask, num_done: int) -> AttendTask:
-    """What is left of a task once its first queries are done."""
-    return task._replace(
-        query_row=task.query_row + num_done,
-        num_queries=task.num_queries - num_done,
-        first_query=task.first_query + num_done * task.query_step,
-    )
 
 
 def _attend_square(q: Tensor, kv: Tensor, scale: float, total: Partial) -> None:

@@ -9,14 +9,7 @@ from torch import Tensor
 from loong.kernels import Partial, reference
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
-
-
-class Square(NamedTuple):
-    """Query i of some rows sees keys 0 to i of as many rows."""
-
-    query_row: int
-    key_row: int
-    size: int
+from loong.model.squares import Square
 
 
 class AttendTable(NamedTuple):

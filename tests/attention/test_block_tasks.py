@@ -1,0 +1,58 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loong.attention.local import tables_of, tasks_of
+from loong.core.plan import QueryBlock, Transfer
+from loong.kernels.attend_task import AttendTask
+from loong.model.device import CpuDevice
+
+stripes = st.builds(
+    lambda first, step, count: range(first, first + step * count, step),
+    st.integers(0, 20),
+    st.integers(1, 4),
+    st.integers(0, 9),
+)
+blocks = stripes.filter(bool).map(lambda positions: QueryBlock("a", positions, 0, Transfer.KV))
+
+
+def pairs(task: AttendTask) -> set[tuple[int, int]]:
+    """The query rows and key rows of a task that meet."""
+    return {
+        (task.query_row + i, task.key_row + j)
+        for i in range(task.num_queries)
+        for j in range(task.num_keys)
+        if task.first_key + j * task.key_step <= task.first_query + i * task.query_step
+    }
+
+
+@given(blocks, st.lists(stripes, max_size=4))
+def test_the_tasks_of_a_block_meet_every_key_up_to_each_query_once(
+    block: QueryBlock, kv: list[range]
+) -> None:
+    keys = [position for positions in kv for position in positions]
+    met = [pair for task in tasks_of(block, 10, 50, kv) for pair in pairs(task)]
+    assert sorted(met) == [
+        (10 + i, 50 + j)
+        for i, query in enumerate(block.positions)
+        for j, key in enumerate(keys)
+        if key <= query
+    ]
+
+
+@given(st.lists(st.tuples(blocks, st.lists(stripes, max_size=4)), max_size=4))
+def test_tables_hold_all_tasks_and_no_query_twice(cases: list[tuple[QueryBlock, list[range]]]) -> None:
+    tasks = [tasks_of(block, 100 * i, 0, kv) for i, (block, kv) in enumerate(cases)]
+    tables = [[AttendTask(*line) for line in table.tasks.tolist()] for table in tables_of(tasks, CpuDevice())]
+    assert sorted(task for table in tables for task in table) == sorted(t for each in tasks for t in each)
+    for table in tables:
+        assert len({task.query_row for task in table}) == len(table)
+    assert len(tables) == max(map(len, tasks), default=0)
+
+
+def test_keys_that_all_queries_see_make_one_task() -> None:
+    block = QueryBlock("a", range(40, 44), 0, Transfer.KV)
+    history = [range(0, 20, 2), range(1, 20, 2), range(20, 40)]
+    assert tasks_of(block, 0, 5, [*history, range(40, 44)]) == (
+        AttendTask.full(0, 4, 5, 40),
+        AttendTask.causal(0, range(40, 44), 45, range(40, 44)),
+    )
