@@ -112,11 +112,11 @@ class Allocation:
         waits = {id(group): group.wait_of(prefill) for group in self.groups}
         own = [group for group in self.groups if any(p is prefill for p in group.prefills)]
         others = [g for g in self.groups if not own or not g.prefills]
-        by_wait = sorted(others, key=lambda g: (waits[id(g)], -g.spare))[:MAX_OFFERS]
+        by_wait = sorted(others, key=lambda g: (waits[id(g)], -g.spare))
         demand = 0 if own else self.demand(prefill)
         for limit in (max_dop, self.survey.num_instances):
             chosen, least = own, float("inf")
-            for base in own or by_wait:
+            for base in own or by_wait[:MAX_OFFERS]:
                 together, dop, spare, wait = [base], base.dop, base.spare, waits[id(base)]
                 for group in [None, *by_wait]:
                     if group is not None:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.instance import InstanceKind
-from loong.core.request import RequestView
+from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.equations import FutureKV
@@ -62,6 +62,8 @@ class Refusal(Enum):
     NO_ROOM = "with it, requests would come to need more KV than there is"
     OVERTAKING = "an older request has waited long for room, and goes first"
     PUT_OFF = "it is put off, as another is that has begun"
+    NOT_TRIED = "several before it wait for room"
+    HELD_BACK = "others need the slots that it would take to end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,13 @@ class Dispatched:
     prefills: list[Prefill]
     refused: list[tuple[RequestView, Refusal]]
     room: "Room"
+
+    def hold_back(self, request_ids: Set[RequestId]) -> None:
+        """Refuse these after all."""
+        self.refused.extend(
+            (p.view, Refusal.HELD_BACK) for p in self.prefills if p.view.request_id in request_ids
+        )
+        self.prefills[:] = [p for p in self.prefills if p.view.request_id not in request_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,8 @@ class Dispatch:
                 found.refused.append((view, Refusal.OVERTAKING))
             elif prefill.is_late and is_late_begun:
                 found.refused.append((view, Refusal.PUT_OFF))
+            elif len(room.refused) == MAX_REFUSED:
+                found.refused.append((view, Refusal.NOT_TRIED))
             elif room.fits(view):
                 room.take(view)
                 is_late_begun |= prefill.is_late
@@ -221,8 +232,6 @@ class Room:
 
     def fits(self, view: RequestView) -> bool:
         """Whether a request has room to its declared end, with all that were taken."""
-        if len(self.refused) == MAX_REFUSED:
-            return False
         if self.num_declared + view.num_prompt_tokens + view.max_tokens <= self.capacity:
             return True
         remaining, current = _future(view)

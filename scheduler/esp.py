@@ -17,7 +17,7 @@ from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.allocation import Allocation, Group
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Dispatch, Order, Prefill, by_deadline
+from loong.scheduler.dispatch import Dispatch, Dispatched, Order, by_deadline
 from loong.scheduler.migration import Gathering
 from loong.scheduler.reasons import reasons_to_begin, reasons_to_preempt, reasons_to_wait
 from loong.scheduler.safety import safety
@@ -60,10 +60,11 @@ class ElasticPlanner:
         """The whole plan."""
         if any(unit.is_ready or unit.is_in_lease for unit in self.survey.units):
             dispatched = Dispatch(self.survey, self.cost_model, self.config, type(self).order).dispatch()
-            prefills = self._hold_back(dispatched.prefills)
-            groups = self.allocation(self.survey, self.cost_model, self.config).allocate(prefills)
+            self._hold_back(dispatched)
+            groups = self.allocation(self.survey, self.cost_model, self.config).allocate(dispatched.prefills)
             self._make_all(groups)
-            self.decisions += reasons_to_wait(self.survey, dispatched, groups)
+            begun_ids = {request_id for batch in self.batches for request_id in batch.request_ids}
+            self.decisions += reasons_to_wait(self.survey, dispatched, groups, begun_ids)
         return IterationPlan(
             batches=tuple(self.batches),
             migrations=tuple(self.migrations),
@@ -76,13 +77,14 @@ class ElasticPlanner:
         """Groups that another can join for their room (scale-up)."""
         return [other for other in self.left if self._num_free(other)]
 
-    def _hold_back(self, prefills: Sequence[Prefill]) -> list[Prefill]:
+    def _hold_back(self, dispatched: Dispatched) -> None:
         """Let those rest whose next slots others need to end."""
-        safe = safety(self.survey, prefills, self.config.lease_steps)
+        safe = safety(self.survey, dispatched.prefills, self.config.lease_steps)
         self.config = replace(self.config, lease_steps=safe.lease_steps)
-        for unit in self.survey.units if safe.paused_ids else ():
-            unit.decodes = [view for view in unit.decodes if view.request_id not in safe.paused_ids]
-        return [prefill for prefill in prefills if prefill.view.request_id not in safe.paused_ids]
+        if safe.paused_ids:
+            for unit in self.survey.units:
+                unit.decodes = [view for view in unit.decodes if view.request_id not in safe.paused_ids]
+            dispatched.hold_back(safe.paused_ids)
 
     def _make_all(self, groups: Sequence[Group]) -> None:
         """Plan every group, those first that need room of the others, and of these those of the oldest."""

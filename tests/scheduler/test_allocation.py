@@ -160,6 +160,12 @@ def test_a_prompt_that_fits_on_no_single_group_is_spread() -> None:
     assert len(homes(allocated(snapshot_of([200, 350, 300], [waiting("p", SHORT)])))["p"]) > 1
 
 
+@pytest.mark.parametrize("num_instances", [16, 20, 40])
+def test_a_prompt_may_need_the_room_of_any_number_of_instances(num_instances: int) -> None:
+    view = waiting("p", 100 * num_instances - 50)
+    assert dops(allocated(snapshot_of([100] * num_instances, [view]))) == {"p": num_instances}
+
+
 def test_what_fits_on_all_together_only_takes_all_and_what_fits_nowhere_is_left_out() -> None:
     assert dops(allocated(snapshot_of([200] * 3, [waiting("p", SHORT)]))) == {"p": 3}
     own = [decoding(f"d{i}", 90, (i,)) for i in range(3)]
