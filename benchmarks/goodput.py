@@ -21,7 +21,7 @@ from loong.launcher.machine import machine_facts
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load, SimulateConfig
-from loong.launcher.simulate.points import done
+from loong.launcher.simulate.parallel import done
 from loong.launcher.simulate.search import Goodput, search
 from loong.model.shapes import find_config
 from loong.scheduler.policy import POLICIES

@@ -1,20 +1,15 @@
 """Runs of a sweep: a point is one policy under one rule at one rate."""
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
-from typing import TypeVar
-
-from tqdm import tqdm
 
 import loong
 from loong.core.snapshot import ClusterStats
 from loong.core.timeline import BatchSlice, Timeline
 from loong.launcher.run_logs import run_logs
 from loong.launcher.simulate.config import SimulateConfig
+from loong.launcher.simulate.parallel import in_order
 from loong.launcher.simulate.run import simulate
 from loong.recording.lines import VERSION, Setting
 from loong.scheduler.policy import make_policy
@@ -22,9 +17,6 @@ from loong.workloads.metrics import Metrics, compute_metrics
 from loong.workloads.slo import SLORule
 
 ATTAINMENT = 0.9  # of P90 goodput
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,34 +71,6 @@ def run_point(
         )
     metrics = compute_metrics(run.records, limits_of, length_scale=load.length_scale)
     return PointResult(point, metrics, run.stats, run.num_events, run.is_cut_off, tuple(timeline.slices))
-
-
-def done(
-    work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str
-) -> Iterator[tuple[int, Result]]:
-    """Do all tasks in so many processes, under a progress bar; yields (index, result) as they are done."""
-    with tqdm(total=len(tasks), unit=unit, disable=None) as bar:
-        for result in _done(work, tasks, min(num_jobs, len(tasks))):
-            bar.update()
-            yield result
-
-
-def _done(
-    work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int
-) -> Iterator[tuple[int, Result]]:
-    if num_jobs <= 1:
-        yield from ((index, work(task)) for index, task in enumerate(tasks))
-        return
-    with ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-
-
-def in_order(work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str) -> list[Result]:
-    """The results of `done`, in the order of tasks."""
-    results = dict(done(work, tasks, num_jobs, unit))
-    return [results[index] for index in range(len(tasks))]
 
 
 def sweep(config: SimulateConfig) -> list[PointResult]:

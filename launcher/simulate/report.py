@@ -19,6 +19,7 @@ from loong.server.trace import chrome_trace
 from loong.workloads.plot import is_available, plot_timelines
 from loong.workloads.plot_attainment import plot_attainment
 from loong.workloads.result import JSON, metrics_json
+from loong.workloads.slo import SLORule
 from loong.workloads.timeline import parse_timeline
 
 
@@ -48,6 +49,8 @@ def simulate_and_report(config: SimulateConfig, command: str) -> None:
 def _print_tables(
     config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput]
 ) -> None:
+    if refusals := tables.refusals(results):
+        print(refusals, end="\n\n")
     for rule in config.rules:
         of_rule = [result for result in results if result.point.rule == rule]
         if config.is_single:
@@ -70,10 +73,7 @@ def _results(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": dict(machine_facts()),
         "configuration": _configuration(config),
-        "goodput": [
-            {"policy": g.policy, "slo": g.rule.describe(), "request_rate": g.rate, "runs": len(g.points)}
-            for g in goodputs
-        ],
+        "goodput": _goodput_json(goodputs),
         "runs": [_run_json(result) for result in results],
     }
 
@@ -138,9 +138,9 @@ def _write_files(
 
 
 def _write_timelines(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> None:
-    """A picture a rule, and for each run a trace that Perfetto opens."""
-    for rule in config.rules:
-        suffix = f"-{rule.name}" if len(config.rules) > 1 else ""
+    """A picture a rule, and for each run a trace that Perfetto opens; from the second rule on, numbered."""
+    for number, rule in enumerate(config.rules, 1):
+        suffix = f"-{number}" if number > 1 else ""
         timelines = {}
         for result in results:
             if result.point.rule == rule:
@@ -150,7 +150,7 @@ def _write_timelines(folder: Path, config: SimulateConfig, results: Sequence[Poi
         plot_timelines(timelines, [folder / f"timeline{suffix}.{kind}" for kind in ("png", "svg")])
 
 
-def _curve(results: Sequence[PointResult], policy: str, rule: object) -> list[tuple[float, float]]:
+def _curve(results: Sequence[PointResult], policy: str, rule: SLORule) -> list[tuple[float, float]]:
     """Attainment by rate, of the runs that went to their end."""
     return [
         (result.point.rate, result.metrics.attainment or 0.0)
@@ -163,10 +163,15 @@ def _summary(config: SimulateConfig, goodputs: Sequence[Goodput]) -> dict[str, J
     return {
         "workload": config.load.workload,
         "seed": config.load.seed,
-        "goodput": {
-            rule.name: {g.policy: g.rate for g in goodputs if g.rule == rule} for rule in config.rules
-        },
+        "goodput": _goodput_json(goodputs),
     }
+
+
+def _goodput_json(goodputs: Sequence[Goodput]) -> JSON:
+    return [
+        {"policy": g.policy, "slo": g.rule.describe(), "request_rate": g.rate, "runs": len(g.points)}
+        for g in goodputs
+    ]
 
 
 def _make_folder(folder: Path) -> None:

@@ -7,7 +7,8 @@ from itertools import takewhile
 from math import sqrt
 
 from loong.launcher.simulate.config import SimulateConfig
-from loong.launcher.simulate.points import Point, PointResult, in_order, run_point
+from loong.launcher.simulate.parallel import in_order
+from loong.launcher.simulate.points import Point, PointResult, run_point
 from loong.workloads.slo import SLORule
 
 NUM_SAMPLED = 300  # requests, for a first guess

@@ -75,6 +75,19 @@ def goodput(goodputs: Sequence[Goodput]) -> str:
     return table((f"P{ATTAINMENT * 100:.0f} goodput", "req/s", "of best", "runs"), rows)
 
 
+def refusals(results: Sequence[PointResult]) -> str:
+    """Which policies refused requests that they can never hold; nothing if none did."""
+    worst: dict[str, tuple[int, int]] = {}
+    for result in results:
+        policy, metrics = result.point.policy, result.metrics
+        if metrics.num_failed and not result.is_cut_off:
+            worst[policy] = max(worst.get(policy, (0, 0)), (metrics.num_failed, metrics.num_sent))
+    return "\n".join(
+        f"{policy} refused {num_refused} of {num_sent} requests: they need more KV than it gives one request"
+        for policy, (num_refused, num_sent) in worst.items()
+    )
+
+
 def counters_of(result: PointResult) -> ServerCounters:
     """What a server would have counted."""
     stats = result.stats

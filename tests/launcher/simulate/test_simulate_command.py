@@ -34,11 +34,22 @@ def test_several_rates_and_rules_show_attainment(tmp_path: Path, capsys: pytest.
     assert main(["simulate", *SMALL, *flags]) == 0
     printed = capsys.readouterr().out
     assert printed.count("P90 goodput") == 2
-    assert json.loads(printed.splitlines()[-1])["goodput"] == {
-        "tight": {"replicas": 0.2, "tp": 0.2},
-        "absolute": {"replicas": 0.0, "tp": 0.0},
-    }
+    goodputs = json.loads(printed.splitlines()[-1])["goodput"]
+    assert [(g["policy"], g["request_rate"]) for g in goodputs] == [
+        ("replicas", 0.2),
+        ("tp", 0.2),
+        ("replicas", 0.0),
+        ("tp", 0.0),
+    ]
     assert (tmp_path / "attainment.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_refused_requests_are_told_and_count_as_misses(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rate", "0.1,0.2", "--policy", "replicas", "--kv-cache-tokens", "12k"]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "replicas refused 12 of 24 requests: they need more KV than it gives one request" in printed
+    assert json.loads(printed.splitlines()[-1])["goodput"][0]["request_rate"] == 0.0
 
 
 def test_the_same_command_writes_the_same_results(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""Independent tasks in parallel processes."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def done(
+    work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str
+) -> Iterator[tuple[int, Result]]:
+    """Do all tasks in so many processes, under a progress bar; yields (index, result) as they are done."""
+    with tqdm(total=len(tasks), unit=unit, disable=None) as bar:
+        for result in _done(work, tasks, min(num_jobs, len(tasks))):
+            bar.update()
+            yield result
+
+
+def in_order(work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str) -> list[Result]:
+    """The results of `done`, in the order of tasks."""
+    results = dict(done(work, tasks, num_jobs, unit))
+    return [results[index] for index in range(len(tasks))]
+
+
+def _done(
+    work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int
+) -> Iterator[tuple[int, Result]]:
+    if num_jobs <= 1:
+        yield from enumerate(map(work, tasks))
+        return
+    with ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
