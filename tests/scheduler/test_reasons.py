@@ -13,9 +13,9 @@ from loong.core.decision import Decision, DecisionKind
 from loong.core.request import SLO
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import MAX_REFUSED
+from loong.scheduler.dispatch import MAX_REFUSED, Dispatch, by_deadline
 from loong.scheduler.esp import plan_esp
-from loong.scheduler.reasons import reasons_to_preempt
+from loong.scheduler.reasons import reasons_to_preempt, reasons_to_wait
 from loong.scheduler.survey import survey
 
 
@@ -96,10 +96,11 @@ def test_a_prompt_that_finds_the_step_full_waits_for_the_next() -> None:
     assert reason_for("p3", decisions).startswith("it waits for the next step")
 
 
-def test_a_prompt_that_no_instances_have_room_for_beside_their_leases_waits_for_it() -> None:
-    decodes = [decoding(name, 50, (0,), 17) for name in ("a", "b")]
-    reason = reason_for("p", decided(snapshot_of([147], [*decodes, waiting("p", 30, 1)])))
-    assert reason == "it waits for room: no instances that it could have now have enough"
+def test_a_prompt_that_is_given_no_instances_waits_for_room() -> None:
+    found = survey(snapshot_of([999], [waiting("p", 30)]))
+    dispatched = Dispatch(found, H200, PolicyConfig(), by_deadline).dispatch()
+    (decision,) = reasons_to_wait(found, dispatched, [], set())
+    assert decision.chosen == "it waits for room: no instances that it could have now have enough"
 
 
 def test_only_those_that_have_just_come_are_told_again() -> None:
