@@ -83,12 +83,12 @@ class Scaling:
         step.reckon()
         budget, decode_seconds = self.budget(decodes), step.seconds
         is_alone = not decodes and len(prefills) == 1
-        late = next((p for p in prefills if p.is_late), None)
-        if late is not None:
+        if overdue := [p for p in prefills if p.is_late or p.is_missed]:
+            oldest = min(overdue, key=lambda p: p.view.arrival_time)
             least = decode_seconds + self.config.late_share * (budget - decode_seconds)
-            spared = budget - sum(p.work for p in prefills if p is not late) / step.dop
-            if self._add(step, late, max(least, spared), is_alone):
-                prefills = [p for p in prefills if p is not late]
+            spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
+            if self._add(step, oldest, max(least, spared), is_alone):
+                prefills = [p for p in prefills if p is not oldest]
         num_added = 0
         for prefill in prefills:
             num_added += self._add(step, prefill, budget, is_alone)

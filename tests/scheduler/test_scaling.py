@@ -239,6 +239,22 @@ def test_one_that_was_put_off_has_all_that_the_others_leave() -> None:
     assert seconds_of(beside) > 0.09
 
 
+def test_one_that_has_missed_its_target_has_its_share_whatever_is_due_before_it() -> None:
+    soon = [waiting(f"p{n}", 4000, arrival_time=5.0, slo=SLO(1.0, 1.0)) for n in range(8)]
+    for ttft, expected in ((3.0, True), (30.0, False)):  # at 5 s, the first is missed
+        late = waiting("late", 50_000, slo=SLO(ttft, 1.0))
+        batch = batch_of(snapshot_of([10**6], [*soon, late], now=5.0))
+        assert bool(num_computed(batch, "late")) == expected
+        assert num_computed(batch, "p0") > 2000
+
+
+def test_one_that_has_missed_its_target_and_is_due_first_has_all_it_can_use() -> None:
+    soon = [waiting(f"p{n}", 4000, arrival_time=5.0, slo=SLO(9.0, 1.0)) for n in range(8)]
+    late = waiting("late", 50_000, slo=SLO(3.0, 1.0))
+    batch = batch_of(snapshot_of([10**6], [*soon, late], now=5.0))
+    assert num_computed(batch, "late") > 10 * num_computed(batch, "p0")
+
+
 def prompts_of(prefills: Sequence[Prefill]) -> list[str]:
     return [prefill.view.request_id for prefill in prefills]
 
