@@ -1,0 +1,119 @@
+"""One instance on one GPU without an engine or a socket, as benchmarks drive it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import torch
+
+from loong.core.instance import ESPGroup
+from loong.core.instructions import RequestInput, RunBatch
+from loong.core.placement import KVSegment, Placement
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.request import SamplingParams
+from loong.fabric.sockets import SocketFabric
+from loong.fabric.world import World
+from loong.model.load import load_model
+from loong.model.shapes import find_config
+from loong.model.tensor_parallel import SingleDevice
+from loong.worker.cuda_backend import CudaBackend
+from loong.worker.kv_pool import KVPool
+from loong.worker.runner import BatchRunner
+
+BYTES_PER_SECOND = 4.3e12  # an H200's reading, and its matrix products
+FLOPS_PER_SECOND = 790e12
+PARAMS = SamplingParams(max_tokens=1 << 30, temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Floors:
+    """What one GPU cannot be quicker than, from the bytes and operations of a model, in seconds."""
+
+    layer_parameters: float
+    output_parameters: float
+    kv_bytes: float
+    pair_flops: float
+
+    def prefill(self, num_tokens: int) -> float:
+        """All tokens of a prompt."""
+        flops = 2 * self.layer_parameters * num_tokens + self.pair_flops * num_tokens**2 / 2
+        return flops / FLOPS_PER_SECOND
+
+    def decode(self, num_requests: int, context: int) -> float:
+        """A step of requests that are as long as each other."""
+        weights = 2 * (self.layer_parameters + self.output_parameters)
+        return (weights + num_requests * context * self.kv_bytes) / BYTES_PER_SECOND
+
+
+class OneGpu:
+    """A model with dummy weights and a runner; `seconds_to_start` is what warming up took."""
+
+    def __init__(self, model: str, num_slots: int) -> None:
+        config = find_config(model, "dummy")
+        backend = CudaBackend(0, config.torch_dtype)
+        backend.device.use()
+        decoder = load_model(model, "dummy", None, 0, SingleDevice(), backend.device)
+        self._pool = KVPool(
+            config.num_layers,
+            config.num_kv_heads,
+            config.head_dim,
+            num_slots,
+            config.torch_dtype,
+            backend.device.torch_device,
+        )
+        with TemporaryDirectory() as folder:
+            fabric = SocketFabric(Path(folder), World(1, 1), 0, deadline=1.0)
+            self._runner = BatchRunner(0, decoder, self._pool, backend.connect(fabric), backend)
+        begun_at = perf_counter()
+        self._runner.warm_up()
+        self.seconds_to_start = perf_counter() - begun_at
+        mlp, hidden = 3 * config.intermediate_size, config.hidden_size
+        heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+        self.floors = Floors(
+            layer_parameters=config.num_layers * hidden * (heads + mlp),
+            output_parameters=hidden * config.vocab_size,
+            kv_bytes=config.kv_bytes_per_token,
+            pair_flops=4 * config.num_layers * config.num_heads * config.head_dim,
+        )
+        self._num_batches = 0
+
+    def prefill(self, num_tokens: int) -> float:
+        """Seconds from a prompt of random tokens to its first token."""
+        owner_id, positions = "prompt", range(num_tokens)
+        tokens = torch.randint(1000, (num_tokens,)).tolist()
+        plan = BatchPlan(
+            ESPGroup((0,)),
+            (QueryBlock(owner_id, positions, 0, Transfer.KV),),
+            (KVSegment(owner_id, positions, 0),),
+        )
+        seconds, _ = self._run(plan, [RequestInput(owner_id, tokens, num_tokens, 0, Placement(), PARAMS)])
+        self._pool.release(owner_id)
+        return seconds
+
+    def decode(self, num_requests: int, context: int, num_steps: int) -> list[float]:
+        """Seconds between the tokens of a lease; the KV before it is whatever lies in the pool."""
+        queries, writes, inputs = [], [], []
+        for number in range(num_requests):
+            owner_id = f"request-{number}"
+            self._pool.allocate(owner_id, range(context))
+            held = Placement((KVSegment(owner_id, range(context), 0),))
+            queries.append(QueryBlock(owner_id, range(context, context + 1), 0, Transfer.QUERY))
+            writes.append(KVSegment(owner_id, range(context, context + num_steps), 0))
+            inputs.append(RequestInput(owner_id, [number], context, 1, held, PARAMS))
+        plan = BatchPlan(ESPGroup((0,)), tuple(queries), tuple(writes), num_steps)
+        _, times = self._run(plan, inputs)
+        for given in inputs:
+            self._pool.release(given.request_id)
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    def _run(self, plan: BatchPlan, inputs: Sequence[RequestInput]) -> tuple[float, list[float]]:
+        """Seconds of a batch, and when each of its steps was reported."""
+        times: list[float] = []
+        self._num_batches += 1
+        command = RunBatch(self._num_batches, plan, tuple(inputs))
+        begun_at = perf_counter()
+        self._runner.run(command, lambda: 1 << 30, lambda _step, _tokens: times.append(perf_counter()))
+        return perf_counter() - begun_at, times

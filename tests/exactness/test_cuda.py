@@ -1,0 +1,63 @@
+"""Workers on GPUs give the tokens of those on processors; where there is one GPU, instances share it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from leak_checks import shared_cluster
+from plans import in_group
+from requests_for_tests import assert_exact, expected, greedy_request, random_prompt, sampled_request
+
+from loong.core.plan import Transfer
+from loong.launcher.local import ClusterConfig
+
+pytestmark = pytest.mark.gpu
+
+KINDS: tuple[dict[str, object], ...] = (
+    {"seed": 1},
+    {"seed": 2, "num_logprobs": 3},
+    {"seed": 3, "top_k": 9, "top_p": 0.9, "temperature": 0.7},
+    {"seed": 4, "presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.1},
+    {"seed": 5, "min_tokens": 8, "stop_token_ids": tuple(range(0, 97, 3))},
+    {"seed": 6, "stop_token_ids": tuple(range(0, 97, 8))},
+)
+
+
+@pytest.fixture(scope="module")
+def on_gpus(folder: Path) -> Iterator[Cluster]:
+    """Instances 0 to 2, and their host tiers."""
+    config = ClusterConfig(str(folder), num_instances=3, kv_capacity=400, host_kv_capacity=96, device="cuda")
+    with shared_cluster(config) as running:
+        yield running
+
+
+@pytest.mark.parametrize("group", [(0,), (2, 1), (1, 0, 2)])
+@pytest.mark.parametrize("transfer", Transfer)
+@pytest.mark.parametrize("num_steps", [1, 5])
+def test_any_dop_gives_the_tokens_and_log_probabilities_of_transformers(
+    on_gpus: Cluster, folder: Path, group: tuple[int, ...], transfer: Transfer, num_steps: int
+) -> None:
+    requests = [greedy_request(random_prompt(length, seed=length), 12) for length in (50, 33, 7)]
+    policy = in_group(*group, chunk=19, transfer=transfer, num_steps=num_steps)
+    assert_exact(folder, requests, on_gpus.run(requests, policy))
+
+
+def test_steps_that_do_not_wait_for_the_host_give_the_tokens_of_transformers(
+    on_gpus: Cluster, folder: Path
+) -> None:
+    requests = [greedy_request(random_prompt(9 + n, seed=n), 20 + n, num_logprobs=None) for n in range(11)]
+    outputs = on_gpus.run(requests, in_group(0, num_steps=7))
+    for request in requests:
+        tokens, _ = expected(folder, request.prompt_token_ids, request.sampling_params.max_tokens)
+        assert [token.token_id for token in outputs[request.request_id]] == tokens
+
+
+@pytest.mark.parametrize("num_steps", [1, 6])
+def test_what_is_drawn_is_what_processors_draw(cluster: Cluster, on_gpus: Cluster, num_steps: int) -> None:
+    tokens = []
+    for running in (cluster, on_gpus):
+        requests = [sampled_request(random_prompt(15, seed=n), 16, **p) for n, p in enumerate(KINDS)]
+        outputs = running.run(requests, in_group(0, num_steps=num_steps))
+        tokens.append([[token.token_id for token in outputs[r.request_id]] for r in requests])
+    assert tokens[1] == tokens[0]
