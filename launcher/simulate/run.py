@@ -2,9 +2,10 @@
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain, takewhile
 from math import inf
 
 from loong.core.cluster_state import ClusterState
@@ -13,7 +14,7 @@ from loong.core.snapshot import ClusterStats
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.simulate.cluster import SimulatedCluster
-from loong.launcher.simulate.config import Host
+from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.watch import TokenTimes, Watch
 from loong.scheduler.policy import Policy
 from loong.scheduling import Observer, Scheduling
@@ -27,7 +28,7 @@ CUT_OFF = "the run was cut off: too many had missed already"
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """What became of every request sent, by virtual time. `is_cut_off`: more missed than were allowed to."""
+    """What became of every measured request, by virtual time. `is_cut_off`: more missed than were allowed to."""
 
     records: list[RequestRecord]
     stats: ClusterStats
@@ -38,7 +39,7 @@ class SimulatedRun:
 def simulate(
     policy: Policy,
     cluster: SimulatedCluster,
-    load: Sequence[WorkloadRequest],
+    load: Load,
     limits_of: LimitsOf,
     *,
     host: Host | None = None,
@@ -48,25 +49,28 @@ def simulate(
     """Send `load` to an empty cluster, and run until all has ended, or more than `max_misses` came too late.
 
     Requests bring their limits as their SLO. Those that need more KV than the policy could ever give are
-    refused, as a server would.
+    refused, as a server would. What follows the measured requests is sent until each of these has ended or
+    missed, so that a backlog is not worked off in peace.
     """
     state = ClusterState(cluster.instances)
     host = host or Host()
-    processors = Processors(host.num_cores, cluster.instances[0].tp_size)
-    admitted = {number: sent for number, sent in enumerate(load) if _is_admissible(sent, cluster)}
-    arrivals = (_request(number, sent, limits_of) for number, sent in admitted.items())
+    numbered = {request_id_of(number): sent for number, sent in enumerate(load.measured)}
+    admitted = {request_id: sent for request_id, sent in numbered.items() if _is_admissible(sent, cluster)}
+    watch = Watch(max_misses - (len(numbered) - len(admitted)), admitted)
     executor = SimulatedExecutor(
-        cluster.cost_model, arrivals, processors=processors, plan_time=host.plan_time
+        cluster.cost_model,
+        _arrivals(load, cluster, limits_of, watch),
+        processors=Processors(host.num_cores, cluster.instances[0].tp_size),
+        plan_time=host.plan_time,
     )
     scheduling = Scheduling(state, policy, cluster.cost_model, executor, observers)
-    watch = Watch(max_misses - (len(load) - len(admitted)))
     asyncio.run(_drain(scheduling, watch))
     records = []
-    for number, sent in enumerate(load):
-        times = watch.token_times.get(_request_id(number), array("d"))
+    for request_id, sent in numbered.items():
+        times = watch.token_times.get(request_id, array("d"))
         has_ended = len(times) == sent.num_output_tokens
-        error = None if has_ended else CUT_OFF if number in admitted else REFUSED
-        records.append(_record(sent, times, error))
+        error = None if has_ended else CUT_OFF if request_id in admitted else REFUSED
+        records.append(record_of(sent, times, error))
     return SimulatedRun(records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless)
 
 
@@ -79,15 +83,23 @@ async def _drain(scheduling: Scheduling, watch: Watch) -> None:
                 return
 
 
+def _arrivals(load: Load, cluster: SimulatedCluster, limits_of: LimitsOf, watch: Watch) -> Iterator[Request]:
+    following = takewhile(lambda _: not watch.is_decided, load.following)
+    for number, sent in enumerate(chain(load.measured, following)):
+        if _is_admissible(sent, cluster):
+            yield request_of(number, sent, limits_of)
+
+
 def _is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster) -> bool:
     """Whether its KV can ever fit; the last output token needs none."""
     return sent.num_prompt_tokens + sent.num_output_tokens - 1 <= cluster.max_request_tokens
 
 
-def _request(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Request:
+def request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Request:
+    """What is sent, with its limits as its SLO; of its tokens only the number counts."""
     limits = limits_of(sent.num_prompt_tokens)
     return Request(
-        _request_id(number),
+        request_id_of(number),
         range(sent.num_prompt_tokens),
         SamplingParams(max_tokens=sent.num_output_tokens),
         sent.arrival_time,
@@ -95,7 +107,8 @@ def _request(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Request
     )
 
 
-def _record(sent: WorkloadRequest, times: TokenTimes, error: str | None) -> RequestRecord:
+def record_of(sent: WorkloadRequest, times: TokenTimes, error: str | None) -> RequestRecord:
+    """What a client would have noted."""
     return RequestRecord(
         request=sent,
         due_time=sent.arrival_time,
@@ -107,5 +120,6 @@ def _record(sent: WorkloadRequest, times: TokenTimes, error: str | None) -> Requ
     )
 
 
-def _request_id(number: int) -> RequestId:
+def request_id_of(number: int) -> RequestId:
+    """Ids in the order of arrival."""
     return f"r{number:06}"

@@ -1,0 +1,191 @@
+"""The simulator against CPU workers: the same requests, policy and cost model, once in real and once in
+virtual time.
+
+Workers run in processes of their own, the engine in this one, without HTTP between. The simulator shares the
+host's cores among instances, and starts what an event leads to after the time that planning took in the real
+run. Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points.
+
+    loong profile --num-instances 2 --output profile.json
+    python benchmarks/reality.py --num-instances 2 --cost-model profile.json
+"""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from os import getloadavg
+from pathlib import Path
+from statistics import median
+
+from result import print_result
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.events import Drained, RequestArrived
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.executor.workers import WorkersExecutor
+from loong.launcher.chosen_cost_model import chosen_cost_model
+from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
+from loong.launcher.flags import ratio
+from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.model_shape import shape_of
+from loong.launcher.simulate.cluster import SimulatedCluster
+from loong.launcher.simulate.config import Host
+from loong.launcher.simulate.run import record_of, request_id_of, request_of, simulate
+from loong.launcher.simulate.watch import Watch
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import Policy, admissible_tokens, make_policy
+from loong.scheduling import Scheduling
+from loong.workloads.metrics import compute_metrics
+from loong.workloads.record import RequestRecord
+from loong.workloads.report import table
+from loong.workloads.request import WorkloadRequest
+from loong.workloads.slo import LimitsOf, parse_slo
+from loong.workloads.workload import make_workload
+
+CEILING, CEILING_POINTS = 0.15, 0.05
+NUM_WARM_UP = 20  # requests before those that count
+VOCABULARY = 256
+TIMES = ("mean_ttft", "mean_tpot")
+
+
+@dataclass(slots=True)
+class Planning:
+    """A policy, and how long after each event its plans were ready."""
+
+    policy: Policy
+    executor: WorkersExecutor
+    seconds: list[float]
+
+    def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        """What the policy plans."""
+        plan = self.policy(snapshot, cost_model)
+        if plan.batches:
+            self.seconds.append(self.executor.now - snapshot.now)
+        return plan
+
+
+async def serve(
+    config: ClusterConfig,
+    model: CostModel,
+    policy: Policy,
+    load: Sequence[WorkloadRequest],
+    limits_of: LimitsOf,
+) -> tuple[list[RequestRecord], float]:
+    """Serve a load by real workers; what became of it, and the median time of planning."""
+    watch, state = Watch(inf), ClusterState(config.instances)
+    async with local_workers(config) as executor:
+        planning = Planning(policy, executor, [])
+        start = executor.now
+
+        async def arrive() -> None:
+            for number, sent in enumerate(load):
+                await asyncio.sleep(start + sent.arrival_time - executor.now)
+                request = request_of(number, sent, limits_of)
+                tokens = tuple(sent.prompt_token_ids(VOCABULARY))
+                params = replace(request.sampling_params, temperature=0.0)
+                now = executor.now
+                executor.post(
+                    RequestArrived(
+                        now,
+                        replace(request, prompt_token_ids=tokens, sampling_params=params, arrival_time=now),
+                    )
+                )
+
+        arrivals = asyncio.create_task(arrive())
+        async for event in Scheduling(state, planning.plan, model, executor).events():
+            watch.take(event)
+            if state.snapshot(event.time).stats.num_ended == len(load):
+                executor.post(Drained())
+        await arrivals
+    records = []
+    for number, sent in enumerate(load):
+        due = replace(sent, arrival_time=sent.arrival_time + start)
+        records.append(record_of(due, watch.token_times[request_id_of(number)], None))
+    return records, median(planning.seconds)
+
+
+def summary(records: Sequence[RequestRecord], limits_of: LimitsOf) -> dict[str, float]:
+    """The numbers of all but the first requests; times in seconds."""
+    metrics = compute_metrics(records[NUM_WARM_UP:], limits_of)
+    ttft, tpot = metrics.latencies.ttft, metrics.latencies.tpot
+    assert ttft is not None
+    assert tpot is not None
+    assert metrics.attainment is not None
+    return {"mean_ttft": ttft["mean"], "mean_tpot": tpot["mean"], "attainment": metrics.attainment}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add_model_flags(parser.add_argument_group("model"))
+    add_instance_flags(parser.add_argument_group("cluster"))
+    parser.add_argument("--cost-model", type=Path, help="from `loong profile` (the device's roofline)")
+    parser.add_argument("--policy", default="esp")
+    parser.add_argument("--workload", default="mixed")
+    parser.add_argument("--length-scale", type=ratio, default=1 / 64)
+    parser.add_argument("--request-rate", type=ratio, default=4.0)
+    parser.add_argument("--num-requests", type=int, default=200)
+    parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
+    parser.add_argument("--slo", default="ttft:100 tpot:20")
+    parser.add_argument("--save", action="store_true", help="append the result to results/reality.jsonl")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    chosen = chosen_cluster(args, start_timeout=600.0)
+    config = chosen.cluster
+    model = chosen_cost_model(
+        args.cost_model,
+        shape_of(chosen.model),
+        chosen.device,
+        num_instances=config.num_instances,
+        tp_size=config.tp_size,
+        greatest={},
+    )
+    policy = make_policy(args.policy, PolicyConfig())
+    limits_of = parse_slo(args.slo).limits_of(None)
+    rows: list[tuple[str, ...]] = []
+    results: list[dict[str, object]] = []
+    for seed in args.workload_seed:
+        load = make_workload(
+            args.workload,
+            args.num_requests,
+            seed=seed,
+            request_rate=args.request_rate,
+            length_scale=args.length_scale,
+        )
+        records, planning = asyncio.run(serve(config, model, policy, load, limits_of))
+        cluster = SimulatedCluster(config.instances, model, admissible_tokens(args.policy, config.instances))
+        host = Host(num_cores=len(os.sched_getaffinity(0)), plan_time=planning)
+        run = simulate(policy, cluster, load, limits_of, host=host)
+        real, virtual = summary(records, limits_of), summary(run.records, limits_of)
+        results.append({"seed": seed, "plan_time": planning, "real": real, "simulated": virtual})
+        for what, numbers in (("real", real), ("simulated", virtual)):
+            rows.append(
+                (f"{seed}", what, *(f"{1e3 * numbers[k]:.2f}" for k in TIMES), f"{numbers['attainment']:.1%}")
+            )
+        points = 100 * (virtual["attainment"] - real["attainment"])
+        differences = (f"{virtual[k] / real[k] - 1:+.1%}" for k in TIMES)
+        rows.append((f"{seed}", "difference", *differences, f"{points:+.1f} points"))
+    print(table(("seed", "", "mean TTFT ms", "mean TPOT ms", "attainment"), rows))
+    print_result(
+        "reality",
+        load_before,
+        {
+            "policy": args.policy,
+            "workload": args.workload,
+            "length_scale": args.length_scale,
+            "request_rate": args.request_rate,
+            "num_requests": args.num_requests,
+            "num_instances": config.num_instances,
+            "slo": args.slo,
+            "ceilings": [CEILING, CEILING_POINTS],
+            "rows": results,
+        },
+        save=args.save,
+    )
+
+
+if __name__ == "__main__":
+    main()
