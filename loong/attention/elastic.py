@@ -31,7 +31,7 @@ class ElasticAttention:
         """See `transformer.Attention`. The new KV ends where the plan says."""
         pool = self._step.store.layer(layer)
         total = self._device.nothing_seen(q, is_merged=self._is_merged)
-        if self._ring is not None and self._block is not None:
+        if self._ring is not None and self._block is not None and len(self._ring.rows_to_store):
             self._device.copy_rows(
                 self._block,
                 pool,

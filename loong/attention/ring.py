@@ -81,7 +81,8 @@ def own_block(layout: RingLayout, pool: Tensor, device: Device) -> Tensor:
     """This instance's block [n, 2, K, D] and the room behind it, with the history from the pool in it."""
     num_rows = layout.blocks[0].num_tokens + len(layout.rows_to_store)
     block = pool.new_empty(num_rows, *pool.shape[1:])
-    device.copy_rows(pool, block, source_rows=layout.history_slots, target_rows=layout.history_rows)
+    if len(layout.history_rows):
+        device.copy_rows(pool, block, source_rows=layout.history_slots, target_rows=layout.history_rows)
     return block
 
 
@@ -107,7 +108,8 @@ def ring_attention(
             pending = fabric.ring_step(layout.ring, block, incoming)
         for table in present.tables:
             device.attend_blocks(q, block, table, scale=scale, total=total)
-        device.copy_rows(block, pool, source_rows=present.kept_rows, target_rows=present.kept_slots)
+        if len(present.kept_rows):
+            device.copy_rows(block, pool, source_rows=present.kept_rows, target_rows=present.kept_slots)
         if following is not None:
             pending.wait()
             block = incoming
