@@ -102,7 +102,6 @@ class BatchRunner:
                     is_last = self._settle(plan, step, ended, live, stop_step)
                     if is_last or not live:
                         return step + 1
-            self._backend.device.wait()
         return plan.num_steps
 
     def _prefill_zeros(self, length: int) -> None:
@@ -140,6 +139,7 @@ class BatchRunner:
                 inputs.append(sampling_input)
                 sampled_requests.append(request)
         if not rows:
+            self._backend.device.wait()  # as reading tokens would: what is told to be done is done
             return ()
         last_of_requests = hidden[self._backend.device.upload(torch.tensor(rows))]
         drawn = sample(self._model.logits(last_of_requests), inputs, self._backend.sampler)
