@@ -20,7 +20,7 @@ from result import FOLDER
 from loong.launcher.machine import machine_facts
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import Load, SimulateConfig
+from loong.launcher.simulate.config import LoadConfig, SimulateConfig
 from loong.launcher.simulate.parallel import done
 from loong.launcher.simulate.search import Goodput, search
 from loong.model.shapes import find_config
@@ -66,7 +66,9 @@ class Setting:
             rules=(parse_slo(cell.slo),),
             rates=(),
             hardware=Hardware(shape_of(find_config(cell.model, "dummy")), self.device, self.num_instances),
-            load=Load(cell.workload, self.seed, duration=duration, burstiness=own_pace(cell.workload)[1]),
+            load=LoadConfig(
+                cell.workload, self.seed, duration=duration, burstiness=own_pace(cell.workload)[1]
+            ),
             precision=self.precision,
         )
 

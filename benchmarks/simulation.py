@@ -17,12 +17,12 @@ from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
+from loong.launcher.simulate.config import Load, LoadConfig
 from loong.launcher.simulate.run import simulate
 from loong.model.shapes import SHAPES
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
 from loong.workloads.slo import parse_slo
-from loong.workloads.workload import make_workload_lasting
 
 REQUESTS_PER_INSTANCE_SECOND = 10_000 / 60 / 512
 MODEL, DEVICE, RULE = "llama-3.1-8b", "h200", "tight"
@@ -62,7 +62,7 @@ def measure(policy_name: str, workload: str, num_instances: int, duration: float
     hardware = Hardware(shape_of(SHAPES[MODEL]), DEVICE, num_instances)
     limits_of = parse_slo(RULE).limits_of(hardware.unloaded_prefill())
     rate = REQUESTS_PER_INSTANCE_SECOND * num_instances
-    load = make_workload_lasting(workload, duration, seed=0, request_rate=rate)
+    load = Load(LoadConfig(workload, duration=duration).at(rate).measured)
     policy, plan_seconds = make_policy(policy_name, PolicyConfig()), list[float]()
 
     def timed(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
@@ -75,7 +75,7 @@ def measure(policy_name: str, workload: str, num_instances: int, duration: float
     run = simulate(timed, hardware.cluster(policy_name), load, limits_of)
     return Row(
         num_instances=num_instances,
-        num_requests=len(load),
+        num_requests=len(load.measured),
         num_events=run.num_events,
         virtual_seconds=max(record.finish_time for record in run.records),
         wall_seconds=perf_counter() - start,

@@ -3,10 +3,9 @@
 Published facts are the ranges; the shapes inside them, where no data set is read, are stated fits.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 
 import numpy as np
 
@@ -130,32 +129,25 @@ def make_workload(
     """
     if num_requests < 1:
         raise ConfigError(f"--num-requests {num_requests} is not at least 1")
-    return list(islice(_endless(name, seed, request_rate, burstiness, length_scale), num_requests))
+    requests = endless_workload(
+        name, seed=seed, request_rate=request_rate, burstiness=burstiness, length_scale=length_scale
+    )
+    return list(islice(requests, num_requests))
 
 
-def make_workload_lasting(
+def endless_workload(
     name: str,
-    duration: float,
     *,
     seed: int,
-    request_rate: float,
+    request_rate: float = float("inf"),
     burstiness: float = 1.0,
     length_scale: float = 1.0,
-) -> list[WorkloadRequest]:
-    """Return the requests of `make_workload` that arrive in the first `duration` seconds.
+) -> Iterator[WorkloadRequest]:
+    """Return the requests of `make_workload`, one after the other without end.
 
     Raises:
         ConfigError: an unknown name, or a number out of range.
     """
-    if not 0 < duration < math.inf or math.isinf(request_rate):
-        raise ConfigError(f"--duration {duration:g} needs to be above 0 s, and a --request-rate below inf")
-    requests = _endless(name, seed, request_rate, burstiness, length_scale)
-    return list(takewhile(lambda request: request.arrival_time < duration, requests))
-
-
-def _endless(
-    name: str, seed: int, request_rate: float, burstiness: float, length_scale: float
-) -> Iterator[WorkloadRequest]:
     if name not in WORKLOADS:
         raise ConfigError(f"--workload {name!r} is unknown; choose from {', '.join(WORKLOADS)}")
     if not 0 < length_scale <= 1:

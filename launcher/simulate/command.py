@@ -12,7 +12,7 @@ from loong.launcher.model_shape import shape_of
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.run_logs import LogFiles
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import Host, Load, SimulateConfig, parse_rates
+from loong.launcher.simulate.config import Host, LoadConfig, SimulateConfig, parse_rates
 from loong.launcher.simulate.flags import (
     DEFAULT_SLO,
     add_cluster_flags,
@@ -83,7 +83,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
             args.kv_cache_tokens,
             tuple(read_cost_model(path) for path in args.cost_model),
         ),
-        load=Load(
+        load=LoadConfig(
             args.workload,
             args.seed,
             args.num_requests,

@@ -1,6 +1,8 @@
 """What `loong simulate` was asked to do, checked."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from math import inf
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from loong.launcher.simulate.cluster import Hardware
 from loong.scheduler.config import PolicyConfig
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import SLORule
-from loong.workloads.workload import make_workload, make_workload_lasting
+from loong.workloads.workload import endless_workload
 
 MIN_REQUESTS = 200  # of a run of a duration: with fewer, 90 % is within the noise
 MAX_RATES = 1_000
@@ -19,7 +21,17 @@ DEFAULT_DURATION = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent, but for its rate: `num_requests`, or (None) what arrives in `duration` seconds."""
+    """What is sent: the requests that are measured, and others after them that keep the cluster as busy."""
+
+    measured: Sequence[WorkloadRequest]
+    following: Iterable[WorkloadRequest] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """What is sent, but for its rate. Measured are `num_requests` and nothing is sent after them, or (None)
+    what arrives in `duration` seconds, at least `MIN_REQUESTS`, and the load goes on.
+    """
 
     workload: str
     seed: int = 0
@@ -32,29 +44,21 @@ class Load:
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} is below 0")
 
-    def at(self, rate: float) -> list[WorkloadRequest]:
-        """The requests at `rate` a second; a duration has at least `MIN_REQUESTS`, however long they take."""
+    def at(self, rate: float) -> Load:
+        """The load at `rate` requests a second."""
+        requests = endless_workload(
+            self.workload,
+            seed=self.seed,
+            request_rate=rate,
+            burstiness=self.burstiness,
+            length_scale=self.length_scale,
+        )
         if self.num_requests is not None:
-            return self._first(self.num_requests, rate)
-        lasting = make_workload_lasting(
-            self.workload,
-            self.duration,
-            seed=self.seed,
-            request_rate=rate,
-            burstiness=self.burstiness,
-            length_scale=self.length_scale,
-        )
-        return lasting if len(lasting) >= MIN_REQUESTS else self._first(MIN_REQUESTS, rate)
-
-    def _first(self, num_requests: int, rate: float) -> list[WorkloadRequest]:
-        return make_workload(
-            self.workload,
-            num_requests,
-            seed=self.seed,
-            request_rate=rate,
-            burstiness=self.burstiness,
-            length_scale=self.length_scale,
-        )
+            return Load(tuple(islice(requests, self.num_requests)))
+        measured: list[WorkloadRequest] = []
+        while (request := next(requests)).arrival_time < self.duration or len(measured) < MIN_REQUESTS:
+            measured.append(request)
+        return Load(measured, chain((request,), requests))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class SimulateConfig:
     rules: tuple[SLORule, ...]
     rates: tuple[float, ...]
     hardware: Hardware
-    load: Load
+    load: LoadConfig
     precision: float | None = None
     host: Host = field(default_factory=Host)
     policy: PolicyConfig = field(default_factory=PolicyConfig)

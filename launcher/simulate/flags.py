@@ -65,13 +65,13 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         help="requests per second: 2, or 1,2,4, or 2:8:0.5 (the workload's own pace, if it has one)",
     )
     lengths = group.add_mutually_exclusive_group()
-    lengths.add_argument("--num-requests", type=positive, metavar="N", help="of a run")
+    lengths.add_argument("--num-requests", type=positive, metavar="N", help="send so many, and no more")
     lengths.add_argument(
         "--duration",
         type=seconds,
         default=DEFAULT_DURATION,
         metavar="S",
-        help="send what arrives in this time, at least 200 requests (%(default)g)",
+        help="measure what arrives in this time, at least 200 requests, and send more behind (%(default)g)",
     )
     group.add_argument("--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf constant")
     group.add_argument("--seed", type=int, default=0, help="same seed, same requests (%(default)s)")

@@ -52,9 +52,9 @@ def run_point(
     config: SimulateConfig, point: Point, *, keeps_slices: bool = False, cuts_off: bool = False
 ) -> PointResult:
     """Simulate one point. `cuts_off` ends the run as soon as it is clear that it does not attain."""
-    load, cluster = config.load, config.hardware.cluster(point.policy)
+    load, cluster = config.load.at(point.rate), config.hardware.cluster(point.policy)
     limits_of = point.rule.limits_of(config.hardware.unloaded_prefill())
-    requests = load.at(point.rate)
+    max_misses = len(load.measured) - ceil(ATTAINMENT * len(load.measured))
     timeline = Timeline()
     setting = Setting(
         VERSION, loong.__version__, cluster.instances, point.policy, config.policy, cluster.cost_model
@@ -63,13 +63,13 @@ def run_point(
         run = simulate(
             make_policy(point.policy, config.policy),
             cluster,
-            requests,
+            load,
             limits_of,
             host=config.host,
             observers=(timeline, *observers) if keeps_slices else observers,
-            max_misses=len(requests) - ceil(ATTAINMENT * len(requests)) if cuts_off else inf,
+            max_misses=max_misses if cuts_off else inf,
         )
-    metrics = compute_metrics(run.records, limits_of, length_scale=load.length_scale)
+    metrics = compute_metrics(run.records, limits_of, length_scale=config.load.length_scale)
     return PointResult(point, metrics, run.stats, run.num_events, run.is_cut_off, tuple(timeline.slices))
 
 

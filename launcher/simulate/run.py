@@ -28,7 +28,7 @@ CUT_OFF = "the run was cut off: too many had missed already"
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """What became of every measured request, by virtual time. `is_cut_off`: more missed than were allowed to."""
+    """What became of every measured request, in virtual time. `is_cut_off`: more missed than might."""
 
     records: list[RequestRecord]
     stats: ClusterStats

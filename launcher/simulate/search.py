@@ -80,7 +80,7 @@ def guess(config: SimulateConfig) -> float:
     """Half of the rate at which all instances together would do nothing but prefill, each at its quickest."""
     prefill_time = config.hardware.unloaded_prefill()
     load = replace(config.load, num_requests=NUM_SAMPLED)
-    seconds = sum(prefill_time(request.num_prompt_tokens) for request in load.at(1.0))
+    seconds = sum(prefill_time(request.num_prompt_tokens) for request in load.at(1.0).measured)
     return float(f"{NUM_SAMPLED / seconds / 2:.2g}")
 
 

@@ -15,7 +15,11 @@ NOT_SIMULATED = "-"
 def heading(config: SimulateConfig) -> str:
     """What is simulated, and where its times come from."""
     hardware, load = config.hardware, config.load
-    count = f"{load.num_requests} requests" if load.num_requests else f"{load.duration:g} s of requests"
+    count = (
+        f"{load.num_requests} requests"
+        if load.num_requests
+        else f"{load.duration:g} s of requests are measured"
+    )
     origin = "times as measured by loong profile"
     if not hardware.measured:
         origin = "times from its roofline, nothing was measured"

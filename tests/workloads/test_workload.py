@@ -15,7 +15,6 @@ from loong.workloads.workload import (
     leval,
     lveval,
     make_workload,
-    make_workload_lasting,
     own_pace,
     sharegpt,
 )
@@ -74,12 +73,6 @@ def test_mixed_is_a_third_of_each(num_requests: int, seed: int) -> None:
 def test_a_longer_run_begins_as_the_shorter_one(name: str) -> None:
     short, long = (make_workload(name, n, seed=4, request_rate=2.0) for n in (310, 700))
     assert long[:310] == short
-
-
-def test_a_run_of_a_duration_has_what_arrives_in_it() -> None:
-    requests = make_workload("mixed", 200, seed=5, request_rate=4.0)
-    lasting = make_workload_lasting("mixed", 20.0, seed=5, request_rate=4.0)
-    assert lasting == [request for request in requests if request.arrival_time < 20.0]
 
 
 def test_sharegpt_has_the_published_means() -> None:
@@ -165,9 +158,3 @@ def test_leval_documents_are_long_even_where_questions_are_few() -> None:
 def test_a_wrong_value_is_named(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         make_workload(**{"name": "mixed", "num_requests": 4, "seed": 0, **arguments})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("duration", "rate"), [(0.0, 1.0), (-1.0, 1.0), (math.inf, 1.0), (1.0, math.inf)])
-def test_a_duration_without_an_end_is_refused(duration: float, rate: float) -> None:
-    with pytest.raises(ConfigError, match="--duration"):
-        make_workload_lasting("mixed", duration, seed=0, request_rate=rate)

@@ -1,7 +1,10 @@
+from itertools import islice
+
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.simulate.config import MIN_REQUESTS, Load, parse_rates
+from loong.launcher.simulate.config import MIN_REQUESTS, LoadConfig, parse_rates
+from loong.workloads.workload import make_workload
 
 
 @pytest.mark.parametrize(
@@ -27,13 +30,22 @@ def test_what_is_no_rate_is_refused_as_it_was_written(text: str) -> None:
         parse_rates(text)
 
 
-def test_a_load_of_a_duration_lasts_so_long_but_is_never_too_small_to_judge() -> None:
-    load = Load("sharegpt", duration=10.0)
-    quick, slow = load.at(100.0), load.at(1.0)
-    assert 9.0 < quick[-1].arrival_time < 10.0
-    assert len(slow) == MIN_REQUESTS
+def test_a_duration_is_measured_whole_but_is_never_too_small_to_judge() -> None:
+    config = LoadConfig("sharegpt", duration=10.0)
+    quick, slow = config.at(100.0), config.at(1.0)
+    assert 9.0 < quick.measured[-1].arrival_time < 10.0
+    assert len(slow.measured) == MIN_REQUESTS
 
 
-def test_a_load_of_a_number_has_it_at_any_rate() -> None:
-    load = Load("sharegpt", num_requests=7)
-    assert [len(load.at(rate)) for rate in (0.1, 1.0, 100.0)] == [7, 7, 7]
+def test_the_load_of_a_duration_goes_on_as_it_was() -> None:
+    load = LoadConfig("sharegpt", duration=10.0).at(50.0)
+    following = list(islice(load.following, 20))
+    assert following[0].arrival_time >= 10.0
+    whole = make_workload("sharegpt", len(load.measured) + 20, seed=0, request_rate=50.0)
+    assert [*load.measured, *following] == whole
+
+
+def test_a_number_of_requests_is_all_that_is_sent_at_any_rate() -> None:
+    loads = [LoadConfig("sharegpt", num_requests=7).at(rate) for rate in (0.1, 1.0, 100.0)]
+    assert [len(load.measured) for load in loads] == [7, 7, 7]
+    assert not any(list(load.following) for load in loads)

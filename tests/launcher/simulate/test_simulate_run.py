@@ -1,8 +1,11 @@
+from collections.abc import Iterable
+from itertools import count
+
 import pytest
 from simulation import instances_with
 
 from loong.launcher.simulate.cluster import SimulatedCluster
-from loong.launcher.simulate.config import Host
+from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.run import CUT_OFF, REFUSED, SimulatedRun, simulate
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
@@ -25,10 +28,13 @@ def run(
     slo: str = "ttft:60000 tpot:1000",
     host: Host | None = None,
     max_misses: float = float("inf"),
+    following: Iterable[WorkloadRequest] = (),
 ) -> SimulatedRun:
     cluster = SimulatedCluster(instances_with([1000, 1000]), WorkCostModel(), max_request_tokens=1000)
     plan = make_policy(policy, PolicyConfig())
-    return simulate(plan, cluster, load, parse_slo(slo).limits_of(None), host=host, max_misses=max_misses)
+    return simulate(
+        plan, cluster, Load(load, following), parse_slo(slo).limits_of(None), host=host, max_misses=max_misses
+    )
 
 
 def test_every_request_has_a_record_in_its_place_with_all_its_tokens() -> None:
@@ -68,3 +74,14 @@ def test_a_busy_host_makes_everything_slower() -> None:
     delayed = run(load, host=Host(plan_time=0.5)).records
     assert [record.ttft for record in shared] == pytest.approx([2 * record.ttft for record in alone])
     assert [record.ttft for record in delayed] == pytest.approx([0.5 + record.ttft for record in alone])
+
+
+def test_the_load_goes_on_until_what_is_measured_has_ended_or_missed() -> None:
+    load = [request(0.0, 900, 20)]
+    crowd = (request(0.01 * number, 900, 20) for number in count(1))
+    measured = run(load, following=crowd)
+    assert [record.is_completed for record in measured.records] == [True]
+    late = run([request(0.0, 900, 20)] * 9, slo="ttft:60 tpot:1000", following=crowd)
+    assert len(late.records) == 9
+    assert all(record.is_completed for record in late.records)
+    assert late.stats.num_arrived > 9

@@ -2,7 +2,7 @@ import pytest
 
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import Load, SimulateConfig
+from loong.launcher.simulate.config import LoadConfig, SimulateConfig
 from loong.launcher.simulate.points import Point, run_point, sweep
 from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
 from loong.model.shapes import SHAPES
@@ -18,7 +18,7 @@ def config(policies: tuple[str, ...] = ("replicas",), **changes: object) -> Simu
         "rules": (TIGHT,),
         "rates": (),
         "hardware": Hardware(shape_of(SHAPES["llama-3.1-8b"]), "h200", num_instances=2),
-        "load": Load("leval", num_requests=30),
+        "load": LoadConfig("leval", num_requests=30),
     }
     return SimulateConfig(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -53,7 +53,7 @@ def test_a_run_that_is_cut_off_is_one_that_does_not_attain() -> None:
 
 
 def test_processes_find_what_one_process_finds() -> None:
-    asked = config(("replicas", "static-sp"), load=Load("leval", num_requests=12))
+    asked = config(("replicas", "static-sp"), load=LoadConfig("leval", num_requests=12))
     alone = search_all(asked, 0.5)
     together = search_all(config(("replicas", "static-sp"), load=asked.load, num_jobs=2), 0.5)
     assert alone == together

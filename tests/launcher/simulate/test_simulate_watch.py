@@ -57,3 +57,24 @@ def test_tokens_are_noted_at_their_times() -> None:
     watch.take(produced("a", 0.25))
     watch.take(produced("a", 0.5))
     assert list(watch.token_times["a"]) == [0.25, 0.5]
+
+
+def test_requests_that_are_not_measured_neither_miss_nor_count() -> None:
+    watch = Watch(max_misses=0, measured=["a"])
+    watch.take(arrived("a", 0.0))
+    watch.take(arrived("b", 0.0))
+    watch.take(produced("a", 0.5))
+    watch.take(produced("b", 2.0))
+    assert not watch.is_hopeless
+    assert watch.token_times.keys() == {"a"}
+
+
+def test_all_is_decided_once_every_measured_request_has_ended_or_missed() -> None:
+    watch = Watch(max_misses=9, measured=["a", "b"])
+    watch.take(arrived("a", 0.0))
+    watch.take(produced("a", 0.1, is_last=True))
+    assert not watch.is_decided
+    watch.take(arrived("b", 0.2))
+    assert not watch.is_decided
+    watch.take(arrived("c", 1.3))
+    assert watch.is_decided
