@@ -33,7 +33,7 @@ from loong.launcher.flags import ratio
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import SimulatedCluster
-from loong.launcher.simulate.config import Host
+from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.run import record_of, request_id_of, request_of, simulate
 from loong.launcher.simulate.watch import Watch
 from loong.scheduler.config import PolicyConfig
@@ -76,7 +76,8 @@ async def serve(
     limits_of: LimitsOf,
 ) -> tuple[list[RequestRecord], float]:
     """Serve a load by real workers; what became of it, and the median time of planning."""
-    watch, state = Watch(inf), ClusterState(config.instances)
+    watch = Watch(inf, [request_id_of(number) for number in range(len(load))])
+    state = ClusterState(config.instances)
     async with local_workers(config) as executor:
         planning = Planning(policy, executor, [])
         start = executor.now
@@ -158,7 +159,7 @@ def main() -> None:
         records, planning = asyncio.run(serve(config, model, policy, load, limits_of))
         cluster = SimulatedCluster(config.instances, model, admissible_tokens(args.policy, config.instances))
         host = Host(num_cores=len(os.sched_getaffinity(0)), plan_time=planning)
-        run = simulate(policy, cluster, load, limits_of, host=host)
+        run = simulate(policy, cluster, Load(load), limits_of, host=host)
         real, virtual = summary(records, limits_of), summary(run.records, limits_of)
         results.append({"seed": seed, "plan_time": planning, "real": real, "simulated": virtual})
         for what, numbers in (("real", real), ("simulated", virtual)):
