@@ -73,10 +73,6 @@ class ElasticPlanner:
             decisions=tuple(self.decisions),
         )
 
-    def joinable(self) -> list[Group]:
-        """Groups that another can join for their room (scale-up)."""
-        return [other for other in self.left if self._num_free(other)]
-
     def _hold_back(self, dispatched: Dispatched) -> None:
         """Let those rest whose next slots others need to end."""
         safe = safety(self.survey, dispatched.prefills, self.config.lease_steps)
@@ -104,7 +100,7 @@ class ElasticPlanner:
             self._gather(group.units[0])
         scaling = self.scaling(self.survey, self.cost_model, self.config)
         batch = self._lease_first(group, scaling) or scaling.batch(group)
-        while batch is None and _has_requests(group) and (roomy := self.joinable()):
+        while batch is None and _has_requests(group) and (roomy := list(filter(self._num_free, self.left))):
             other = max(roomy, key=lambda g: (not _has_requests(g), self._num_free(g)))
             self.left.remove(other)
             group = Group(
@@ -117,7 +113,8 @@ class ElasticPlanner:
         elif _has_requests(group):
             busy = [unit for other in waiting for unit in other.units]
             self._end_leases(busy)
-            if not busy and not self.batches:
+            in_flight = busy or self.batches or self.migrations or self.survey.snapshot.migrations
+            if not in_flight:
                 self._preempt(group)
 
     def _lease_first(self, group: Group, scaling: Scaling) -> BatchPlan | None:
@@ -142,9 +139,8 @@ class ElasticPlanner:
 
     def _preempt(self, group: Group) -> None:
         """Drop the KV of the latest arrival; the oldest, left alone, has room."""
-        holders = [
-            v for g in (group, *self.left) for unit in g.units for v in (*unit.decodes, *unit.prefills)
-        ]
+        full = self.survey.free.keys()
+        holders = [v for v in self.survey.snapshot.running if full >= set(v.placement.instance_ids)]
         if len(holders) > 1:
             latest = max(holders, key=lambda v: (v.arrival_time, v.request_id))
             self.preempted.append(latest)
