@@ -18,11 +18,6 @@ class Share:
     queries: tuple[QueryBlock, ...]
     writes: tuple[KVSegment, ...]
 
-    @property
-    def instance_ids(self) -> set[InstanceId]:
-        """The instances that compute or store it."""
-        return {block.master_id for block in self.queries} | {s.instance_id for s in self.writes}
-
 
 def batch_of(
     group: ESPGroup, shares: Iterable[Share], num_steps: int = 1, predicted_time: float | None = None
