@@ -57,7 +57,7 @@ def dops_of(run: dict[str, Any]) -> set[int]:
     return {int(dop) for dop, num_batches in run["num_batches_by_dop"].items() if num_batches}
 
 
-def test_elastic_groups_grow_and_keep_kv_where_static_ones_stay_as_they_are(tmp_path: Path) -> None:
+def test_elastic_groups_change_and_keep_kv_where_static_ones_stay_as_they_are(tmp_path: Path) -> None:
     with benchmark(tmp_path, *ELASTIC, SMALL, "--policy", "esp,static-sp") as process:
         wait_until(lambda: len(processes_of(tmp_path)) >= 6, 60, "benchmark, server and four workers")
         printed, errors = process.communicate()
@@ -67,8 +67,8 @@ def test_elastic_groups_grow_and_keep_kv_where_static_ones_stay_as_they_are(tmp_
     assert [(run["num_prompts"], run["completed"], run["failed"]) for run in runs.values()] == [
         (30, 30, 0)
     ] * 2
-    assert len(dops_of(runs["esp"])) >= 3
-    assert runs["esp"]["num_scale_ups"] > 0
+    assert len(dops_of(runs["esp"])) >= 2
+    assert runs["esp"]["num_scale_ups"] + runs["esp"]["num_scale_downs"] > 0
     assert runs["esp"]["num_retained_tokens"] > 0
     assert dops_of(runs["static-sp"]) == {4}
     assert runs["static-sp"]["num_scale_ups"] == 0
