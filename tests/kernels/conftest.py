@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import torch
 
@@ -7,12 +5,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Triton's interpreter multiplies bfloat16 as if it were integers.
 INTERPRETED = [(CPU, torch.float32), (CPU, torch.float16)]
 ON_GPU = [(CUDA, torch.float32), (CUDA, torch.float16), (CUDA, torch.bfloat16)]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Interpret the Triton kernels, unless the tests that need a GPU are asked for."""
-    if "not gpu" in config.option.markexpr:
-        os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
