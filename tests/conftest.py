@@ -3,6 +3,6 @@ import sys
 
 import torch
 
-# Before anything imports Triton, which looks once: its kernels are interpreted, unless `-m` asks for GPU tests.
+# Before anything imports Triton, which looks once: kernels are interpreted, unless `-m` asks for GPU tests.
 if not torch.cuda.is_available() or "-m" not in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
