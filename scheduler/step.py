@@ -102,8 +102,9 @@ class Step:
         transfer = Transfer.KV if keepers or by_ring > by_exchange else Transfer.QUERY
         num_tokens = min(view.num_uncomputed_tokens, by_ring if keepers else max(by_exchange, by_ring))
         num_tokens = min(num_tokens, sum(keepers.values()) or self.dop * min(self.free.values()))
-        if not keepers and self.dop < num_tokens < view.num_uncomputed_tokens:
-            num_tokens -= num_tokens % self.dop  # so that the next chunk goes on in the same stripes
+        num_stripes = len(keepers) or self.dop
+        if num_stripes < num_tokens < view.num_uncomputed_tokens:
+            num_tokens -= num_tokens % num_stripes  # so that the next chunk goes on in the same stripes
         if num_tokens <= 0:
             return 0
         ring = ESPGroup(self.instance_ids)
@@ -122,9 +123,17 @@ class Step:
             if roomy:
                 keeper_id = max(roomy, key=lambda i: (self.free[i], -i))
                 return {keeper_id: self.free[keeper_id]}
-        if min(num_tokens, num_new) > self.dop * min(self.free.values()):
-            return {i: slots for i, slots in self.free.items() if slots}
-        return {}
+        num_tokens = min(num_tokens, num_new)
+        if num_tokens <= self.dop * min(self.free.values()):
+            return {}
+        return self._roomiest(num_tokens) or {i: slots for i, slots in self.free.items() if slots}
+
+    def _roomiest(self, num_tokens: int) -> dict[InstanceId, int]:
+        """As many instances as have room for equal parts of so many tokens, in ring order."""
+        roomy = sorted(self.instance_ids, key=lambda i: (-self.free[i], i))
+        while roomy and len(roomy) * self.free[roomy[-1]] < num_tokens:
+            roomy.pop()
+        return {i: self.free[i] for i in self.instance_ids if i in roomy}
 
     def reckon(self) -> None:
         """See what all that was added takes; before each prompt."""
@@ -142,27 +151,27 @@ class Step:
     def num_fitting(self, instance_id: InstanceId, num_cached: int, budget: float) -> int:
         """New tokens on `num_cached` that one instance computes within a step of `budget`."""
         slope = self.alone.per_token + self.alone.per_cached_pair * num_cached
-        return self._largest(instance_id, slope, self.alone.per_new_pair, budget, dop=1)
+        return self._largest(instance_id, slope, self.alone.per_new_pair, num_cached, budget, dop=1)
 
-    def _largest(self, instance_id: InstanceId, slope: float, square: float, budget: float, dop: int) -> int:
+    def _largest(
+        self, instance_id: InstanceId, slope: float, square: float, num_keys: int, budget: float, dop: int
+    ) -> int:
         """The largest n with slope n + square n^2 within what an instance has left of a step of `budget`.
 
-        It computes n / dop of them.
+        It computes n / dop of them, and reads `num_keys` keys however few they are.
         """
-        left = budget - self.overhead - self.used[instance_id]
+        left = budget - self.overhead - self.wide.per_prompt - self.used[instance_id]
         num_tokens = 0
-        if left > LEAST_PART * budget:
+        if left > max(LEAST_PART * budget, self.cost_model.instance_time(InstanceWork(num_keys=num_keys))):
             num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
         room = dop * (self.max_tokens - self.count.instances[instance_id].num_tokens)
         return max(self.min_tokens, min(num_tokens, room))
 
     def _num_exchanged(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if queries travel: an instance attends all to what it holds."""
-        token, pair = self.wide.per_token, self.alone.per_cached_pair
-        return min(
-            self._largest(i, token + pair * held.get(i, 0), self.wide.per_new_pair, budget, self.dop)
-            for i in self.instance_ids
-        )
+        token, pair, square = self.wide.per_token, self.alone.per_cached_pair, self.wide.per_new_pair
+        num_held = ((i, held.get(i, 0)) for i in self.instance_ids)
+        return min(self._largest(i, token + pair * n, square, n, budget, self.dop) for i, n in num_held)
 
     def _num_ringed(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if KV travels: an instance attends its stripe to everything.
@@ -183,8 +192,9 @@ class Step:
 
         slope = self.alone.per_token / self.dop + self.wide.per_cached_pair * num_cached
         busiest = max(self.used, key=self.used.__getitem__)
-        most = self._largest(busiest, slope, self.wide.per_new_pair, budget, self.dop)
-        left = budget - max(self.overhead, self._ring_overhead()) - self.used[busiest]
+        most = self._largest(busiest, slope, self.wide.per_new_pair, num_cached, budget, self.dop)
+        overhead = max(self.overhead, self._ring_overhead()) + self.wide.per_prompt
+        left = budget - overhead - self.used[busiest]
         return max(self.min_tokens, bisect_right(range(most + 1), left, key=seconds) - 1)
 
     def _ring_overhead(self) -> float:

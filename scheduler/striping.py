@@ -60,13 +60,17 @@ def striped_share(view: RequestView, num_tokens: int, group: ESPGroup, transfer:
 def retained_share(
     view: RequestView, num_tokens: int, group: ESPGroup, free: Mapping[InstanceId, int]
 ) -> Share:
-    """A striped chunk whose circulating KV is kept by the instances of `free` alone, in proportion to it.
+    """A striped chunk whose circulating KV is kept by the instances of `free` alone.
 
-    `free` maps instances of the group to free slots, at least `num_tokens` in all. Each keeps one run of
-    neighboring positions.
+    `free` maps instances of the group to free slots, at least `num_tokens` in all. Each keeps a stripe if all
+    have room for one, so that chunks in a row make long ranges; else a run of neighbors in proportion to it.
     """
     striped = striped_share(view, num_tokens, group, Transfer.KV)
     positions, total = next_positions(view, num_tokens), sum(free.values())
-    edges = (num_tokens * slots // total for slots in accumulate(free.values(), initial=0))
-    runs = ((positions[a:b], keeper) for (a, b), keeper in zip(pairwise(edges), free, strict=True))
-    return Share(striped.queries, tuple(KVSegment(view.request_id, p, i) for p, i in runs if p))
+    if len(free) * min(free.values()) >= num_tokens:
+        parts = [stripe(positions, i, len(free)) for i in range(len(free))]
+    else:
+        edges = (num_tokens * slots // total for slots in accumulate(free.values(), initial=0))
+        parts = [positions[a:b] for a, b in pairwise(edges)]
+    kept = zip(parts, free, strict=True)
+    return Share(striped.queries, tuple(KVSegment(view.request_id, p, i) for p, i in kept if p))

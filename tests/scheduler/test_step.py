@@ -102,7 +102,7 @@ def test_what_is_added_is_computed_once_and_stored_once_where_there_is_room(fill
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data: st.DataObject) -> None:
     dop = data.draw(st.integers(1, 8))
@@ -114,7 +114,7 @@ def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data:
     step.reckon()
     count = step.add_striped(view, budget) if dop > 1 else step.add_whole(view, 0, budget)
     if count:
-        assert 0.6 * budget <= step.seconds <= 1.1 * budget
+        assert 0.6 * budget <= step.seconds <= 1.05 * budget
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -192,6 +192,18 @@ def test_a_last_chunk_that_fits_on_no_single_instance_stays_where_it_is_made() -
     step.reckon()
     assert step.add_striped(waiting("p", 8000), budget=0.3) == 8000
     assert step.plan().num_stored_tokens == dict.fromkeys(range(4), 2000)
+
+
+def test_who_has_no_room_is_left_out_and_the_others_keep_stripes_that_the_next_chunk_goes_on_with() -> None:
+    placement, free = Placement(), [0, 10**6, 9, 10**6]
+    for _ in range(20):
+        view = RequestView("p", 10**6, 0, 16, 0.0, None, placement)
+        step = step_on(4, H200, free=free)
+        step.reckon()
+        assert step.add_striped(view, budget=0.1) > 0
+        placement = placement.adding(step.plan().writes)
+    assert placement.instance_ids == (1, 3)
+    assert len(placement.segments) == 2
 
 
 def test_stripes_that_do_not_fit_where_they_are_made_are_kept_in_proportion_to_room() -> None:

@@ -56,9 +56,18 @@ def test_retained_kv_partitions_the_chunk_within_what_is_free(
     assert {s.instance_id for s in share.writes} <= keepers
 
 
-def test_retained_kv_is_spread_in_proportion_to_free_slots() -> None:
+def test_retained_kv_is_striped_over_those_who_keep_it() -> None:
     view = RequestView("r", 100, 0, 1, 0.0, None, Placement())
-    share = retained_share(view, 100, ESPGroup((0, 1, 2)), {0: 300, 2: 100})
+    share = retained_share(view, 100, ESPGroup((0, 1, 2)), {0: 300, 2: 50})
+    assert [(s.instance_id, s.positions) for s in share.writes] == [
+        (0, range(0, 100, 2)),
+        (2, range(1, 100, 2)),
+    ]
+
+
+def test_retained_kv_is_spread_in_proportion_to_free_slots_where_stripes_do_not_fit() -> None:
+    view = RequestView("r", 100, 0, 1, 0.0, None, Placement())
+    share = retained_share(view, 100, ESPGroup((0, 1, 2)), {0: 120, 2: 40})
     assert [(s.instance_id, s.positions) for s in share.writes] == [(0, range(75)), (2, range(75, 100))]
 
 
