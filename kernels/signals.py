@@ -1,0 +1,110 @@
+"""Flags by which GPUs tell one another what is written, and what may be written again.
+
+A flag is an int64 in the memory of the process that waits for it, and one process, on one stream, writes it.
+Its values are epochs, which only grow: `batch_id * EPOCHS + count`. So whatever a late writer tells of an
+earlier batch satisfies no wait of a later one. Waiting never hangs: it ends too when the host says that the
+batch is abandoned, or when it has lasted too long, which it then tells the host in the same word.
+
+`raise_flag` and `await_flag` are for use inside kernels; `signal` and `wait` launch them alone.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import globaltimer
+
+from loong.kernels.contract import Dims
+
+EPOCHS = 1 << 24  # in a batch
+IS_COMPILED = not triton.knobs.runtime.interpret
+_EPOCHS = tl.constexpr(EPOCHS)
+_POLLS_A_LOOK = tl.constexpr(64)  # at the host's memory, which is far: 20 us or so apart
+_IS_COMPILED = tl.constexpr(IS_COMPILED)
+
+
+class Patience(NamedTuple):
+    """When to give up waiting. `word` [2] int64 lies in memory of the host that the device reaches.
+
+    word[0] is the last epoch that is abandoned: waits for it and all before end at once. A wait that lasts
+    longer than `limit` (nanoseconds; interpreted, polls) sets word[0] to the last epoch of its batch, and
+    word[1] to the source that it waited for.
+    """
+
+    word: Tensor
+    limit: int
+
+
+def signal(addresses: Tensor, offset: int, members: int, epoch: int) -> None:
+    """Set the flag at `offset` bytes of every member's memory, behind all that the stream did before.
+
+    Contract:
+        addresses [N] int64, contiguous, at most 63: where each rank's memory begins, as this device sees it.
+        members: a bit for each rank that is told; the memory of others is not touched.
+    """
+    Dims().bind("addresses", addresses, "N", torch.int64)
+    _signal[(len(addresses),)](addresses, offset, members, epoch, num_warps=1, maxnreg=32)
+
+
+def wait(flag: Tensor, epoch: int, source: int, patience: Patience) -> None:
+    """Let the stream go on once flag [1] int64 is at least `epoch`, or there is no more use in waiting.
+
+    What was written before the flag was set can then be read. `source` is who is to set it.
+    """
+    Dims().bind("flag", flag, "1", torch.int64)
+    Dims().bind("patience.word", patience.word, "2", torch.int64)
+    _wait[(1,)](flag, epoch, source, *patience, num_warps=1, maxnreg=32)
+
+
+@triton.jit
+def raise_flag(flag: tl.tensor, epoch: tl.tensor) -> None:
+    """Set the flag at the address `flag` (int64), behind what this thread's whole program wrote.
+
+    Call `tl.debug_barrier()` between those writes and this.
+    """
+    tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
+
+
+@triton.jit
+def await_flag(
+    flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, limit: tl.tensor
+) -> None:
+    """Spin until the flag (a pointer to int64) is at least `epoch`, or to `Patience(word, limit)`'s end.
+
+    The program may then read what was written before the flag was set; `.cg` loads see it.
+    """
+    num_polls = tl.full((), 0, tl.int64)
+    begun_at = now(num_polls)
+    is_waiting = tl.load(flag, volatile=True) < epoch
+    while is_waiting:
+        num_polls += 1
+        is_waiting = tl.load(flag, volatile=True) < epoch
+        if is_waiting & (num_polls % _POLLS_A_LOOK == 0):
+            is_waiting = tl.load(word, volatile=True) < epoch
+            if is_waiting & (now(num_polls) - begun_at > limit):
+                tl.store(word + 1, source)
+                tl.store(word, epoch | (_EPOCHS - 1))
+    never = tl.full((), -1, tl.int64)
+    tl.atomic_cas(flag, never, never, sem="acquire", scope="sys")  # compilers drop one that adds 0
+
+
+@triton.jit
+def now(num_polls: tl.tensor) -> tl.tensor:
+    """Nanoseconds; interpreted, where there is no such clock, the polls so far."""
+    if _IS_COMPILED:
+        return globaltimer()
+    return num_polls
+
+
+@triton.jit(do_not_specialize=["offset", "members", "epoch"])
+def _signal(addresses: tl.tensor, offset: tl.tensor, members: tl.tensor, epoch: tl.tensor) -> None:
+    rank = tl.program_id(0)
+    if (members.to(tl.int64) >> rank) & 1:
+        raise_flag(tl.load(addresses + rank) + offset, epoch.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["epoch", "source", "limit"])
+def _wait(flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, limit: tl.tensor) -> None:
+    await_flag(flag, epoch.to(tl.int64), source.to(tl.int64), word, limit.to(tl.int64))

@@ -1,0 +1,60 @@
+"""Flags: who is told, who waits, and what ends waiting. One process plays all ranks."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from loong.kernels.signals import EPOCHS, Patience, signal, wait
+
+SHORT, LONG = 1_000, 10**12  # interpreted kernels count polls
+
+
+def some_patience(limit: int, device: torch.device) -> Patience:
+    word = torch.full((2,), -1, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return Patience(word, limit)
+
+
+def flags_of(device: torch.device) -> Tensor:
+    """The flags of three ranks, two each."""
+    return torch.zeros(3, 2, dtype=torch.int64, device=device)
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def test_the_members_that_are_named_are_told_and_nobody_else(device: torch.device) -> None:
+    flags = flags_of(device)
+    addresses = torch.tensor([row.data_ptr() for row in flags], device=device)
+    signal(addresses, 8, 0b101, 7 * EPOCHS + 3)
+    assert flags.tolist() == [[0, 7 * EPOCHS + 3], [0, 0], [0, 7 * EPOCHS + 3]]
+
+
+@pytest.mark.parametrize("epoch", [5 * EPOCHS + 2, 5 * EPOCHS + 1, 3 * EPOCHS + 9])
+def test_a_wait_ends_for_what_was_told_and_all_before(epoch: int, device: torch.device) -> None:
+    flag, patience = flags_of(device)[0, :1], some_patience(LONG, device)
+    flag.fill_(5 * EPOCHS + 2)
+    wait(flag, epoch, 1, patience)
+    finish(device)
+    assert patience.word.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("told", [4 * EPOCHS + 9, 5 * EPOCHS])
+def test_a_wait_that_lasts_too_long_abandons_its_batch_and_names_the_source(
+    told: int, device: torch.device
+) -> None:
+    flag, patience = flags_of(device)[0, :1], some_patience(SHORT, device)
+    flag.fill_(told)
+    wait(flag, 5 * EPOCHS + 1, 2, patience)
+    finish(device)
+    assert patience.word.tolist() == [6 * EPOCHS - 1, 2]
+    assert flag.item() == told
+
+
+def test_a_wait_of_an_abandoned_batch_ends_at_once_and_says_nothing(device: torch.device) -> None:
+    flag, patience = flags_of(device)[0, :1], some_patience(LONG, device)
+    patience.word[0] = 6 * EPOCHS - 1
+    wait(flag, 5 * EPOCHS + 1, 2, patience)
+    finish(device)
+    assert patience.word.tolist() == [6 * EPOCHS - 1, -1]
