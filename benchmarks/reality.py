@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from os import getloadavg
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 from result import print_result
 
@@ -75,7 +75,7 @@ async def serve(
     load: Sequence[WorkloadRequest],
     limits_of: LimitsOf,
 ) -> tuple[list[RequestRecord], float]:
-    """Serve a load by real workers; what became of it, and the median time of planning."""
+    """Serve a load by real workers; what became of it, and the mean time of planning."""
     watch = Watch(inf, [request_id_of(number) for number in range(len(load))])
     state = ClusterState(config.instances)
     async with local_workers(config) as executor:
@@ -106,7 +106,7 @@ async def serve(
     for number, sent in enumerate(load):
         due = replace(sent, arrival_time=sent.arrival_time + start)
         records.append(record_of(due, watch.token_times[request_id_of(number)], None))
-    return records, median(planning.seconds)
+    return records, fmean(planning.seconds)
 
 
 def summary(records: Sequence[RequestRecord], limits_of: LimitsOf) -> dict[str, float]:

@@ -31,7 +31,7 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     `undetermined` coefficients are a roofline's, since no sample told them. `ranges` is the least and the
     greatest measured of each count of work; beyond it the model extrapolates. `repeat_spread` tells how quiet
-    the machine was: how much longer, relative, the median of a plan's times was than the one that counts.
+    the machine was: how much longer, relative, the median of a plan's times was than the quickest.
     """
 
     format: int

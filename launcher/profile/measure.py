@@ -1,5 +1,6 @@
 """Measures stories in rounds, each story several times, and makes samples of what they took."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,15 +20,15 @@ from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 5
-QUIET = 1  # of its times in order, the one that counts: others may have been disturbed, this one hardly
+PAUSE = 0.004  # seconds before each plan: a server rests between plans, too, and then wakes with cold caches
 HELD_OUT = 0.2  # of all stories
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A plan that was carried out several times: as a sample of a quiet one, and the spread of its times.
+    """A plan that was carried out several times: as a sample of the median of its times, and their spread.
 
-    `spread` is how much longer, relative, the median took. The samples of a story are all held out from the
+    `spread` is how much longer, relative, the median took than the quickest. The samples of a story are all held out from the
     fit, or none is.
     """
 
@@ -84,9 +85,9 @@ class Profiler:
         for index in range(len(cases)):
             is_held_out = self._random.random() < HELD_OUT
             for sample, repeats in zip(samples[index], zip(*times[index], strict=True), strict=True):
-                quiet = sorted(repeats)[QUIET]
-                spread = median(repeats) / quiet - 1
-                measured.append(Measured(replace(sample, seconds=quiet), spread, is_held_out))
+                typical = median(repeats)
+                spread = typical / min(repeats) - 1
+                measured.append(Measured(replace(sample, seconds=typical), spread, is_held_out))
         return measured
 
     async def _tell(self, case: Case) -> tuple[list[Sample], list[float]]:
@@ -96,6 +97,7 @@ class Profiler:
         samples, seconds = [], []
         for plan in case.tell(narrator):
             samples.append(_sample(plan, self._stage.placements()))
+            await asyncio.sleep(PAUSE)
             seconds.append(await self._stage.carry_out(plan))
         self._stage.end_all()
         return samples, seconds

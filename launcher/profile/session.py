@@ -76,5 +76,5 @@ def _print(file: CostModelFile, output: Path) -> None:
     print(table(("coefficient", "us", "from"), coefficients), end="\n\n")
     print(table(("relative error, held out", "samples", "mean", "P95", "worst"), errors), end="\n\n")
     print(table(("measured, an instance", "least", "greatest"), limits), end="\n\n")
-    print(f"The same plan again took {file.repeat_spread:.1%} longer (median). Wrote {output}.")
+    print(f"A plan takes {file.repeat_spread:.1%} longer than at its quickest (medians). Wrote {output}.")
     print(msgspec.json.encode({"output": str(output), "errors": file.errors}).decode())
