@@ -28,8 +28,8 @@ HELD_OUT = 0.2  # of all stories
 class Measured:
     """A plan that was carried out several times: as a sample of the median of its times, and their spread.
 
-    `spread` is how much longer, relative, the median took than the quickest. The samples of a story are all held out from the
-    fit, or none is.
+    `spread` is how much longer, relative, the median took than the quickest. The samples of a story are all
+    held out from the fit, or none is.
     """
 
     sample: Sample
