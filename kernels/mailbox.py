@@ -1,0 +1,321 @@
+"""The two exchanges of a decode layer, by puts into the memory of the group's members.
+
+Every member has the same `Mailbox` at the same place of its memory. First, each master puts the queries of
+its tokens into all mailboxes, and everyone waits for those of all. Then each member puts its attention of a
+master's queries into that master's mailbox, and masters merge. Who takes part, with how many tokens, is data
+in device memory, so that one captured graph serves any group.
+
+One mailbox is enough for all layers and steps. Memory is written by one sender alone, and what it wrote is
+read before it writes again: a sender puts its next queries after it has merged the partials that every member
+made of the last ones; and its next partials for a master after that master's next queries came, which it puts
+after merging the last partials. So each exchange gives the other one its credit.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loong.kernels.contract import Dims
+from loong.kernels.partial import Partial
+from loong.kernels.signals import EPOCHS, Patience, now
+from loong.kernels.softmax import join_pair
+
+_MAX_CHUNKS = 32  # programs that put to one member
+_NUM_WARPS = 8
+_ALIGNMENT = 256  # bytes
+_POLLS_A_LOOK = tl.constexpr(64)  # at the host's memory, which is far
+_EPOCHS = tl.constexpr(EPOCHS)
+
+
+class Peers(NamedTuple):
+    """Who takes part in a step, in the order of instances, all in device memory."""
+
+    addresses: Tensor  # [N] int64: where each member's memory begins, as this device sees it; 0: no member
+    num_tokens: Tensor  # [N] int64: of which each is the master; 0 of those that are no members
+    epoch: Tensor  # [1] int64: that of the layer 0 of the step
+
+
+@dataclass(frozen=True, slots=True)
+class Mailbox:
+    """Room for the exchanges of up to T tokens a master, of N instances, in the memory that peers reach.
+
+    Chunk c of a put are the tokens c, c + C, c + 2 C and so on; each has a flag.
+    """
+
+    memory: Tensor  # [num_bytes] uint8: all of it, so that places in it mean the same to every member
+    queries: Tensor  # [N, T, H, D], by sender
+    parts: Partial  # out [N, T, H, D] of the queries' dtype, lse [N, T, H] float32, by sender
+    query_flags: Tensor  # [N, C] int64, by sender
+    part_flags: Tensor  # [N, C] int64, by sender
+
+    @classmethod
+    def laid(
+        cls, memory: Tensor, offset: int, shape: tuple[int, int, int, int], dtype: torch.dtype
+    ) -> tuple["Mailbox", int]:
+        """Lay a mailbox of shape (N, T, H, D) into zeros at `offset` bytes; also returns where it ends."""
+
+        def take(dtype: torch.dtype, *sizes: int) -> Tensor:
+            nonlocal offset
+            begin = -(-offset // _ALIGNMENT) * _ALIGNMENT
+            offset = begin + torch.Size(sizes).numel() * dtype.itemsize
+            return memory[begin:offset].view(dtype).view(sizes)
+
+        num_instances, num_tokens, num_heads, _ = shape
+        num_chunks = min(num_tokens, _MAX_CHUNKS)
+        mailbox = cls(
+            memory=memory,
+            queries=take(dtype, *shape),
+            parts=Partial(take(dtype, *shape), take(torch.float32, num_instances, num_tokens, num_heads)),
+            query_flags=take(torch.int64, num_instances, num_chunks),
+            part_flags=take(torch.int64, num_instances, num_chunks),
+        )
+        return mailbox, offset
+
+    def offset(self, tensor: Tensor) -> int:
+        """Where a tensor of this mailbox begins, in bytes."""
+        return tensor.data_ptr() - self.memory.data_ptr()
+
+
+def exchange_queries(
+    q: Tensor, mailbox: Mailbox, peers: Peers, patience: Patience, *, instance: int, layer: int
+) -> None:
+    """Put q to every member, and let the stream go on when the queries of all members have come.
+
+    Contract:
+        q [T, H, D], contiguous, of the mailbox's shape; rows from num_tokens[instance] on are left out.
+        instance: which of the N this one is. Called in turn with `exchange_partials`, for growing epochs.
+        `mailbox.queries` then holds them, until partials are exchanged. Allocates nothing.
+    """
+    dims = _check(mailbox, peers, patience)
+    dims.bind("q", q, "T H D", mailbox.queries.dtype)
+    row_size = dims["H"] * dims["D"]
+    _exchange_queries[(dims["N"] * dims["C"] + 1,)](
+        q,
+        *peers,
+        mailbox.query_flags,
+        *patience,
+        mailbox.offset(mailbox.queries),
+        mailbox.offset(mailbox.query_flags),
+        instance,
+        layer,
+        num_instances=dims["N"],
+        num_tokens_room=dims["T"],
+        num_chunks=dims["C"],
+        flags_room=triton.next_power_of_2(dims["N"] * dims["C"]),
+        row_size=row_size,
+        width=min(triton.next_power_of_2(row_size), 4096),
+        num_warps=_NUM_WARPS,
+    )
+
+
+def exchange_partials(
+    part: Partial,
+    mailbox: Mailbox,
+    peers: Peers,
+    patience: Patience,
+    *,
+    instance: int,
+    layer: int,
+    out: Tensor,
+) -> None:
+    """Put to every master the attention of its queries, and merge that of the own ones into `out`.
+
+    Contract:
+        part: attention of `mailbox.queries` over the KV of this instance, out [N, T, H, D] of their dtype and
+            lse [N, T, H] float32; where lse is -inf, out is not read.
+        out [T, H, D] of that dtype; rows from num_tokens[instance] on are left as they are. Partials are
+            merged in float32, in the order of instances.
+        As `exchange_queries` otherwise.
+    """
+    dims = _check(mailbox, peers, patience)
+    dims.bind("part.out", part.out, "N T H D", mailbox.parts.out.dtype)
+    dims.bind("part.lse", part.lse, "N T H", torch.float32)
+    dims.bind("out", out, "T H D", mailbox.parts.out.dtype)
+    _exchange_partials[(dims["N"] * dims["C"] + dims["T"],)](
+        *part,
+        out,
+        *peers,
+        *mailbox.parts,
+        mailbox.part_flags,
+        *patience,
+        mailbox.offset(mailbox.parts.out),
+        mailbox.offset(mailbox.parts.lse),
+        mailbox.offset(mailbox.part_flags),
+        instance,
+        layer,
+        num_instances=dims["N"],
+        num_tokens_room=dims["T"],
+        num_chunks=dims["C"],
+        flags_room=triton.next_power_of_2(dims["N"]),
+        num_heads=dims["H"],
+        heads_room=triton.next_power_of_2(dims["H"]),
+        head_dim=dims["D"],
+        width=triton.next_power_of_2(dims["D"]),
+        num_warps=_NUM_WARPS,
+    )
+
+
+def _check(mailbox: Mailbox, peers: Peers, patience: Patience) -> Dims:
+    dims = Dims()
+    dims.bind("mailbox.queries", mailbox.queries, "N T H D")
+    dims.bind("mailbox.query_flags", mailbox.query_flags, "N C", torch.int64)
+    dims.bind("peers.addresses", peers.addresses, "N", torch.int64)
+    dims.bind("peers.num_tokens", peers.num_tokens, "N", torch.int64)
+    dims.bind("peers.epoch", peers.epoch, "1", torch.int64)
+    dims.bind("patience.word", patience.word, "2", torch.int64)
+    return dims
+
+
+@triton.jit(do_not_specialize=["layer", "instance"])
+def _exchange_queries(
+    q: tl.tensor,
+    addresses: tl.tensor,
+    num_tokens: tl.tensor,
+    epoch: tl.tensor,
+    flags: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    queries_offset: tl.tensor,
+    flags_offset: tl.tensor,
+    instance: tl.tensor,
+    layer: tl.tensor,
+    num_instances: tl.constexpr,
+    num_tokens_room: tl.constexpr,
+    num_chunks: tl.constexpr,
+    flags_room: tl.constexpr,
+    row_size: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """Programs put a chunk to a member each; the last one waits."""
+    program = tl.program_id(0)
+    due = tl.load(epoch) + layer
+    if program < num_instances * num_chunks:
+        chunk, count = program % num_chunks, tl.load(num_tokens + instance)
+        address = tl.load(addresses + program // num_chunks)
+        if (address != 0) & (chunk < count) & (tl.load(stop, volatile=True) < due):
+            target = tl.multiple_of((address + queries_offset).to(q.dtype), 16)
+            for token in range(chunk, count, num_chunks):
+                target_row = target + (instance * num_tokens_room + token).to(tl.int64) * row_size
+                for start in tl.static_range(0, row_size, width):
+                    column = start + tl.arange(0, width)
+                    values = tl.load(q + token * row_size + column, column < row_size)
+                    tl.store(target_row + column, values, column < row_size)
+            _raise(address + flags_offset + (instance * num_chunks + chunk) * 8, due)
+    else:
+        flag = tl.arange(0, flags_room)
+        sender, chunk = flag // num_chunks, flag % num_chunks
+        is_awaited = chunk < tl.load(num_tokens + sender, sender < num_instances, 0)
+        _await(flags + tl.where(is_awaited, flag, 0), is_awaited, sender, due, word, stop, limit)
+
+
+@triton.jit(do_not_specialize=["layer", "instance"])
+def _exchange_partials(
+    part_out: tl.tensor,
+    part_lse: tl.tensor,
+    out: tl.tensor,
+    addresses: tl.tensor,
+    num_tokens: tl.tensor,
+    epoch: tl.tensor,
+    came_out: tl.tensor,
+    came_lse: tl.tensor,
+    flags: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    out_offset: tl.tensor,
+    lse_offset: tl.tensor,
+    flags_offset: tl.tensor,
+    instance: tl.tensor,
+    layer: tl.tensor,
+    num_instances: tl.constexpr,
+    num_tokens_room: tl.constexpr,
+    num_chunks: tl.constexpr,
+    flags_room: tl.constexpr,
+    num_heads: tl.constexpr,
+    heads_room: tl.constexpr,
+    head_dim: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """Programs put a chunk to a master each; those behind them wait for puts, and merge a token each."""
+    program, num_puts = tl.program_id(0), num_instances * num_chunks
+    due = tl.load(epoch) + layer
+    head, dim = tl.arange(0, heads_room), tl.arange(0, width)
+    is_head = head < num_heads
+    element = head[:, None] * head_dim + dim[None, :]
+    is_dim = (dim < head_dim)[None, :]
+    if program < num_puts:
+        master, chunk = program // num_chunks, program % num_chunks
+        address, count = tl.load(addresses + master), tl.load(num_tokens + master)
+        if (chunk < count) & (tl.load(stop, volatile=True) < due):
+            target_out = tl.multiple_of((address + out_offset).to(part_out.dtype), 16)
+            target_lse = tl.multiple_of((address + lse_offset).to(part_lse.dtype), 16)
+            for token in range(chunk, count, num_chunks):
+                row = (master * num_tokens_room + token).to(tl.int64) * num_heads
+                target_row = (instance * num_tokens_room + token).to(tl.int64) * num_heads
+                lse = tl.load(part_lse + row + head, is_head, float("-inf"))
+                is_element = (lse > float("-inf"))[:, None] & is_dim
+                values = tl.load(part_out + row * head_dim + element, is_element)
+                tl.store(target_out + target_row * head_dim + element, values, is_element)
+                tl.store(target_lse + target_row + head, lse, is_head)
+            _raise(address + flags_offset + (instance * num_chunks + chunk) * 8, due)
+    elif program - num_puts < tl.load(num_tokens + instance):
+        token = program - num_puts
+        sender = tl.arange(0, flags_room)
+        is_awaited = tl.load(addresses + sender, sender < num_instances, 0) != 0
+        flag = sender * num_chunks + token % num_chunks
+        _await(flags + tl.where(is_awaited, flag, 0), is_awaited, sender, due, word, stop, limit)
+        total = tl.zeros([heads_room, width], tl.float32)
+        total_lse = tl.full([heads_room], float("-inf"), tl.float32)
+        for member in tl.static_range(num_instances):
+            is_member = tl.load(addresses + member) != 0
+            row = (member * num_tokens_room + token).to(tl.int64) * num_heads
+            lse = tl.load(came_lse + row + head, is_head & is_member, float("-inf"), cache_modifier=".cg")
+            is_element = (lse > float("-inf"))[:, None] & is_dim
+            values = tl.load(came_out + row * head_dim + element, is_element, 0.0, cache_modifier=".cg")
+            total, total_lse = join_pair(total, total_lse, values.to(tl.float32), lse)
+        row = token.to(tl.int64) * num_heads * head_dim
+        tl.store(out + row + element, total.to(out.dtype.element_ty), is_head[:, None] & is_dim)
+
+
+@triton.jit
+def _raise(flag: tl.tensor, epoch: tl.tensor) -> None:
+    """As `signals.raise_flag`; whether waits were given up was looked at before, while data was loaded."""
+    tl.debug_barrier()
+    tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
+
+
+@triton.jit
+def _await(
+    flags: tl.tensor,
+    is_awaited: tl.tensor,
+    source: tl.tensor,
+    epoch: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+) -> None:
+    """As `signals.await_flag`, of several flags (pointers [F], all to be read) at once."""
+    num_polls = tl.full((), 0, tl.int64)
+    begun_at = now(num_polls)
+    last = epoch | (_EPOCHS - 1)
+    is_late = is_awaited & (tl.load(flags, volatile=True) < epoch)
+    num_late = tl.sum(is_late.to(tl.int32), 0)
+    while num_late > 0:
+        num_polls += 1
+        is_late = is_awaited & (tl.load(flags, volatile=True) < epoch)
+        num_late = tl.sum(is_late.to(tl.int32), 0)
+        if (num_late > 0) & (num_polls % _POLLS_A_LOOK == 0):
+            if now(num_polls) - begun_at > limit:
+                tl.store(word + 1, tl.max(tl.where(is_late, source, 0), 0).to(tl.int64))
+                tl.store(word, last)
+            if tl.load(word, volatile=True) >= epoch:
+                num_late = tl.zeros_like(num_late)
+                tl.store(stop, last)
+    never = tl.full(flags.shape, -1, tl.int64)
+    tl.atomic_cas(flags, never, never, sem="acquire", scope="sys")  # compilers drop one that adds 0
+    tl.debug_barrier()

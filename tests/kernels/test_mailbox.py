@@ -1,0 +1,121 @@
+"""Exchanges between processes that map one another's memory, by interpreted kernels."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_cases import poisoned, random_values
+from processes import run_on_ranks
+from torch import Tensor
+
+from loong.kernels import Partial, reference
+from loong.kernels.mailbox import Mailbox, Peers, exchange_partials, exchange_queries
+from loong.kernels.signals import EPOCHS, Patience
+
+NUM_LAYERS, NUM_HEADS, HEAD_DIM = 2, 3, 24
+ARENA_BYTES = 1 << 20
+ENDLESS, SHORT = 1 << 40, 500  # polls
+CPU = torch.device("cpu")
+
+Steps = list[tuple[int, ...]]  # the tokens of each instance in each step; of those that are no members: -1
+
+
+def queries_of(step: int, layer: int, instance: int, num_tokens: int) -> Tensor:
+    seed = 100 * step + 10 * layer + instance
+    return random_values(seed, num_tokens, NUM_HEADS, HEAD_DIM, dtype=torch.float32, device=CPU)
+
+
+def attend(q: Tensor, instance: int) -> Partial:
+    """Stands for attention over the KV of an instance; of each head, some have seen nothing."""
+    out, lse = (q * (instance + 1)).cos(), q.sum(-1) * (instance - 1)
+    unseen = q[..., instance] > 0.5
+    return Partial(out.masked_fill(unseen[..., None], torch.nan), lse.masked_fill(unseen, -torch.inf))
+
+
+def expected(step: int, layer: int, counts: tuple[int, ...], instance: int) -> Tensor:
+    q = queries_of(step, layer, instance, counts[instance])
+    total = Partial.identity(len(q), NUM_HEADS, HEAD_DIM, CPU)
+    for member, count in enumerate(counts):
+        if count >= 0:
+            part = attend(q, member)
+            reference.merge_into(total, Partial(part.out.nan_to_num()[None], part.lse[None]))
+    return total.out
+
+
+def arena(folder: Path, instance: int) -> Tensor:
+    path = str(folder / f"{instance}.arena")
+    return torch.from_file(path, shared=True, size=ARENA_BYTES, dtype=torch.uint8)
+
+
+def mailbox(memory: Tensor, num_instances: int, num_tokens: int) -> Mailbox:
+    laid, _ = Mailbox.laid(memory, 256, (num_instances, num_tokens, NUM_HEADS, HEAD_DIM), torch.float32)
+    return laid
+
+
+def take_steps(rank: int, folder: Path, steps: Steps, room: int, limit: int) -> tuple[list[Tensor], Tensor]:
+    """What each layer of each step gave the tokens of one instance, and the word of its patience."""
+    num_instances = len(steps[0])
+    arenas = [arena(folder, instance) for instance in range(num_instances)]
+    box = mailbox(arenas[rank], num_instances, room)
+    patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), limit)
+    results = []
+    for step, counts in enumerate(steps):
+        if counts[rank] < 0:
+            continue
+        addresses = [memory.data_ptr() if n >= 0 else 0 for memory, n in zip(arenas, counts, strict=True)]
+        epoch = torch.tensor([(step + 1) * EPOCHS])
+        num_tokens = torch.tensor(counts).clamp(min=0)
+        peers = Peers(torch.tensor(addresses), num_tokens, epoch)
+        for layer in range(NUM_LAYERS):
+            q = poisoned(room, NUM_HEADS, HEAD_DIM, dtype=torch.float32, device=CPU)
+            q[: num_tokens[rank]] = queries_of(step, layer, rank, int(num_tokens[rank]))
+            exchange_queries(q, box, peers, patience, instance=rank, layer=layer)
+            part = attend(box.queries, rank)
+            out = torch.full_like(q, torch.nan)
+            exchange_partials(part, box, peers, patience, instance=rank, layer=layer, out=out)
+            results.append(out)
+    return results, patience.word
+
+
+@pytest.mark.parametrize(
+    ("room", "steps"),
+    [
+        (1, [(1, 1)]),
+        (3, [(3, 2), (0, 1), (2, -1), (-1, 3), (3, 3)]),
+        (2, [(0, 1, 2), (-1, 2, 0), (2, -1, 1), (1, 0, 0)]),
+        (40, [(35, 1)]),  # more tokens than chunks
+    ],
+)
+def test_any_group_gets_the_attention_of_all_its_members(tmp_path: Path, room: int, steps: Steps) -> None:
+    results = run_on_ranks(take_steps, len(steps[0]), tmp_path, steps, room, ENDLESS)
+    for instance, result in enumerate(results):
+        assert isinstance(result, tuple)
+        outs = iter(result[0])
+        for step, counts in enumerate(steps):
+            for layer in range(NUM_LAYERS if counts[instance] >= 0 else 0):
+                out, count = next(outs), counts[instance]
+                torch.testing.assert_close(out[:count], expected(step, layer, counts, instance))
+                assert out[count:].isnan().all()
+        assert result[1].tolist() == [0, 0]
+
+
+def test_who_waits_in_vain_gives_up_and_says_for_whom(tmp_path: Path) -> None:
+    arena(tmp_path, 1)
+    (result,) = run_on_ranks(take_steps, 1, tmp_path, [(1, 2)], 2, SHORT)
+    assert isinstance(result, tuple)
+    word = result[1]
+    assert word.tolist() == [2 * EPOCHS - 1, 1]
+
+
+def test_mailboxes_follow_each_other_and_refuse_what_they_have_no_room_for() -> None:
+    memory = torch.zeros(ARENA_BYTES, dtype=torch.uint8)
+    first, end = Mailbox.laid(memory, 8, (2, 3, NUM_HEADS, HEAD_DIM), torch.float16)
+    second, _ = Mailbox.laid(memory, end, (2, 3, NUM_HEADS, HEAD_DIM), torch.float16)
+    assert first.offset(first.queries) == 256
+    assert second.offset(second.queries) >= end
+    assert first.parts.out.dtype == torch.float16
+    peers = Peers(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), torch.zeros(1).long())
+    patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), ENDLESS)
+    q = torch.zeros(4, NUM_HEADS, HEAD_DIM, dtype=torch.float16)
+    with pytest.raises(ValueError, match="q must have T=3"):
+        exchange_queries(q, first, peers, patience, instance=0, layer=0)
