@@ -3,7 +3,8 @@
 A flag is an int64 in the memory of the process that waits for it, and one process, on one stream, writes it.
 Its values are epochs, which only grow: `batch_id * EPOCHS + count`. So whatever a late writer tells of an
 earlier batch satisfies no wait of a later one. Waiting never hangs: it ends too when the host says that the
-batch is abandoned, or when it has lasted too long, which it then tells the host in the same word.
+batch is abandoned, or when it has lasted too long, which it then tells the host in the same word. Whoever
+gave up waiting in a batch sets no flag of it any more, so what is made of nothing is told to nobody.
 
 `raise_flag` and `await_flag` are for use inside kernels; `signal` and `wait` launch them alone.
 """
@@ -19,10 +20,9 @@ from triton.language.extra.cuda import globaltimer
 from loong.kernels.contract import Dims
 
 EPOCHS = 1 << 24  # in a batch
-IS_COMPILED = not triton.knobs.runtime.interpret
 _EPOCHS = tl.constexpr(EPOCHS)
 _POLLS_A_LOOK = tl.constexpr(64)  # at the host's memory, which is far: 20 us or so apart
-_IS_COMPILED = tl.constexpr(IS_COMPILED)
+_IS_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 class Patience(NamedTuple):
@@ -30,14 +30,16 @@ class Patience(NamedTuple):
 
     word[0] is the last epoch that is abandoned: waits for it and all before end at once. A wait that lasts
     longer than `limit` (nanoseconds; interpreted, polls) sets word[0] to the last epoch of its batch, and
-    word[1] to the source that it waited for.
+    word[1] to the source that it waited for. `stop` [1] int64, on the device, is the last epoch of the last
+    batch in which a wait gave up; both begin below every epoch.
     """
 
     word: Tensor
+    stop: Tensor
     limit: int
 
 
-def signal(addresses: Tensor, offset: int, members: int, epoch: int) -> None:
+def signal(addresses: Tensor, offset: int, members: int, epoch: int, patience: Patience) -> None:
     """Set the flag at `offset` bytes of every member's memory, behind all that the stream did before.
 
     Contract:
@@ -45,7 +47,7 @@ def signal(addresses: Tensor, offset: int, members: int, epoch: int) -> None:
         members: a bit for each rank that is told; the memory of others is not touched.
     """
     Dims().bind("addresses", addresses, "N", torch.int64)
-    _signal[(len(addresses),)](addresses, offset, members, epoch, num_warps=1, maxnreg=32)
+    _signal[(len(addresses),)](addresses, offset, members, epoch, patience.stop, num_warps=1, maxnreg=32)
 
 
 def wait(flag: Tensor, epoch: int, source: int, patience: Patience) -> None:
@@ -59,35 +61,38 @@ def wait(flag: Tensor, epoch: int, source: int, patience: Patience) -> None:
 
 
 @triton.jit
-def raise_flag(flag: tl.tensor, epoch: tl.tensor) -> None:
-    """Set the flag at the address `flag` (int64), behind what this thread's whole program wrote.
-
-    Call `tl.debug_barrier()` between those writes and this.
-    """
-    tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
+def raise_flag(flag: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
+    """Set the flag at the address `flag` (int64), behind all that the program wrote before."""
+    tl.debug_barrier()
+    if tl.load(stop, volatile=True) < epoch:
+        tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
 
 
 @triton.jit
 def await_flag(
-    flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, limit: tl.tensor
+    flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, stop: tl.tensor, limit: tl.tensor
 ) -> None:
-    """Spin until the flag (a pointer to int64) is at least `epoch`, or to `Patience(word, limit)`'s end.
+    """Spin until the flag (a pointer to int64) is at least `epoch`, or until `Patience` ends.
 
     The program may then read what was written before the flag was set; `.cg` loads see it.
     """
     num_polls = tl.full((), 0, tl.int64)
     begun_at = now(num_polls)
+    last = epoch | (_EPOCHS - 1)
     is_waiting = tl.load(flag, volatile=True) < epoch
     while is_waiting:
         num_polls += 1
         is_waiting = tl.load(flag, volatile=True) < epoch
         if is_waiting & (num_polls % _POLLS_A_LOOK == 0):
-            is_waiting = tl.load(word, volatile=True) < epoch
-            if is_waiting & (now(num_polls) - begun_at > limit):
+            if now(num_polls) - begun_at > limit:
                 tl.store(word + 1, source)
-                tl.store(word, epoch | (_EPOCHS - 1))
+                tl.store(word, last)
+            is_waiting = tl.load(word, volatile=True) < epoch
+            if not is_waiting:
+                tl.store(stop, last)
     never = tl.full((), -1, tl.int64)
     tl.atomic_cas(flag, never, never, sem="acquire", scope="sys")  # compilers drop one that adds 0
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -99,12 +104,16 @@ def now(num_polls: tl.tensor) -> tl.tensor:
 
 
 @triton.jit(do_not_specialize=["offset", "members", "epoch"])
-def _signal(addresses: tl.tensor, offset: tl.tensor, members: tl.tensor, epoch: tl.tensor) -> None:
+def _signal(
+    addresses: tl.tensor, offset: tl.tensor, members: tl.tensor, epoch: tl.tensor, stop: tl.tensor
+) -> None:
     rank = tl.program_id(0)
     if (members.to(tl.int64) >> rank) & 1:
-        raise_flag(tl.load(addresses + rank) + offset, epoch.to(tl.int64))
+        raise_flag(tl.load(addresses + rank) + offset, epoch.to(tl.int64), stop)
 
 
 @triton.jit(do_not_specialize=["epoch", "source", "limit"])
-def _wait(flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, limit: tl.tensor) -> None:
-    await_flag(flag, epoch.to(tl.int64), source.to(tl.int64), word, limit.to(tl.int64))
+def _wait(
+    flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, stop: tl.tensor, limit: tl.tensor
+) -> None:
+    await_flag(flag, epoch.to(tl.int64), source.to(tl.int64), word, stop, limit.to(tl.int64))

@@ -37,7 +37,7 @@ class Roster:
         self._changed = Condition()
         self._links: dict[tuple[int, Plane], Link] = {}
         with _lock(directory / "join.lock", deadline):
-            self._listener = _listen(self._socket_path(rank))
+            self._listener = listen(self._socket_path(rank))
             self._welcoming = Thread(target=self._welcome_newcomers, name="fabric-welcome", daemon=True)
             self._welcoming.start()
             for peer in range(world.size):
@@ -123,7 +123,8 @@ class Roster:
             previous.close()
 
 
-def _listen(path: Path) -> socket.socket:
+def listen(path: Path) -> socket.socket:
+    """A socket that takes connections at `path`, in the place of what is left of an earlier process."""
     if len(bytes(path)) > _LONGEST_SOCKET_PATH:
         raise InvalidMessageError(
             f"{path} is longer than the {_LONGEST_SOCKET_PATH} bytes a socket's path may have"

@@ -11,12 +11,18 @@ SHORT, LONG = 1_000, 10**12  # interpreted kernels count polls
 
 def some_patience(limit: int, device: torch.device) -> Patience:
     word = torch.full((2,), -1, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return Patience(word, limit)
+    return Patience(word, torch.full((1,), -1, device=device), limit)
 
 
 def flags_of(device: torch.device) -> Tensor:
     """The flags of three ranks, two each."""
     return torch.zeros(3, 2, dtype=torch.int64, device=device)
+
+
+def tell(flags: Tensor, members: int, epoch: int, patience: Patience) -> None:
+    """Set the second flags of some ranks."""
+    addresses = torch.tensor([row.data_ptr() for row in flags], device=flags.device)
+    signal(addresses, 8, members, epoch, patience)
 
 
 def finish(device: torch.device) -> None:
@@ -26,8 +32,7 @@ def finish(device: torch.device) -> None:
 
 def test_the_members_that_are_named_are_told_and_nobody_else(device: torch.device) -> None:
     flags = flags_of(device)
-    addresses = torch.tensor([row.data_ptr() for row in flags], device=device)
-    signal(addresses, 8, 0b101, 7 * EPOCHS + 3)
+    tell(flags, 0b101, 7 * EPOCHS + 3, some_patience(LONG, device))
     assert flags.tolist() == [[0, 7 * EPOCHS + 3], [0, 0], [0, 7 * EPOCHS + 3]]
 
 
@@ -38,6 +43,7 @@ def test_a_wait_ends_for_what_was_told_and_all_before(epoch: int, device: torch.
     wait(flag, epoch, 1, patience)
     finish(device)
     assert patience.word.tolist() == [-1, -1]
+    assert patience.stop.item() == -1
 
 
 @pytest.mark.parametrize("told", [4 * EPOCHS + 9, 5 * EPOCHS])
@@ -58,3 +64,11 @@ def test_a_wait_of_an_abandoned_batch_ends_at_once_and_says_nothing(device: torc
     wait(flag, 5 * EPOCHS + 1, 2, patience)
     finish(device)
     assert patience.word.tolist() == [6 * EPOCHS - 1, -1]
+
+
+def test_who_gave_up_waiting_tells_nothing_more_of_the_batch_but_of_the_next(device: torch.device) -> None:
+    flags, patience = flags_of(device), some_patience(SHORT, device)
+    wait(flags[0, :1], 5 * EPOCHS + 1, 2, patience)
+    tell(flags, 0b1, 5 * EPOCHS + 2, patience)
+    tell(flags, 0b10, 6 * EPOCHS, patience)
+    assert flags[:, 1].tolist() == [0, 6 * EPOCHS, 0]
