@@ -208,8 +208,8 @@ def _exchange_queries(
             _raise(address + flags_offset + (instance * num_chunks + chunk) * 8, due)
     else:
         flag = tl.arange(0, flags_room)
-        sender, chunk = flag // num_chunks, flag % num_chunks
-        is_awaited = chunk < tl.load(num_tokens + sender, sender < num_instances, 0)
+        sender = flag // num_chunks
+        is_awaited = flag % num_chunks < tl.load(num_tokens + sender, sender < num_instances, 0)
         _await(flags + tl.where(is_awaited, flag, 0), is_awaited, sender, due, word, stop, limit)
 
 
