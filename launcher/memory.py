@@ -12,7 +12,7 @@ from loong.model.parameters import expected_shapes
 MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
-GRAPH_BYTES = 2 * GIB  # for captured decode steps, and to draw from the logits of 256 requests
+GRAPH_BYTES = 2 * GIB  # for captured decode steps, and to draw from the logits of 512 requests
 
 
 def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) -> int:
