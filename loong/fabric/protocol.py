@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from loong.fabric.traffic import Channel, Traffic
+from loong.fabric.world import World
 
 
 class Pending(Protocol):
@@ -15,7 +16,7 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Return once the outgoing tensors may be reused and the incoming ones are filled.
 
-        Raises PeerLostError as soon as a process that takes part is gone, AbandonedError as soon as one has
+        On a device that is so for whatever the caller asks it for next; see `Fabric.check`. Raises PeerLostError as soon as a process that takes part is gone, AbandonedError as soon as one has
         left by an error of its own, DeadlineError when a peer is silent for the fabric's deadline. Outgoing
         tensors may then still be on their way: let go of them, and write nothing into them.
         """
@@ -51,14 +52,24 @@ class Fabric(Protocol):
     of its own tells the others, whose waits end at once.
     """
 
+    world: World
     traffic: Traffic
 
     @property
     def tensor_parallel(self) -> TensorParallelVerbs:
         """The collectives of this instance's processes."""
 
+    def wait_for_peers(self) -> None:
+        """Return once the whole world has joined, and what is made once with it is made. Raises ClusterError."""
+
     def batch(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[None]:
         """Open the batch that the verbs belong to; `group` holds the ids of the instances that run it."""
+
+    def check(self) -> None:
+        """Raise what a wait of the open batch would have raised, had the host waited.
+
+        Call it when the device is done and before anybody is told what it made; leaving a batch calls it.
+        """
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """Send to the next instance of the ring, receive from the previous; sizes may differ at each hop."""

@@ -1,6 +1,6 @@
 """The data plane between CPU processes of one host, over Unix sockets."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from loong.fabric.protocol import Pending
 from loong.fabric.roster import Roster
 from loong.fabric.tensor_parallel import TensorParallelGroup
 from loong.fabric.traffic import Channel, Plane, Traffic
-from loong.fabric.world import World
+from loong.fabric.world import World, neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class SocketFabric:
 
     def __init__(self, directory: Path, world: World, rank: int, *, deadline: float) -> None:
         self.traffic = Traffic()
-        self._world = world
-        self._rank = rank
+        self.world = world
+        self.rank = rank
         self._instance_id = world.instance_id(rank)
-        self._deadline = deadline
+        self.deadline = deadline
         self._mailbox = Mailbox(world)
         self._roster = Roster(directory, world, rank, self._mailbox, deadline)
         self._open_batch: _Batch | None = None
@@ -94,7 +94,7 @@ class SocketFabric:
             raise InvalidMessageError(f"batch {batch_id} opened inside batch {self._open_batch.batch_id}")
         if self._instance_id not in group:
             raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
-        ranks = [rank for i in group for rank in self._world.ranks(i) if rank != self._rank]
+        ranks = [rank for i in group for rank in self.world.ranks(i) if rank != self.rank]
         links = {rank: self._roster.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
         with self._opened(Plane.BATCH, batch_id, links.values()):
             self._open_batch = _Batch(batch_id, group, links)
@@ -105,10 +105,7 @@ class SocketFabric:
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """See Fabric."""
-        if self._instance_id not in ring:
-            raise InvalidMessageError(f"instance {self._instance_id} is not in the ring {ring}")
-        place = ring.index(self._instance_id)
-        following, previous = ring[(place + 1) % len(ring)], ring[place - 1]
+        following, previous = neighbours(ring, self._instance_id)
         return self.exchange({following: outgoing}, {previous: incoming}, Channel.RING)
 
     def exchange(
@@ -124,9 +121,9 @@ class SocketFabric:
     def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
         """See Fabric."""
         received = {instance_id: torch.empty_like(payload) for instance_id in group}
-        is_speaker = self._world.tp_rank(self._rank) == 0
-        listeners = [rank for i in group for rank in self._world.ranks(i)] if is_speaker else []
-        speakers = {self._world.rank(i, 0): tensor for i, tensor in received.items()}
+        is_speaker = self.world.tp_rank(self.rank) == 0
+        listeners = [rank for i in group for rank in self.world.ranks(i)] if is_speaker else []
+        speakers = {self.world.rank(i, 0): tensor for i, tensor in received.items()}
         self._exchange_ranks(dict.fromkeys(listeners, payload), speakers, Channel.CONTROL).wait()
         return received
 
@@ -148,32 +145,56 @@ class SocketFabric:
     def send_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
         migration = self._current_migration()
-        address = Address(Channel.SEGMENT, migration.migration_id, self._rank)
+        address = Address(Channel.SEGMENT, migration.migration_id, self.rank)
         self._mailbox.check(address, (migration.link,))
         sent = self._send(migration.link, address, tensor) if _is_message(tensor) else None
-        return _Transfer(self._mailbox, (sent,) if sent else (), (), (), self._deadline)
+        return _Transfer(self._mailbox, (sent,) if sent else (), (), (), self.deadline)
 
     def receive_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
         migration = self._current_migration()
         address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
         incoming = ((address, tensor),) if _is_message(tensor) else ()
-        return _Transfer(self._mailbox, (), incoming, (migration.link,), self._deadline)
+        return _Transfer(self._mailbox, (), incoming, (migration.link,), self.deadline)
+
+    def check(self) -> None:
+        """See Fabric. Whoever waits here is told at once, so there is nothing left to find."""
 
     def close(self) -> None:
         """See Fabric."""
         self._roster.close()
 
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Let `tell` be called, by any thread, whenever `raise_if_broken` may have something new to raise."""
+        self._mailbox.watch(tell)
+
+    def raise_if_broken(self, plane: Plane) -> None:
+        """Raise what a wait would raise if a process of what is open on a plane is lost or has left."""
+        if plane is Plane.BATCH and (batch := self._open_batch) is not None:
+            self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.links.values())
+        if plane is Plane.MIGRATION and (migration := self._open_migration) is not None:
+            address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
+            self._mailbox.check(address, (migration.link,))
+
+    def member(self, instance_id: int) -> int:
+        """The rank of an instance of the open batch that this process talks to, or its own."""
+        batch, rank = self._current_batch(), self._counterpart(instance_id)
+        return rank if rank == self.rank else self._link_in(batch, rank).rank
+
+    def num_joins(self, rank: int) -> int:
+        """How often a peer has joined."""
+        return self._roster.num_joins(rank)
+
     def _exchange_ranks(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
     ) -> Pending:
         batch = self._current_batch()
-        own = Address(channel, batch.batch_id, self._rank)
+        own = Address(channel, batch.batch_id, self.rank)
         on_their_way = []
         for rank, tensor in outgoing.items():
             if not _is_message(tensor):
                 continue
-            if rank == self._rank:
+            if rank == self.rank:
                 self._mailbox.deliver(own, bytes_of(tensor).clone())
             elif sent := self._send(self._link_in(batch, rank), own, tensor):
                 on_their_way.append(sent)
@@ -182,7 +203,7 @@ class SocketFabric:
             for rank, tensor in incoming.items()
             if _is_message(tensor)
         )
-        return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.links.values(), self._deadline)
+        return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.links.values(), self.deadline)
 
     @contextmanager
     def _opened(self, plane: Plane, batch_or_migration_id: int, links: Iterable[Link]) -> Iterator[None]:
@@ -196,7 +217,7 @@ class SocketFabric:
         except (PeerLostError, AbandonedError):  # the others see it, or were told, as we were
             raise
         except BaseException:
-            self._abandon(Address(plane.abandoned, batch_or_migration_id, self._rank), links)
+            self._abandon(Address(plane.abandoned, batch_or_migration_id, self.rank), links)
             raise
         finally:
             self._mailbox.close(plane, batch_or_migration_id)
@@ -208,9 +229,9 @@ class SocketFabric:
                 self._send(link, address, torch.empty(0, dtype=torch.uint8))
 
     def _gather_shards(self, x: Tensor) -> list[Tensor]:
-        ranks = self._world.ranks(self._instance_id)
-        shards = {rank: x if rank == self._rank else torch.empty_like(x) for rank in ranks}
-        others = {rank: shard for rank, shard in shards.items() if rank != self._rank}
+        ranks = self.world.ranks(self._instance_id)
+        shards = {rank: x if rank == self.rank else torch.empty_like(x) for rank in ranks}
+        others = {rank: shard for rank, shard in shards.items() if rank != self.rank}
         self._exchange_ranks(dict.fromkeys(others, x), others, Channel.TENSOR_PARALLEL).wait()
         return list(shards.values())
 
@@ -234,14 +255,14 @@ class SocketFabric:
 
     def _link_in(self, batch: _Batch, rank: int) -> Link:
         if rank not in batch.links:
-            instance_id = self._world.instance_id(rank)
+            instance_id = self.world.instance_id(rank)
             raise InvalidMessageError(
                 f"instance {instance_id} is not in the group {batch.group} of the batch"
             )
         return batch.links[rank]
 
     def _counterpart(self, instance_id: int) -> int:
-        return self._world.rank(instance_id, self._world.tp_rank(self._rank))
+        return self.world.rank(instance_id, self.world.tp_rank(self.rank))
 
 
 def _is_message(tensor: Tensor) -> bool:

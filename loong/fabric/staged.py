@@ -33,13 +33,21 @@ class StagedFabric:
     """Implements Fabric for tensors of any device, over a fabric of the host."""
 
     def __init__(self, fabric: Fabric) -> None:
-        self.traffic = fabric.traffic
+        self.world, self.traffic = fabric.world, fabric.traffic
         self._fabric = fabric
 
     @property
     def tensor_parallel(self) -> TensorParallelVerbs:
         """See Fabric; for tensors of the host alone."""
         return self._fabric.tensor_parallel
+
+    def wait_for_peers(self) -> None:
+        """See Fabric."""
+        self._fabric.wait_for_peers()
+
+    def check(self) -> None:
+        """See Fabric."""
+        self._fabric.check()
 
     def batch(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[None]:
         """See Fabric."""

@@ -6,10 +6,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.kernels import reference_draw
 from loong.kernels.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
+from loong.model.tensor_parallel import Shard
+from loong.worker.decode_exchange import DecodeExchange, FabricExchange
 from loong.worker.draw import uniform
 from loong.worker.sampling import Sampler, TorchSampler
 
@@ -34,7 +37,7 @@ class Backend(Protocol):
 
     @property
     def takes_leases(self) -> bool:
-        """Whether decode steps on one instance are captured, and follow each other without the host."""
+        """Whether decode steps are captured, and follow each other without the host."""
 
     @property
     def warm_up_lengths(self) -> tuple[int, ...]:
@@ -42,6 +45,12 @@ class Backend(Protocol):
 
     def connect(self, fabric: Fabric) -> Fabric:
         """A fabric for the device's tensors over one for those of the host."""
+
+    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
+        """How captured decode steps of groups exchange queries, over a fabric that `connect` gave.
+
+        None if they cannot, so that groups take steps which the host launches.
+        """
 
     def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
         """Write the token [N] int64 and the largest logit [N] float32 of each row of logits [N, V]."""
@@ -73,6 +82,15 @@ class CpuBackend:
     def connect(self, fabric: Fabric) -> Fabric:
         """See Backend."""
         return fabric
+
+    def decode_exchange(
+        self,
+        fabric: Fabric,
+        instance_id: InstanceId,
+        shard: Shard,  # noqa: ARG002 - see Backend
+    ) -> DecodeExchange | None:
+        """See Backend."""
+        return FabricExchange(fabric, instance_id, self.device)
 
     def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
         """See Backend."""

@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.staged import StagedFabric
 from loong.kernels import gpu
 from loong.kernels.draw_params import DrawParams
 from loong.model.cuda_device import CudaDevice
+from loong.model.tensor_parallel import Shard
 from loong.worker.backend import Reading
 from loong.worker.cuda_sampler import CudaSampler
+from loong.worker.decode_exchange import DecodeExchange
 
 _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN have a way of their own for each
 
@@ -42,6 +45,15 @@ class CudaBackend:
     def connect(self, fabric: Fabric) -> Fabric:
         """See Backend."""
         return StagedFabric(fabric)
+
+    def decode_exchange(
+        self,
+        fabric: Fabric,  # noqa: ARG002 - see Backend
+        instance_id: InstanceId,  # noqa: ARG002 - see Backend
+        shard: Shard,  # noqa: ARG002 - see Backend
+    ) -> DecodeExchange | None:
+        """See Backend."""
+        return None
 
     def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
         """See Backend."""

@@ -1,66 +1,111 @@
-"""A decode lease on one instance: each step is asked for before the host knows the last one's tokens."""
+"""A decode lease: each step is asked for before the host knows the last one's tokens."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import torch
+from torch import Tensor
 
+from loong.attention.step import concatenate
 from loong.core.events import ProducedToken
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.request import FinishReason, SamplingParams
-from loong.worker.backend import Reading
-from loong.worker.decode_steps import BATCH_SIZES, DecodeRow, DecodeSteps
+from loong.fabric.protocol import Fabric
+from loong.worker.decode_state import DecodeBatch, DecodeRow
+from loong.worker.decode_steps import DecodeSteps
+from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
 
 ReportTokens = Callable[[int, tuple[ProducedToken, ...]], None]
 
 
 class DecodeLease:
-    """Runs leases of which the device can take the steps by itself."""
+    """Runs leases of which the devices of a group can take the steps by themselves."""
 
-    def __init__(self, instance_id: InstanceId, pool: KVPool, steps: DecodeSteps) -> None:
-        self._instance_id, self._pool, self._steps = instance_id, pool, steps
+    def __init__(self, instance_id: InstanceId, pool: KVPool, steps: DecodeSteps, fabric: Fabric) -> None:
+        self._instance_id, self._pool, self._steps, self._fabric = instance_id, pool, steps, fabric
 
     def can_run(self, command: RunBatch) -> bool:
-        """Whether a batch is decode on this instance alone, of tokens that only logits and seeds decide."""
+        """Whether a batch is decode, of tokens that only logits and seeds decide, on a group we can serve."""
         blocks = command.plan.queries
+        num_tokens = Counter(block.master_id for block in blocks)
         return (
-            command.plan.group.dop == 1
-            and len(blocks) <= BATCH_SIZES[-1]
+            max(num_tokens.values()) <= self._steps.max_size(command.plan.group.dop)
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
             and all(_is_plain(given) for given in command.inputs)
         )
 
     def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
-        """As `BatchRunner.run`. What is computed beyond the end of a request or of the lease is dropped."""
-        self._steps.begin([self._row(command, given) for given in command.inputs])
-        live = dict(enumerate(command.inputs))
+        """As `BatchRunner.run`. What is computed beyond the end of a request or of the lease is dropped.
+
+        A group learns that its leader stops the lease while it takes the next step, which then counts.
+        """
+        plan = command.plan
+        with self._fabric.batch(command.batch_id, plan.group.instance_ids):
+            self._steps.begin(self._batch(command))
+            try:
+                num_steps = self._take_steps(command, stop_step, report)
+            finally:
+                self._steps.wait()  # nobody reads a step that is dropped, but it writes into slots
+        for segment in plan.writes:
+            self._pool.release_positions(segment.owner_id, segment.positions[num_steps:])
+        return num_steps
+
+    def _take_steps(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
+        plan, is_alone = command.plan, self._is_alone(command)
+        rows = dict(enumerate(_own(command, self._instance_id)))
+        live, end = set(plan.request_ids), plan.num_steps
         reading = self._steps.launch()
-        num_steps = command.plan.num_steps
         for step in count():
-            is_last = step + 1 >= min(num_steps, stop_step())
-            following = None if is_last else self._steps.launch()
-            if tokens := tuple(_take_tokens(reading, step, live)):
+            if is_alone:
+                end = min(end, max(stop_step(), step + 1))
+            following = self._steps.launch() if step + 1 < end else None
+            tokens = tuple(_take_tokens(reading.wait(), step, rows))
+            if tokens:
                 report(step, tokens)
+            ended = {token.request_id for token in tokens if token.finish_reason is not None}
+            live -= ended
+            if not is_alone and following is not None:
+                end = min(end, max(settle(self._fabric, plan, ended, live, stop_step), step + 2))
             if following is None or not live:
-                break
+                return step + 1
             reading = following
-        if following is not None:
-            following.wait()  # nobody is left, but it writes into slots
-        for segment in command.plan.writes:
-            self._pool.release_positions(segment.owner_id, segment.positions[step + 1 :])
-        return step + 1
+        raise AssertionError
+
+    def _is_alone(self, command: RunBatch) -> bool:
+        return command.plan.group.dop == 1 and self._fabric.tensor_parallel.size == 1
+
+    def _batch(self, command: RunBatch) -> DecodeBatch:
+        """The lease as it begins, with slots for all that may be stored here."""
+        peers = (i for i in command.plan.group.instance_ids if i != self._instance_id)
+        return DecodeBatch(
+            command.batch_id,
+            self._instance_id,
+            [self._row(command, given) for given in _own(command, self._instance_id)],
+            {i: [self._held(given) for given in _own(command, i)] for i in peers},
+        )
 
     def _row(self, command: RunBatch, given: RequestInput) -> DecodeRow:
-        """A request as the lease begins, with slots for all that it may store."""
-        request_id, placement, params = given.request_id, given.placement, given.sampling_params
+        request_id, params = given.request_id, given.sampling_params
         assert params is not None
-        slots = [self._pool.slots(request_id, held) for held in placement.on(self._instance_id)]
-        slots += [self._pool.allocate(request_id, s.positions) for s in command.plan.writes_of(request_id)]
-        return DecodeRow(given.token_ids[0], placement.num_tokens, torch.cat(slots), params)
+        held = self._held(given)
+        free = [self._pool.allocate(request_id, s.positions) for s in command.plan.writes_of(request_id)]
+        return DecodeRow(given.token_ids[0], given.placement.num_tokens, held, torch.cat(free), params)
+
+    def _held(self, given: RequestInput) -> Tensor:
+        """The slots [n] of what a request has here."""
+        pieces = given.placement.on(self._instance_id)
+        return concatenate(self._pool.slots(given.request_id, positions) for positions in pieces)
+
+
+def _own(command: RunBatch, instance_id: InstanceId) -> list[RequestInput]:
+    """The requests whose master an instance is, in the order of the plan's blocks."""
+    inputs = {given.request_id: given for given in command.inputs}
+    return [inputs[b.request_id] for b in command.plan.queries if b.master_id == instance_id]
 
 
 def _is_plain(given: RequestInput) -> bool:
@@ -74,9 +119,11 @@ def _is_plain(given: RequestInput) -> bool:
     )
 
 
-def _take_tokens(reading: Reading, step: int, live: dict[int, RequestInput]) -> Iterator[ProducedToken]:
+def _take_tokens(
+    drawn: Sequence[Tensor], step: int, live: dict[int, RequestInput]
+) -> Iterator[ProducedToken]:
     """The tokens of the live requests, of which those that end with them leave."""
-    token_ids, largest = (values.tolist() for values in reading.wait())
+    token_ids, largest = (values.tolist() for values in drawn)
     for row, given in list(live.items()):
         params = given.sampling_params
         assert params is not None

@@ -1,6 +1,6 @@
 """Carries out one batch on one instance: a step, or the steps of a lease."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.decode_lease import DecodeLease, ReportTokens
 from loong.worker.decode_steps import DecodeSteps
+from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
 
@@ -76,9 +77,10 @@ class BatchRunner:
             if length <= self._pool.num_free:
                 self._prefill_zeros(length)
         if self._backend.takes_leases:
-            steps = DecodeSteps(self._model, self._pool, self._backend)
+            exchange = self._backend.decode_exchange(self._fabric, self._instance_id, self._model.shard)
+            steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
             steps.capture()
-            self._lease = DecodeLease(self._instance_id, self._pool, steps)
+            self._lease = DecodeLease(self._instance_id, self._pool, steps, self._fabric)
 
     def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
         """Take the steps of a batch and return how many; tokens are reported after each.
@@ -99,8 +101,8 @@ class BatchRunner:
                     report(step, tokens)
                 if plan.num_steps > 1:
                     ended = {token.request_id for token in tokens if token.finish_reason is not None}
-                    is_last = self._settle(plan, step, ended, live, stop_step)
-                    if is_last or not live:
+                    stop = settle(self._fabric, plan, ended, live, stop_step)
+                    if step + 1 >= stop or not live:
                         return step + 1
         return plan.num_steps
 
@@ -153,32 +155,6 @@ class BatchRunner:
             reason = given.params.finish_reason(given.num_output_tokens + 1, result.token_id)
             tokens.append(ProducedToken(request_id, result.token_id, reason, result.logprobs))
         return tuple(tokens)
-
-    def _settle(
-        self,
-        plan: BatchPlan,
-        step: int,
-        ended: Iterable[RequestId],
-        live: set[RequestId],
-        stop_step: Callable[[], int],
-    ) -> bool:
-        """At a step's edge, drop from `live` what ended anywhere in the group.
-
-        Returns whether the leader stops the lease.
-        """
-        request_ids = plan.request_ids
-        payload = torch.zeros(1 + len(request_ids), dtype=torch.int64)
-        payload[0] = step + 1 >= stop_step()
-        for request_id in ended:
-            payload[1 + request_ids.index(request_id)] = 1
-        told = self._fabric.exchange_control(plan.group.instance_ids, payload)
-        for instance_payload in told.values():
-            live.difference_update(
-                request_id
-                for request_id, has_ended in zip(request_ids, instance_payload[1:].tolist(), strict=True)
-                if has_ended
-            )
-        return bool(told[plan.group.leader_id][0])
 
 
 def _inputs(

@@ -1,0 +1,88 @@
+"""Where the queries of a group's decode step meet its KV: in each layer one exchange out and one back."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from loong.core.placement import InstanceId
+from loong.fabric.protocol import Fabric
+from loong.fabric.traffic import Channel
+from loong.kernels import Partial
+from loong.model.device import Device
+
+
+class DecodeExchange(Protocol):
+    """The exchanges of one instance. T is the same on all members of a group, N the world's instances."""
+
+    @property
+    def num_instances(self) -> int:
+        """N."""
+
+    def begin(self, batch_id: int, num_tokens: Mapping[InstanceId, int]) -> None:
+        """Let the next steps be those of these instances, each the master of so many tokens, T at most."""
+
+    def gather(self, layer: int, q: Tensor) -> Tensor:
+        """The queries [N * T, H, D] of all masters, of q [T, H, D] on each.
+
+        Row i * T + t is token t of instance i; those of no token may hold anything.
+        """
+
+    def merge(self, layer: int, part: Partial) -> Tensor:
+        """Attention [T, H, D] of this instance's tokens, of what each member has of all: `part` here."""
+
+
+class Alone:
+    """The exchange of an instance that is a group by itself. See DecodeExchange."""
+
+    num_instances = 1
+
+    def begin(self, batch_id: int, num_tokens: Mapping[InstanceId, int]) -> None:
+        """See DecodeExchange."""
+
+    def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - see DecodeExchange
+        """See DecodeExchange."""
+        return q
+
+    def merge(self, layer: int, part: Partial) -> Tensor:  # noqa: ARG002 - see DecodeExchange
+        """See DecodeExchange."""
+        return part.out
+
+
+class FabricExchange:
+    """Exchanges by messages of the host, inside the batch that is open. See DecodeExchange."""
+
+    def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
+        self.num_instances = fabric.world.num_instances
+        self._fabric, self._instance_id, self._device = fabric, instance_id, device
+        self._num_tokens: Mapping[InstanceId, int] = {}
+
+    def begin(self, batch_id: int, num_tokens: Mapping[InstanceId, int]) -> None:  # noqa: ARG002
+        """See DecodeExchange; the fabric knows the batch."""
+        self._num_tokens = num_tokens
+
+    def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order
+        """See DecodeExchange."""
+        queries = q.new_zeros(self.num_instances, *q.shape)
+        queries[self._instance_id] = q
+        own = q[: self._num_tokens[self._instance_id]]
+        incoming = {i: queries[i, :count] for i, count in self._num_tokens.items() if i != self._instance_id}
+        self._fabric.exchange(dict.fromkeys(incoming, own), incoming, Channel.QUERIES).wait()
+        return queries.flatten(0, 1)
+
+    def merge(self, layer: int, part: Partial) -> Tensor:  # noqa: ARG002 - messages come in their order
+        """See DecodeExchange. Out and lse travel in one message, and are merged in the order of ids."""
+        (num_queries, num_heads, head_dim), num_own = part.out.shape, self._num_tokens[self._instance_id]
+        num_tokens = num_queries // self.num_instances
+        messages = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
+        messages = messages.view(self.num_instances, num_tokens, num_heads, head_dim + 1)
+        outgoing = {i: messages[i, :n] for i, n in self._num_tokens.items() if i != self._instance_id}
+        incoming = {i: torch.empty_like(messages[0, :num_own]) for i in outgoing}
+        self._fabric.exchange(outgoing, incoming, Channel.PARTIALS).wait()
+        incoming[self._instance_id] = messages[self._instance_id, :num_own]
+        arrived = torch.stack([incoming[i] for i in sorted(incoming)])
+        total = Partial.identity(num_tokens, num_heads, head_dim, arrived.device)
+        parts = Partial(arrived[..., :-1], arrived[..., -1])
+        self._device.merge_into(total, parts, torch.arange(num_own))
+        return total.out.to(part.out.dtype)

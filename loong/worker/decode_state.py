@@ -1,0 +1,111 @@
+"""What captured decode steps read and change: memory taken once, and filled when a lease begins."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loong.core.placement import InstanceId
+from loong.core.request import SamplingParams, TokenId
+from loong.kernels.draw_params import DrawParams
+from loong.worker.draw import draw_params
+
+GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a master in a step of a group
+BATCH_SIZES = (*GROUP_SIZES, 384, 512)  # of an instance alone
+_MAX_SIZE = BATCH_SIZES[-1]
+_NUM_COLUMNS = 3 + len(DrawParams._fields)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One request as a lease begins, at its master: `token_id` is at `position`, behind all KV there is.
+
+    `held` and `free` [n] int64, on the host, are the slots here of its KV, and of tokens it may yet compute.
+    """
+
+    token_id: TokenId
+    position: int
+    held: Tensor
+    free: Tensor
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """A lease as it begins on one instance.
+
+    `rows` are the requests whose master it is. `served` has, for each other member, the slots [n] int64 that
+    its requests have here, in the order of its rows.
+    """
+
+    batch_id: int
+    instance_id: InstanceId
+    rows: Sequence[DecodeRow]
+    served: Mapping[InstanceId, Sequence[Tensor]]
+
+    @property
+    def num_tokens(self) -> Mapping[InstanceId, int]:
+        """The tokens of each member in a step."""
+        return {self.instance_id: len(self.rows), **{i: len(lists) for i, lists in self.served.items()}}
+
+    @property
+    def size(self) -> int:
+        """The least batch size that has room for the tokens of any member."""
+        largest = max(self.num_tokens.values())
+        return next(size for size in BATCH_SIZES if size >= largest)
+
+
+class DecodeState:
+    """Columns of one piece of memory, in a row's or a query's order, so that one copy fills all of them.
+
+    Rows are the tokens of this instance, up to 512. Queries are those of all members that a step attends.
+    """
+
+    def __init__(self, num_queries: int, device: torch.device) -> None:
+        size = _NUM_COLUMNS * _MAX_SIZE + 2 * num_queries
+        self.memory = torch.zeros(size, dtype=torch.int64, device=device)
+        columns = self.memory[: _NUM_COLUMNS * _MAX_SIZE].view(_NUM_COLUMNS, _MAX_SIZE)
+        self.tokens, self.positions = columns[0], columns[1]
+        self.limits = columns[2]  # slots of each row's list, held and free: beyond, nothing is stored
+        wide = columns.view(torch.float64)
+        self.params = DrawParams(
+            temperature=wide[3],
+            top_k=columns[4],
+            top_p=wide[5],
+            min_p=wide[6],
+            seed=columns[7],
+            position=columns[8],
+        )
+        self.starts, self.num_keys = self.memory[columns.numel() :].view(2, num_queries)
+
+    def fill(self, batch: DecodeBatch, first_row: int, vocab_size: int) -> Tensor:
+        """Take in a lease, whose own queries are those from `first_row` on; zero must be all there is.
+
+        Returns all slots [n] int64 that `starts` tells of.
+        """
+        rows = batch.rows
+        positions = [row.position for row in rows]
+        self.tokens[: len(rows)] = torch.tensor([row.token_id for row in rows], dtype=torch.int64)
+        self.positions[: len(rows)] = torch.tensor(positions, dtype=torch.int64)
+        lengths = [len(row.held) + len(row.free) for row in rows]
+        self.limits[: len(rows)] = torch.tensor(lengths, dtype=torch.int64)
+        params = draw_params([row.params for row in rows], [p + 1 for p in positions], vocab_size)
+        for column, values in zip(self.params, params, strict=True):
+            column[: len(rows)] = values
+        return self._list_slots(batch, first_row)
+
+    def _list_slots(self, batch: DecodeBatch, first_row: int) -> Tensor:
+        own = {first_row + i: (row.held, row.free) for i, row in enumerate(batch.rows)}
+        others = {
+            instance_id * batch.size + i: (slots, slots[:0])
+            for instance_id, lists in batch.served.items()
+            for i, slots in enumerate(lists)
+        }
+        lists = own | others
+        queries = torch.tensor(list(lists))
+        num_held = torch.tensor([len(held) for held, _ in lists.values()])
+        num_slots = torch.tensor([len(held) + len(free) for held, free in lists.values()])
+        self.num_keys[queries] = num_held
+        self.starts[queries] = num_slots.cumsum(0) - num_slots
+        return torch.cat([slots for pair in lists.values() for slots in pair])
