@@ -1,0 +1,157 @@
+"""What does `loong serve` do on a GPU, as its clients see it?
+
+It starts servers with dummy weights and sends them streams over HTTP. `ttft`: one prompt at a time, to its
+first token. `tpot`: so many requests of 1,024 tokens at once, the median time between tokens while all of
+them run. `offline`: 512 requests of 1,000 tokens in and 1,000 out at once, with latency targets so loose that
+they bind nothing. Beside each what vLLM 0.26.0 took on the same kind of machine, for the same model.
+"""
+
+import argparse
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from os import getloadavg
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
+
+import torch
+from result import print_result
+
+from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.workloads.client import Target, run_load
+from loong.workloads.record import RequestRecord
+from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
+
+PARTS = ("ttft", "tpot", "offline")
+VOCABULARY = 32000
+TTFT_VLLM = {1024: 0.029, 8192: 0.212, 32768: 1.20, 131000: 10.2}  # seconds, of 131,072 tokens the last
+TPOT_VLLM = {1: 4.70e-3, 32: 6.01e-3, 128: 10.2e-3}
+OFFLINE_VLLM = 9660.0  # output tokens a second
+TPOT_TOKENS = (1024, 300)  # in and out
+OFFLINE_TOKENS = (1000, 1000)
+OFFLINE_FLAGS = ("--target-ttft", "300", "--target-tpot", "1", "--max-step-time", "0.3")
+NUM_SECONDS = 3.0  # of each length of `ttft`, but at least 3 runs
+
+seeds = count()  # no two prompts are alike
+
+
+class Client:
+    """Sends requests to one server."""
+
+    def __init__(self, base_url: str, model: str) -> None:
+        self._target = Target(base_url, model, VOCABULARY)
+
+    def send(self, num_requests: int, num_prompt_tokens: int, num_output_tokens: int) -> list[RequestRecord]:
+        """So many equal requests at once; exits if one fails."""
+        shapes = (
+            RequestShape((TokenRun(next(seeds), num_prompt_tokens),), num_output_tokens)
+            for _ in range(num_requests)
+        )
+        requests = [WorkloadRequest(0.0, shape) for shape in shapes]
+        records = asyncio.run(run_load(self._target, requests))  # uvloop's clock ticks in ms
+        for record in records:
+            if record.error is not None:
+                raise SystemExit(f"a request failed: {record.error}")
+        return records
+
+
+Measure: TypeAlias = Callable[[Client], dict[str, object]]
+
+
+def ttft(client: Client, lengths: Sequence[int]) -> dict[str, object]:
+    """Seconds to the first token of one prompt, by its length."""
+    rows: dict[str, object] = {}
+    for length in lengths:
+        vllm = TTFT_VLLM.get(length, math.nan)
+        (first,) = client.send(1, length, 2)
+        records = [client.send(1, length, 2)[0] for _ in range(max(3, int(NUM_SECONDS / first.ttft)))]
+        seconds = median(record.ttft for record in records)
+        print(f"TTFT of {length:>7} tokens: {seconds * 1e3:>9.1f} ms   vLLM {vllm * 1e3:>8.0f} ms")
+        rows[str(length)] = {"seconds": seconds, "first": first.ttft, "vllm": vllm}
+    return rows
+
+
+def tpot(client: Client) -> dict[str, object]:
+    """Seconds between tokens by how many requests run."""
+    rows: dict[str, object] = {}
+    for num_requests, vllm in TPOT_VLLM.items():
+        gaps = sorted(gaps_while_all_run(client.send(num_requests, *TPOT_TOKENS)))
+        seconds, mean, p99 = median(gaps), sum(gaps) / len(gaps), gaps[int(0.99 * len(gaps))]
+        shown = f"{seconds * 1e3:>6.2f} ms (mean {mean * 1e3:.2f}, P99 {p99 * 1e3:.2f})"
+        print(f"TPOT of {num_requests:>4} requests: {shown}   vLLM {vllm * 1e3:.2f} ms")
+        rows[str(num_requests)] = {"seconds": seconds, "mean": mean, "p99": p99, "vllm": vllm}
+    return rows
+
+
+def gaps_while_all_run(records: Sequence[RequestRecord]) -> list[float]:
+    """Seconds between the tokens of each request from the last one's first token to the first one's end."""
+    begin = max(record.token_times[0] for record in records)
+    end = min(record.token_times[-1] for record in records)
+    return [
+        gap
+        for record in records
+        for time, gap in zip(record.token_times, record.itls, strict=False)
+        if begin <= time and time + gap <= end
+    ]
+
+
+def offline(client: Client, num_requests: int) -> dict[str, object]:
+    """Output tokens a second from the first request sent to the last token."""
+    records = client.send(num_requests, *OFFLINE_TOKENS)
+    seconds = max(record.finish_time for record in records)
+    rate = sum(record.num_output_tokens for record in records) / seconds
+    last_ttft = max(record.ttft for record in records)
+    print(f"offline: {rate:,.0f} output tokens/s in {seconds:.1f} s   vLLM {OFFLINE_VLLM:,.0f}")
+    print(f"         the last request had its first token after {last_ttft:.1f} s")
+    return {"tokens_per_second": rate, "seconds": seconds, "last_ttft": last_ttft, "vllm": OFFLINE_VLLM}
+
+
+def measured(
+    model: str, flags: Sequence[str], measures: Mapping[str, Measure], logs: Path | None
+) -> dict[str, dict[str, object]]:
+    """What each measure finds on a server that is started for them."""
+    if not measures:
+        return {}
+    config = ServerConfig(model, 1, 1, tuple(flags), start_timeout=300.0)
+    with TemporaryDirectory() as folder:
+        log = (logs or Path(folder)) / f"server-{'-'.join(measures)}.log"
+        with embedded_server(config, "esp", log) as base_url:
+            client = Client(base_url, model)
+            client.send(8, 100, 20)  # warms up
+            return {name: measure(client) for name, measure in measures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
+    parser.add_argument("--device", default="cuda", help="of the server (%(default)s)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=list(TTFT_VLLM), help="of `ttft` (%(default)s)"
+    )
+    parser.add_argument("--num-requests", type=int, default=512, help="of `offline` (%(default)s)")
+    parser.add_argument("--server-args", default="", help="more flags for `loong serve`")
+    parser.add_argument("--logs", type=Path, help="a folder to keep the servers' logs in")
+    parser.add_argument("--save", action="store_true", help="append the result to results/engine.jsonl")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    measures: Mapping[str, Measure] = {
+        "ttft": partial(ttft, lengths=args.lengths),
+        "tpot": tpot,
+        "offline": partial(offline, num_requests=args.num_requests),
+    }
+    flags = ("--load-format", "dummy", "--device", args.device, *args.server_args.split())
+    bounded = {part: measures[part] for part in args.parts if part != "offline"}
+    unbounded = {part: measures[part] for part in args.parts if part == "offline"}
+    found = measured(args.model, flags, bounded, args.logs)
+    found |= measured(args.model, (*flags, *OFFLINE_FLAGS), unbounded, args.logs)
+    numbers = {"model": args.model, "torch": torch.__version__, "server_args": args.server_args, **found}
+    print_result("engine", load_before, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
