@@ -18,9 +18,11 @@ def run_commands(
     num_instances: int,
     commands: Sequence[RunBatch | ReleaseKV],
     stops: Mapping[InstanceId, Stop] | None = None,
+    *,
+    takes_leases: bool = False,
 ) -> list[list[Outcome]]:
     """The outcomes of all commands on each instance. `stops` is what instances are told of every lease."""
-    by_rank = run_in_world(_on_instance, World(num_instances, 1), folder, commands, stops or {})
+    by_rank = run_in_world(_on_instance, World(num_instances, 1), folder, commands, stops or {}, takes_leases)
     return cast("list[list[Outcome]]", by_rank)
 
 
@@ -31,6 +33,7 @@ def _on_instance(
     folder: Path,
     commands: Sequence[RunBatch | ReleaseKV],
     stops: Mapping[InstanceId, Stop],
+    takes_leases: bool,
 ) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, stops.get(instance_id))
+    instance = BareInstance(fabric, instance_id, folder, stops.get(instance_id), takes_leases=takes_leases)
     return [instance.carry_out(command) for command in commands]
