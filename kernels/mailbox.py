@@ -11,7 +11,9 @@ made of the last ones; and its next partials for a master after that master's ne
 after merging the last partials. So each exchange gives the other one its credit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -26,7 +28,6 @@ from loong.kernels.softmax import join_pair
 
 _MAX_CHUNKS = 32  # programs that put to one member
 _NUM_WARPS = 8
-_ALIGNMENT = 256  # bytes
 _POLLS_A_LOOK = tl.constexpr(64)  # at the host's memory, which is far
 _EPOCHS = tl.constexpr(EPOCHS)
 
@@ -54,26 +55,31 @@ class Mailbox:
 
     @classmethod
     def laid(
-        cls, memory: Tensor, offset: int, shape: tuple[int, int, int, int], dtype: torch.dtype
-    ) -> tuple["Mailbox", int]:
-        """Lay a mailbox of shape (N, T, H, D) into zeros at `offset` bytes; also returns where it ends."""
+        cls,
+        memory: Tensor,
+        reserve: Callable[[int], int],
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+    ) -> "Mailbox":
+        """Lay a mailbox of shape (N, T, H, D) into `memory`.
+
+        `reserve` gives the offset of so many bytes of zeros there, aligned to 16, the same on every member.
+        """
 
         def take(dtype: torch.dtype, *sizes: int) -> Tensor:
-            nonlocal offset
-            begin = -(-offset // _ALIGNMENT) * _ALIGNMENT
-            offset = begin + torch.Size(sizes).numel() * dtype.itemsize
-            return memory[begin:offset].view(dtype).view(sizes)
+            num_bytes = prod(sizes) * dtype.itemsize
+            offset = reserve(num_bytes)
+            return memory[offset : offset + num_bytes].view(dtype).view(sizes)
 
         num_instances, num_tokens, num_heads, _ = shape
         num_chunks = min(num_tokens, _MAX_CHUNKS)
-        mailbox = cls(
+        return cls(
             memory=memory,
             queries=take(dtype, *shape),
             parts=Partial(take(dtype, *shape), take(torch.float32, num_instances, num_tokens, num_heads)),
             query_flags=take(torch.int64, num_instances, num_chunks),
             part_flags=take(torch.int64, num_instances, num_chunks),
         )
-        return mailbox, offset
 
     def offset(self, tensor: Tensor) -> int:
         """Where a tensor of this mailbox begins, in bytes."""
@@ -127,8 +133,8 @@ def exchange_partials(
     Contract:
         part: attention of `mailbox.queries` over the KV of this instance, out [N, T, H, D] of their dtype and
             lse [N, T, H] float32; where lse is -inf, out is not read.
-        out [T, H, D] of that dtype; rows from num_tokens[instance] on are left as they are. Partials are
-            merged in float32, in the order of instances.
+        out [T, H, D] of that dtype; rows from num_tokens[instance] on become 0. Partials are merged in
+            float32, in the order of instances.
         As `exchange_queries` otherwise.
     """
     dims = _check(mailbox, peers, patience)
@@ -263,23 +269,26 @@ def _exchange_partials(
                 tl.store(target_out + target_row * head_dim + element, values, is_element)
                 tl.store(target_lse + target_row + head, lse, is_head)
             _raise(address + flags_offset + (instance * num_chunks + chunk) * 8, due)
-    elif program - num_puts < tl.load(num_tokens + instance):
+    else:
         token = program - num_puts
-        sender = tl.arange(0, flags_room)
-        is_awaited = tl.load(addresses + sender, sender < num_instances, 0) != 0
-        flag = sender * num_chunks + token % num_chunks
-        _await(flags + tl.where(is_awaited, flag, 0), is_awaited, sender, due, word, stop, limit)
         total = tl.zeros([heads_room, width], tl.float32)
         total_lse = tl.full([heads_room], float("-inf"), tl.float32)
-        for member in tl.static_range(num_instances):
-            is_member = tl.load(addresses + member) != 0
-            row = (member * num_tokens_room + token).to(tl.int64) * num_heads
-            lse = tl.load(came_lse + row + head, is_head & is_member, float("-inf"), cache_modifier=".cg")
-            is_element = (lse > float("-inf"))[:, None] & is_dim
-            values = tl.load(came_out + row * head_dim + element, is_element, 0.0, cache_modifier=".cg")
-            total, total_lse = join_pair(total, total_lse, values.to(tl.float32), lse)
-        row = token.to(tl.int64) * num_heads * head_dim
-        tl.store(out + row + element, total.to(out.dtype.element_ty), is_head[:, None] & is_dim)
+        if token < tl.load(num_tokens + instance):
+            sender = tl.arange(0, flags_room)
+            is_awaited = tl.load(addresses + sender, sender < num_instances, 0) != 0
+            flag = sender * num_chunks + token % num_chunks
+            _await(flags + tl.where(is_awaited, flag, 0), is_awaited, sender, due, word, stop, limit)
+            for member in tl.static_range(num_instances):
+                is_member = tl.load(addresses + member) != 0
+                came = (member * num_tokens_room + token).to(tl.int64) * num_heads
+                lse = tl.load(
+                    came_lse + came + head, is_head & is_member, float("-inf"), cache_modifier=".cg"
+                )
+                is_seen = (lse > float("-inf"))[:, None] & is_dim
+                values = tl.load(came_out + came * head_dim + element, is_seen, 0.0, cache_modifier=".cg")
+                total, total_lse = join_pair(total, total_lse, values.to(tl.float32), lse)
+        place = out + token.to(tl.int64) * num_heads * head_dim
+        tl.store(place + element, total.to(out.dtype.element_ty), is_head[:, None] & is_dim)
 
 
 @triton.jit
