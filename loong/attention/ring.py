@@ -43,7 +43,8 @@ class RingLayout:
     @property
     def is_merged(self) -> bool:
         """Whether some query attends in several calls."""
-        return sum(len(block.tables) for block in self.blocks) > 1
+        tables = [table for block in self.blocks for table in block.tables]
+        return len(tables) > 1 or any(table.is_merged for table in tables)
 
 
 def ring_layout(step: Step, device: Device) -> RingLayout | None:

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU and its kernels: Triton's, and cuDNN's for long causal squares."""
+"""An NVIDIA GPU and its kernels: Triton's, and cuDNN's for large tiles of attention."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,16 @@ from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
-from loong.model.squares import cut_squares
+from loong.model.tiles import Cut, TileSizes, cut_tiles
 
-SQUARE_STEP = 8192  # sizes of squares: each takes cuDNN 60 ms to plan, once, and below 8192 Triton is quicker
+TILES = TileSizes(  # Triton is quicker at less; each shape takes 30 ms to plan, once
+    square=8192,
+    largest_square=65536,  # cuDNN is 8 % slower at twice that: the KV of a head is then beyond the cache
+    queries=1024,
+    most_queries=8192,
+    keys=4096,
+    most_keys=65536,
+)
 
 
 class CudaDevice:
@@ -19,7 +26,7 @@ class CudaDevice:
 
     def __init__(self, index: int, dtype: torch.dtype) -> None:
         self.torch_device = torch.device("cuda", index)
-        self._has_squares = dtype != torch.float32
+        self._has_tiles = dtype != torch.float32
         self._workspaces: dict[int, gpu.SplitWorkspace] = {}  # by room; kept, for graphs hold their memory
 
     def use(self) -> None:
@@ -77,9 +84,9 @@ class CudaDevice:
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device."""
-        squares, others = cut_squares(tasks, SQUARE_STEP) if self._has_squares else ((), tuple(tasks))
-        lines = torch.tensor(others, dtype=torch.int64).view(-1, len(AttendTask._fields))
-        return AttendTable(self.upload(lines), squares)
+        tiles, rest = cut = cut_tiles(tasks, TILES) if self._has_tiles else Cut((), tuple(tasks))
+        lines = torch.tensor(rest, dtype=torch.int64).view(-1, len(AttendTask._fields))
+        return AttendTable(self.upload(lines), tiles, cut.is_merged)
 
     def attend_blocks(
         self,
@@ -94,12 +101,23 @@ class CudaDevice:
         """See Device."""
         if len(table.tasks):
             gpu.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots)
-        for square in table.squares:
-            keys = kv[square.key_row : square.key_row + square.size]
+        for tile in table.tiles:
+            keys = kv[tile.key_row : tile.key_row + tile.num_keys]
             if slots is not None:
-                keys = kv[slots[square.key_row : square.key_row + square.size]]
-            rows = slice(square.query_row, square.query_row + square.size)
-            _attend_square(q[rows], keys, scale, Partial(total.out[rows], total.lse[rows]))
+                keys = kv[slots[tile.key_row : tile.key_row + tile.num_keys]]
+            rows = slice(tile.query_row, tile.query_row + tile.num_queries)
+            part = _attend_tile(q[rows], keys, scale, is_causal=tile.is_causal)
+            if total.out.dtype == q.dtype:
+                total.out[rows] = part.out[0]  # all that these queries see
+            else:
+                gpu.merge_into(Partial(total.out[rows], total.lse[rows]), part)
+
+    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        """See Device: cuDNN plans every shape of a tile."""
+        for shape in TILES.shapes() if self._has_tiles else ():
+            q = torch.zeros(shape.num_queries, num_heads, head_dim, dtype=dtype, device=self.torch_device)
+            kv = torch.zeros(shape.num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
+            _attend_tile(q, kv, 1.0, is_causal=shape.is_causal)
 
     def nothing_seen(self, q: Tensor, *, is_merged: bool) -> Partial:
         """See Device."""
@@ -118,14 +136,10 @@ class CudaDevice:
         return self._workspaces[room]
 
 
-def _attend_square(q: Tensor, kv: Tensor, scale: float, total: Partial) -> None:
-    """Merge causal attention of q [S, H, D] over kv [S, 2, K, D] into `total`; all of it, in q's dtype."""
+def _attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool) -> Partial:
+    """Attention of q [T, H, D] over kv [S, 2, K, D]: out [1, T, H, D] in q's dtype, lse [1, T, H]."""
     k, v = (part.transpose(0, 1)[None] for part in kv.unbind(1))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q.transpose(0, 1)[None], k, v, None, True, 0.0, True, False, scale=scale
+        q.transpose(0, 1)[None], k, v, None, True, 0.0, is_causal, False, scale=scale
     )
-    out = out[0].transpose(0, 1)  # [S, H, D]
-    if total.out.dtype == out.dtype:
-        total.out.copy_(out)
-    else:
-        gpu.merge_into(total, Partial(out[None], lse.view(1, *lse.shape[1:3]).transpose(1, 2)))
+    return Partial(out.transpose(1, 2), lse.view(1, *lse.shape[1:3]).transpose(1, 2))

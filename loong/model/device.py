@@ -9,14 +9,15 @@ from torch import Tensor
 from loong.kernels import Partial, reference
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
-from loong.model.squares import Square
+from loong.model.tiles import Tile
 
 
 class AttendTable(NamedTuple):
     """The tasks of one `attend_blocks`, laid out for a device; no query is in two of them."""
 
     tasks: Tensor  # [C, 8] int64
-    squares: tuple[Square, ...] = ()  # what is left out of `tasks` because there is a quicker kernel for it
+    tiles: tuple[Tile, ...] = ()  # what is left out of `tasks` because there is a quicker kernel for it
+    is_merged: bool = False  # whether some query is in several of all these
 
 
 class Device(Protocol):
@@ -75,6 +76,9 @@ class Device(Protocol):
         `out.out` may be of q's dtype if nothing is to be merged with it.
         """
 
+    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        """Do once, at start, what takes libraries long before they attend for a model of these sizes."""
+
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """Lay tasks out for `attend_blocks`."""
 
@@ -93,7 +97,8 @@ class Device(Protocol):
     def nothing_seen(self, q: Tensor, *, is_merged: bool) -> Partial:
         """Attention of q [T, H, D] over nothing, for tasks and partials to be merged into it.
 
-        Where only one `attend_blocks` comes (`is_merged` false), out may be of q's dtype.
+        Where only one `attend_blocks` comes, of a table that is not merged (`is_merged` false), out may be of
+        q's dtype.
         """
 
 
@@ -155,6 +160,9 @@ class CpuDevice:
         attended = reference.attend_slots(q, kv, lists, scale=scale)
         out.out.copy_(attended.out)
         out.lse.copy_(attended.lse)
+
+    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        """See Device."""
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device."""

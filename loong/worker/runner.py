@@ -73,6 +73,11 @@ class BatchRunner:
 
     def warm_up(self) -> None:
         """Do once, before there are requests, what compiles, captures or plans."""
+        shard = self._model.shard
+        config = shard.config
+        self._backend.device.plan_attention(
+            shard.num_heads, shard.num_kv_heads, config.head_dim, config.torch_dtype
+        )
         for length in self._backend.warm_up_lengths:
             if length <= self._pool.num_free:
                 self._prefill_zeros(length)

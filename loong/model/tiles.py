@@ -1,0 +1,143 @@
+"""Tiles of attention: what a library's kernels, which know only some shapes, can compute of a table.
+
+Their shapes are few, because each takes the library long to plan, once: causal squares whose sizes are
+multiples of one size, and full rectangles. What is left has shapes of all kinds.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from loong.kernels.attend_task import AttendTask
+
+
+class Tile(NamedTuple):
+    """Some rows of queries and of keys: every query sees every key, or (causal) query i sees keys 0 to i."""
+
+    query_row: int
+    num_queries: int
+    key_row: int
+    num_keys: int
+    is_causal: bool
+
+
+class TileSizes(NamedTuple):
+    """Which tiles there are: squares of multiples of `square`, which is one of `queries` and of `keys`.
+
+    Rectangles have multiples of `queries`, and `keys` times a power of two, as `most_keys` is one.
+    """
+
+    square: int
+    largest_square: int
+    queries: int
+    most_queries: int
+    keys: int
+    most_keys: int
+
+    def shapes(self) -> Iterator[Tile]:
+        """A tile of every shape."""
+        for size in range(self.square, self.largest_square + 1, self.square):
+            yield Tile(0, size, 0, size, is_causal=True)
+        for num_queries in range(self.queries, self.most_queries + 1, self.queries):
+            num_keys = self.keys
+            while num_keys <= self.most_keys:
+                yield Tile(0, num_queries, 0, num_keys, is_causal=False)
+                num_keys *= 2
+
+
+class Cut(NamedTuple):
+    """Tiles, which are done one after the other, and the rest, in which no query comes twice."""
+
+    tiles: tuple[Tile, ...]
+    rest: tuple[AttendTask, ...]
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether some query is in several of all these."""
+        parts: tuple[Tile | AttendTask, ...] = (*self.tiles, *self.rest)
+        rows = sorted((part.query_row, part.num_queries) for part in parts)
+        return any(row + count > following for (row, count), (following, _) in pairwise(rows))
+
+
+def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
+    """Cut from tasks, in which no query comes twice, all tiles that fit."""
+    tiles: list[Tile] = []
+    rest: list[AttendTask] = []
+    uncut = list(reversed(tasks))
+    while uncut:
+        task = uncut.pop()
+        if num_keys := _num_keys_of_rectangle(task, sizes):
+            num_queries = task.num_queries // sizes.queries * sizes.queries
+            tiles += _rectangles(task.query_row, num_queries, task.key_row, num_keys, sizes)
+            uncut += [_after_queries(task, num_queries), _after_keys(task, num_queries, num_keys)]
+        elif square := _largest_square(task, sizes.square):
+            tiles += _squares(square, sizes)
+            uncut.append(_after_queries(task, square.query_row - task.query_row + square.num_queries))
+        elif task.num_queries and task.num_keys:
+            rest.append(task)
+    return Cut(tuple(tiles), tuple(rest))
+
+
+def _num_keys_of_rectangle(task: AttendTask, sizes: TileSizes) -> int:
+    """How many of the first keys, which every query sees, make rectangles with most of the queries."""
+    if task.num_queries < sizes.queries:
+        return 0
+    num_seen = min(_num_seen_by_first(task), task.num_keys)
+    return num_seen // sizes.keys * sizes.keys
+
+
+def _num_seen_by_first(task: AttendTask) -> int:
+    return max(0, (task.first_query - task.first_key) // task.key_step + 1)
+
+
+def _largest_square(task: AttendTask, step: int) -> Tile | None:
+    """Queries and keys of a stripe each: the first query sees one key, or none if its stripe is behind."""
+    num_blind = 1 - _num_seen_by_first(task)
+    if task.query_step != task.key_step or num_blind not in (0, 1):
+        return None
+    if num_blind and task.first_query + task.query_step < task.first_key:
+        return None  # the second sees none either
+    size = min(task.num_queries - num_blind, task.num_keys) // step * step
+    return Tile(task.query_row + num_blind, size, task.key_row, size, is_causal=True) if size > 0 else None
+
+
+def _squares(square: Tile, sizes: TileSizes) -> Iterator[Tile]:
+    """A square in squares along its diagonal, and what is before each."""
+    for start in range(0, square.num_queries, sizes.largest_square):
+        size = min(sizes.largest_square, square.num_queries - start)
+        row = square.query_row + start
+        yield Tile(row, size, square.key_row + start, size, is_causal=True)
+        yield from _rectangles(row, size, square.key_row, start, sizes)
+
+
+def _rectangles(
+    query_row: int, num_queries: int, key_row: int, num_keys: int, sizes: TileSizes
+) -> Iterator[Tile]:
+    """All of a rectangle whose sides are multiples of the least ones."""
+    for start in range(0, num_queries, sizes.most_queries):
+        count = min(sizes.most_queries, num_queries - start)
+        row, left, width = key_row, num_keys, sizes.most_keys
+        while left:
+            while width > left:
+                width //= 2
+            yield Tile(query_row + start, count, row, width, is_causal=False)
+            row, left = row + width, left - width
+
+
+def _after_queries(task: AttendTask, num_done: int) -> AttendTask:
+    """What is left of a task once its first queries are done."""
+    return task._replace(
+        query_row=task.query_row + num_done,
+        num_queries=task.num_queries - num_done,
+        first_query=task.first_query + num_done * task.query_step,
+    )
+
+
+def _after_keys(task: AttendTask, num_queries: int, num_done: int) -> AttendTask:
+    """What the first queries of a task have to see yet once its first keys are done."""
+    return task._replace(
+        num_queries=num_queries,
+        key_row=task.key_row + num_done,
+        num_keys=task.num_keys - num_done,
+        first_key=task.first_key + num_done * task.key_step,
+    )

@@ -1,0 +1,83 @@
+from collections.abc import Sequence
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loong.kernels.attend_task import AttendTask
+from loong.model.tiles import Cut, Tile, TileSizes, cut_tiles
+
+SIZES = TileSizes(square=4, largest_square=8, queries=2, most_queries=4, keys=2, most_keys=8)
+
+stripes = st.builds(
+    lambda first, step, count: range(first, first + step * count, step),
+    st.integers(0, 40),
+    st.integers(1, 4),
+    st.integers(1, 40),
+)
+full_tasks = st.builds(AttendTask.full, st.just(0), st.integers(1, 30), st.integers(0, 5), st.integers(1, 30))
+causal_tasks = st.builds(AttendTask.causal, st.just(0), stripes, st.integers(0, 5), stripes)
+
+
+def pairs_of_tasks(tasks: tuple[AttendTask, ...]) -> list[tuple[int, int]]:
+    """Every query row and key row that meet, as often as they do."""
+    met = []
+    for task in tasks:
+        queries = task.first_query + task.query_step * torch.arange(task.num_queries)
+        keys = task.first_key + task.key_step * torch.arange(task.num_keys)
+        rows = (keys <= queries[:, None]).nonzero() + torch.tensor([task.query_row, task.key_row])
+        met += [(int(query), int(key)) for query, key in rows]
+    return sorted(met)
+
+
+def pairs_of_tiles(tiles: tuple[Tile, ...]) -> list[tuple[int, int]]:
+    """Likewise."""
+    return sorted(
+        (tile.query_row + i, tile.key_row + j)
+        for tile in tiles
+        for i in range(tile.num_queries)
+        for j in range(i + 1 if tile.is_causal else tile.num_keys)
+    )
+
+
+def queries_of(parts: Sequence[Tile] | Sequence[AttendTask]) -> list[int]:
+    """The query rows of all parts, as often as they come."""
+    return [part.query_row + i for part in parts for i in range(part.num_queries)]
+
+
+def cut(tasks: list[AttendTask]) -> tuple[tuple[AttendTask, ...], Cut]:
+    """Tasks with query rows of their own, before and after cutting."""
+    apart = tuple(task._replace(query_row=100 * number) for number, task in enumerate(tasks))
+    return apart, cut_tiles(apart, SIZES)
+
+
+@given(st.lists(st.one_of(full_tasks, causal_tasks), max_size=3))
+def test_tiles_and_the_rest_are_what_they_were_cut_from(tasks: list[AttendTask]) -> None:
+    whole, (tiles, rest) = cut(tasks)
+    assert sorted(pairs_of_tiles(tiles) + pairs_of_tasks(rest)) == pairs_of_tasks(whole)
+
+
+@given(st.lists(st.one_of(full_tasks, causal_tasks), max_size=3))
+def test_tiles_have_only_shapes_that_are_planned(tasks: list[AttendTask]) -> None:
+    planned = {(shape.num_queries, shape.num_keys, shape.is_causal) for shape in SIZES.shapes()}
+    _, (tiles, _) = cut(tasks)
+    assert {(tile.num_queries, tile.num_keys, tile.is_causal) for tile in tiles} <= planned
+
+
+@given(st.lists(st.one_of(full_tasks, causal_tasks), max_size=3))
+def test_no_query_is_twice_in_the_rest_and_who_is_merged_is_told(tasks: list[AttendTask]) -> None:
+    _, found = cut(tasks)
+    in_rest, in_tiles = queries_of(found.rest), queries_of(found.tiles)
+    assert len(set(in_rest)) == len(in_rest)
+    assert found.is_merged == (len({*in_rest, *in_tiles}) < len(in_rest) + len(in_tiles))
+
+
+def test_a_long_prompt_is_squares_on_its_diagonal_and_rectangles_before_them() -> None:
+    _, (tiles, rest) = cut([AttendTask.causal(0, range(16), 0, range(16))])
+    assert rest == ()
+    assert tiles == (
+        Tile(0, 8, 0, 8, is_causal=True),
+        Tile(8, 8, 8, 8, is_causal=True),
+        Tile(8, 4, 0, 8, is_causal=False),
+        Tile(12, 4, 0, 8, is_causal=False),
+    )
