@@ -1,0 +1,51 @@
+"""Attention of long prompts: what a library computes of it, and the whole."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from loong.kernels import Partial
+from loong.kernels.attend_task import AttendTask
+from loong.model.cuda_device import CudaDevice
+
+pytestmark = pytest.mark.gpu
+
+TASKS = {
+    "a prompt": [AttendTask.causal(0, range(17_000), 0, range(17_000))],
+    "a chunk behind a history": [AttendTask.causal(0, range(30_000, 33_500), 0, range(33_500))],
+    "a prompt beyond the largest square": [AttendTask.causal(0, range(70_000), 0, range(70_000))],
+    "a stripe behind its own": [AttendTask.causal(0, range(0, 72_000, 4), 0, range(1, 72_000, 4))],
+    "two prompts": [
+        AttendTask.causal(0, range(9_000), 0, range(9_000)),
+        AttendTask.full(9_000, 2_500, 9_000, 6_000),
+    ],
+}
+
+
+@pytest.mark.parametrize("tasks", TASKS.values(), ids=TASKS)
+@pytest.mark.parametrize("has_slots", [False, True])
+def test_tiles_and_the_rest_attend_what_the_whole_does(tasks: Sequence[AttendTask], has_slots: bool) -> None:
+    num_queries = max(task.query_row + task.num_queries for task in tasks)
+    num_keys = max(task.key_row + task.num_keys for task in tasks)
+    device = torch.device("cuda", 0)
+    torch.manual_seed(0)
+    q = torch.randn(num_queries, 8, 128, dtype=torch.bfloat16, device=device)
+    kv = torch.randn(num_keys, 2, 2, 128, dtype=torch.bfloat16, device=device)
+    slots = torch.randperm(num_keys, device=device) if has_slots else None
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):  # the second has no tiles
+        cuda = CudaDevice(0, dtype)
+        table = cuda.table(tasks)
+        assert bool(table.tiles) == (dtype == torch.bfloat16)
+        total = cuda.nothing_seen(q, is_merged=True)
+        cuda.attend_blocks(q, kv, table, scale=128**-0.5, total=total, slots=slots)
+        found.append(total)
+    assert_close(*found)
+
+
+def assert_close(found: Partial, expected: Partial) -> None:
+    """Within what bfloat16 keeps of a library's output."""
+    torch.testing.assert_close(found.lse, expected.lse, rtol=1e-3, atol=1e-3)
+    seen = expected.lse > -torch.inf
+    torch.testing.assert_close(found.out[seen], expected.out[seen], rtol=2e-2, atol=2e-3)
