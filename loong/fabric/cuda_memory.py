@@ -50,7 +50,7 @@ class CudaMemory:
 
     def words(self, num_words: int, value: int) -> Tensor:
         """See SharedMemory."""
-        return torch.full((num_words,), value, dtype=torch.int64).pin_memory()
+        return torch.full((num_words,), value, dtype=torch.int64, device="cpu").pin_memory()
 
     def _map(self, handle: Any, num_bytes: int) -> int:
         """Where the memory of a handle now is; the mapping keeps it."""

@@ -1,7 +1,7 @@
 """Where arriving messages wait for the caller, and where late ones end."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from threading import Condition
 from time import monotonic
 from typing import NamedTuple, Protocol
@@ -47,6 +47,11 @@ class Mailbox:
         self._changed = Condition()
         self._messages: dict[Address, deque[Tensor]] = {}
         self._last_closed = dict.fromkeys(Plane, -1)
+        self._tell: Callable[[], None] = lambda: None
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Let `tell` be called, by any thread, whenever a peer may have been lost or have left."""
+        self._tell = tell
 
     def deliver(self, address: Address, message: Tensor) -> None:
         """Add a message (uint8 [num_bytes]), unless nobody will ever want it."""
@@ -54,6 +59,8 @@ class Mailbox:
             if not self._is_stale(address):
                 self._messages.setdefault(address, deque()).append(message)
                 self._changed.notify_all()
+        if address.channel is address.channel.plane.abandoned:
+            self._tell()
 
     def take(self, address: Address, peers: Collection[Peer], deadline: float, seconds: float) -> Tensor:
         """The next message at `address`, waiting until `deadline` (monotonic; `seconds` from the start).
@@ -82,6 +89,7 @@ class Mailbox:
         """Let every waiter look again: a peer was lost."""
         with self._changed:
             self._changed.notify_all()
+        self._tell()
 
     def last_closed(self, plane: Plane) -> int:
         """The greatest id of a batch or migration that is over, -1 before the first."""

@@ -16,7 +16,9 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Return once the outgoing tensors may be reused and the incoming ones are filled.
 
-        On a device that is so for whatever the caller asks it for next; see `Fabric.check`. Raises PeerLostError as soon as a process that takes part is gone, AbandonedError as soon as one has
+        On a device that is so for whatever the caller asks it for next; see `Fabric.check`.
+
+        Raises PeerLostError as soon as a process that takes part is gone, AbandonedError as soon as one has
         left by an error of its own, DeadlineError when a peer is silent for the fabric's deadline. Outgoing
         tensors may then still be on their way: let go of them, and write nothing into them.
         """
@@ -60,7 +62,7 @@ class Fabric(Protocol):
         """The collectives of this instance's processes."""
 
     def wait_for_peers(self) -> None:
-        """Return once the whole world has joined, and what is made once with it is made. Raises ClusterError."""
+        """Return once the whole world has joined and is known here. Raises ClusterError at the deadline."""
 
     def batch(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[None]:
         """Open the batch that the verbs belong to; `group` holds the ids of the instances that run it."""

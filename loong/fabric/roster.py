@@ -36,6 +36,7 @@ class Roster:
         self._deadline = deadline
         self._changed = Condition()
         self._links: dict[tuple[int, Plane], Link] = {}
+        self._num_joins = [0] * world.size
         with _lock(directory / "join.lock", deadline):
             self._listener = listen(self._socket_path(rank))
             self._welcoming = Thread(target=self._welcome_newcomers, name="fabric-welcome", daemon=True)
@@ -65,6 +66,10 @@ class Roster:
         if link is None or link.is_lost:
             raise PeerLostError(verb, *self._world.place(peer))
         return link
+
+    def num_joins(self, peer: int) -> int:
+        """How often a peer has connected for its batches."""
+        return self._num_joins[peer]
 
     def close(self) -> None:
         """Stop listening, cut every connection, end every thread."""
@@ -118,6 +123,7 @@ class Roster:
         with self._changed:
             previous = self._links.get((peer, plane))
             self._links[peer, plane] = link
+            self._num_joins[peer] += plane is Plane.BATCH
             self._changed.notify_all()
         if previous is not None:
             previous.close()

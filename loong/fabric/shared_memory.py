@@ -51,7 +51,7 @@ class HostMemory:
 
     def words(self, num_words: int, value: int) -> Tensor:
         """See SharedMemory."""
-        return torch.full((num_words,), value, dtype=torch.int64)
+        return torch.full((num_words,), value, dtype=torch.int64, device="cpu")
 
 
 def _mapped(descriptor: int, num_bytes: int) -> Tensor:

@@ -73,10 +73,11 @@ class SocketFabric:
 
     def __init__(self, directory: Path, world: World, rank: int, *, deadline: float) -> None:
         self.traffic = Traffic()
+        self.directory = directory
         self.world = world
         self.rank = rank
-        self._instance_id = world.instance_id(rank)
         self.deadline = deadline
+        self._instance_id = world.instance_id(rank)
         self._mailbox = Mailbox(world)
         self._roster = Roster(directory, world, rank, self._mailbox, deadline)
         self._open_batch: _Batch | None = None
@@ -226,7 +227,7 @@ class SocketFabric:
         """Tell the others that nothing more comes from here, so that they do not wait for the deadline."""
         for link in links:
             with suppress(ClusterError):
-                self._send(link, address, torch.empty(0, dtype=torch.uint8))
+                self._send(link, address, torch.empty(0, dtype=torch.uint8, device="cpu"))
 
     def _gather_shards(self, x: Tensor) -> list[Tensor]:
         ranks = self.world.ranks(self._instance_id)

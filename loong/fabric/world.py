@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from loong.fabric.errors import InvalidMessageError
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -34,3 +36,11 @@ class World:
     def ranks(self, instance_id: int) -> range:
         """All processes of one instance."""
         return range(self.rank(instance_id, 0), self.rank(instance_id + 1, 0))
+
+
+def neighbours(ring: tuple[int, ...], instance_id: int) -> tuple[int, int]:
+    """Whom an instance sends to in a ring, and who sends to it; InvalidMessageError if it is not in it."""
+    if instance_id not in ring:
+        raise InvalidMessageError(f"instance {instance_id} is not in the ring {ring}")
+    place = ring.index(instance_id)
+    return ring[(place + 1) % len(ring)], ring[place - 1]

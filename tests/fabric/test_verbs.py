@@ -6,10 +6,10 @@ from threading import Thread
 
 import pytest
 import torch
-from socket_worlds import run_in_world
+from socket_worlds import Carrier, run_in_world
 
 from loong.fabric.errors import AbandonedError, InvalidMessageError
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel, Sent, TrafficSnapshot
 from loong.fabric.world import World
 
@@ -20,7 +20,7 @@ def block(owner: int, size: int = 6, dtype: torch.dtype = torch.int64) -> torch.
     return (torch.arange(size) + 100 * owner).to(dtype)
 
 
-def rotate(fabric: SocketFabric, instance_id: int, tp_rank: int, ring: tuple[int, ...]) -> list[list[int]]:
+def rotate(fabric: Fabric, instance_id: int, tp_rank: int, ring: tuple[int, ...]) -> list[list[int]]:
     """The blocks that came by, in order, in a full turn of a ring whose blocks have owner + 1 entries."""
     place = ring.index(instance_id)
     seen = []
@@ -34,7 +34,7 @@ def rotate(fabric: SocketFabric, instance_id: int, tp_rank: int, ring: tuple[int
     return seen
 
 
-def rotate_every_ring(fabric: SocketFabric, instance_id: int, tp_rank: int) -> int:
+def rotate_every_ring(fabric: Fabric, instance_id: int, tp_rank: int) -> int:
     rings = [ring for size in range(1, 5) for ring in itertools.permutations(range(4), size)]
     for batch_id, ring in enumerate(rings):
         if instance_id in ring:
@@ -46,11 +46,11 @@ def rotate_every_ring(fabric: SocketFabric, instance_id: int, tp_rank: int) -> i
     return len(rings)
 
 
-def test_a_full_turn_of_any_ring_shows_every_block_once_whatever_their_sizes() -> None:
-    assert run_in_world(rotate_every_ring, World(4, 1)) == [64] * 4
+def test_a_full_turn_of_any_ring_shows_every_block_once_whatever_their_sizes(carrier: Carrier) -> None:
+    assert run_in_world(rotate_every_ring, World(4, 1), carrier=carrier) == [64] * 4
 
 
-def rotate_apart(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[list[int]]:
+def rotate_apart(fabric: Fabric, instance_id: int, tp_rank: int) -> list[list[int]]:
     ring = (1, 0) if instance_id < 2 else (2, 3)
     seen: list[list[int]] = []
     for batch_id in range(20 if instance_id < 2 else 5):
@@ -59,12 +59,12 @@ def rotate_apart(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[l
     return seen
 
 
-def test_disjoint_groups_run_at_their_own_pace() -> None:
-    results = run_in_world(rotate_apart, World(4, 1))
+def test_disjoint_groups_run_at_their_own_pace(carrier: Carrier) -> None:
+    results = run_in_world(rotate_apart, World(4, 1), carrier=carrier)
     assert results == [[block(i ^ 1, (i ^ 1) + 1).tolist(), block(i, i + 1).tolist()] for i in range(4)]
 
 
-def skip_empty_blocks(fabric: SocketFabric, instance_id: int, tp_rank: int) -> tuple[list[int], Sent]:
+def skip_empty_blocks(fabric: Fabric, instance_id: int, tp_rank: int) -> tuple[list[int], Sent]:
     sizes = (0, 3, 0)
     incoming = torch.empty(sizes[instance_id - 1], dtype=torch.int64)
     with fabric.batch(0, (0, 1, 2)):
@@ -72,15 +72,15 @@ def skip_empty_blocks(fabric: SocketFabric, instance_id: int, tp_rank: int) -> t
     return incoming.tolist(), fabric.traffic.snapshot().total
 
 
-def test_an_empty_block_is_no_message() -> None:
-    assert run_in_world(skip_empty_blocks, World(3, 1)) == [
+def test_an_empty_block_is_no_message(carrier: Carrier) -> None:
+    assert run_in_world(skip_empty_blocks, World(3, 1), carrier=carrier) == [
         ([], Sent(0, 0)),
         ([], Sent(1, 24)),
         ([100, 101, 102], Sent(0, 0)),
     ]
 
 
-def send_every_dtype(fabric: SocketFabric, instance_id: int, tp_rank: int) -> None:
+def send_every_dtype(fabric: Fabric, instance_id: int, tp_rank: int) -> None:
     for batch_id, dtype in enumerate(DTYPES):
         incoming = torch.empty((2, 3), dtype=dtype)
         with fabric.batch(batch_id, (0, 1)):
@@ -88,11 +88,11 @@ def send_every_dtype(fabric: SocketFabric, instance_id: int, tp_rank: int) -> No
         assert torch.equal(incoming, block(1 - instance_id, dtype=dtype).view(2, 3))
 
 
-def test_every_dtype_of_a_model_travels() -> None:
-    run_in_world(send_every_dtype, World(2, 1))
+def test_every_dtype_of_a_model_travels(carrier: Carrier) -> None:
+    run_in_world(send_every_dtype, World(2, 1), carrier=carrier)
 
 
-def exchange_as_masters(fabric: SocketFabric, instance_id: int, tp_rank: int) -> TrafficSnapshot:
+def exchange_as_masters(fabric: Fabric, instance_id: int, tp_rank: int) -> TrafficSnapshot:
     """Instances 0 and 2 are masters: their queries go to everyone, partials come back."""
     masters, group = (0, 2), (0, 1, 2)
     others = [i for i in group if i != instance_id]
@@ -111,13 +111,13 @@ def exchange_as_masters(fabric: SocketFabric, instance_id: int, tp_rank: int) ->
     return fabric.traffic.snapshot()
 
 
-def test_an_exchange_reaches_only_the_peers_it_names_and_keeps_channels_apart() -> None:
-    snapshots = run_in_world(exchange_as_masters, World(3, 1))
+def test_an_exchange_reaches_only_the_peers_it_names_and_keeps_channels_apart(carrier: Carrier) -> None:
+    snapshots = run_in_world(exchange_as_masters, World(3, 1), carrier=carrier)
     sent = [(s[Channel.QUERIES], s[Channel.PARTIALS]) for s in snapshots if isinstance(s, TrafficSnapshot)]
     assert sent == [(Sent(2, 96), Sent(1, 48)), (Sent(), Sent(2, 96)), (Sent(2, 96), Sent(1, 48))]
 
 
-def migrate_during_a_ring(fabric: SocketFabric, instance_id: int, tp_rank: int) -> bool:
+def migrate_during_a_ring(fabric: Fabric, instance_id: int, tp_rank: int) -> bool:
     """A segment of 8 MB from 0 to 1, in halves, while the same two rotate small blocks."""
     halves = [torch.full((1 << 19,), float(half)) for half in (1, 2)]
     received = [torch.zeros(1 << 19) for _ in halves]
@@ -137,25 +137,28 @@ def migrate_during_a_ring(fabric: SocketFabric, instance_id: int, tp_rank: int) 
     return instance_id == 0 or all(map(torch.equal, halves, received))
 
 
-def test_a_migration_runs_beside_the_batches_of_the_same_instances() -> None:
-    assert run_in_world(migrate_during_a_ring, World(2, 1)) == [True, True]
+def test_a_migration_runs_beside_the_batches_of_the_same_instances(carrier: Carrier) -> None:
+    assert run_in_world(migrate_during_a_ring, World(2, 1), carrier=carrier) == [True, True]
+
+
+def shard_of(tp_rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tp_rank)
+    return torch.randn(3, 4, generator=generator, device="cpu").to(torch.bfloat16)
 
 
 def reduce_and_gather(
-    fabric: SocketFabric, instance_id: int, tp_rank: int
+    fabric: Fabric, instance_id: int, tp_rank: int
 ) -> tuple[torch.Tensor, torch.Tensor, Sent]:
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(tp_rank)).to(torch.bfloat16)
+    x = shard_of(tp_rank).to(torch.get_default_device())
     with fabric.batch(0, (instance_id,)):
         total = fabric.tensor_parallel.all_reduce(x)
         gathered = fabric.tensor_parallel.all_gather(x)
-    return total.float(), gathered.float(), fabric.traffic.snapshot()[Channel.TENSOR_PARALLEL]
+    return total.float().cpu(), gathered.float().cpu(), fabric.traffic.snapshot()[Channel.TENSOR_PARALLEL]
 
 
-def test_every_tensor_parallel_rank_gets_bitwise_the_same() -> None:
-    results = run_in_world(reduce_and_gather, World(2, 2))
-    shards = [
-        torch.randn(3, 4, generator=torch.Generator().manual_seed(r)).to(torch.bfloat16) for r in (0, 1)
-    ]
+def test_every_tensor_parallel_rank_gets_bitwise_the_same(carrier: Carrier) -> None:
+    results = run_in_world(reduce_and_gather, World(2, 2), carrier=carrier)
+    shards = [shard_of(tp_rank) for tp_rank in (0, 1)]
     for result in results:
         assert isinstance(result, tuple)
         total, gathered, sent = result
@@ -164,43 +167,43 @@ def test_every_tensor_parallel_rank_gets_bitwise_the_same() -> None:
         assert sent == Sent(2, 48)
 
 
-def rotate_head_shards(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[int]:
+def rotate_head_shards(fabric: Fabric, instance_id: int, tp_rank: int) -> list[int]:
     incoming = torch.empty(2, dtype=torch.int64)
     with fabric.batch(0, (1, 0)):
         fabric.ring_step((1, 0), block(10 * instance_id + tp_rank, 2), incoming).wait()
     return incoming.tolist()
 
 
-def test_a_ring_joins_equal_tensor_parallel_ranks_only() -> None:
-    results = run_in_world(rotate_head_shards, World(2, 2))
+def test_a_ring_joins_equal_tensor_parallel_ranks_only(carrier: Carrier) -> None:
+    results = run_in_world(rotate_head_shards, World(2, 2), carrier=carrier)
     assert results == [block(owner, 2).tolist() for owner in (10, 11, 0, 1)]
 
 
 def agree(
-    fabric: SocketFabric, instance_id: int, tp_rank: int, groups: list[tuple[int, ...]]
+    fabric: Fabric, instance_id: int, tp_rank: int, groups: list[tuple[int, ...]]
 ) -> tuple[list[dict[int, list[int]]], Sent]:
     heard = []
     for batch_id, group in enumerate(groups):
         if instance_id in group:
             with fabric.batch(batch_id, group):
-                payload = torch.tensor([instance_id, tp_rank, batch_id])
+                payload = torch.tensor([instance_id, tp_rank, batch_id], device="cpu")
                 answers = fabric.exchange_control(group, payload)
             heard.append({i: answer.tolist() for i, answer in answers.items()})
     return heard, fabric.traffic.snapshot()[Channel.CONTROL]
 
 
-def test_control_tells_every_process_what_rank_0_of_each_instance_said() -> None:
+def test_control_tells_every_process_what_rank_0_of_each_instance_said(carrier: Carrier) -> None:
     groups = [(0, 1), (1, 0)]
     heard = [{i: [i, 0, batch_id] for i in group} for batch_id, group in enumerate(groups)]
     speaker, listener = (heard, Sent(6, 6 * 24)), (heard, Sent())
-    assert run_in_world(agree, World(2, 2), groups) == [speaker, listener, speaker, listener]
+    assert run_in_world(agree, World(2, 2), groups, carrier=carrier) == [speaker, listener, speaker, listener]
 
 
-def test_control_of_one_process_sends_nothing() -> None:
-    assert run_in_world(agree, World(1, 1), [(0,)]) == [([{0: [0, 0, 0]}], Sent())]
+def test_control_of_one_process_sends_nothing(carrier: Carrier) -> None:
+    assert run_in_world(agree, World(1, 1), [(0,)], carrier=carrier) == [([{0: [0, 0, 0]}], Sent())]
 
 
-def leave_messages_behind(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[int]:
+def leave_messages_behind(fabric: Fabric, instance_id: int, tp_rank: int) -> list[int]:
     """Instance 0 sends twice in batch 0; instance 1 takes one, and must not find the other in batch 1."""
     nothing = torch.empty(0, dtype=torch.int64)
     incoming = torch.empty(6, dtype=torch.int64)
@@ -214,11 +217,11 @@ def leave_messages_behind(fabric: SocketFabric, instance_id: int, tp_rank: int) 
     return incoming.tolist()
 
 
-def test_what_is_left_of_one_batch_is_not_taken_for_the_next() -> None:
-    assert run_in_world(leave_messages_behind, World(2, 1))[1] == block(10).tolist()
+def test_what_is_left_of_one_batch_is_not_taken_for_the_next(carrier: Carrier) -> None:
+    assert run_in_world(leave_messages_behind, World(2, 1), carrier=carrier)[1] == block(10).tolist()
 
 
-def fail_then_receive_another(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[int]:
+def fail_then_receive_another(fabric: Fabric, instance_id: int, tp_rank: int) -> list[int]:
     incoming = torch.empty(6, dtype=torch.int64)
     for migration_id in (5, 6):
         with suppress(AbandonedError, ZeroDivisionError), fabric.migration(migration_id, 1 - instance_id):
@@ -231,11 +234,11 @@ def fail_then_receive_another(fabric: SocketFabric, instance_id: int, tp_rank: i
     return incoming.tolist()
 
 
-def test_what_is_left_of_a_failed_migration_is_not_taken_for_the_next() -> None:
-    assert run_in_world(fail_then_receive_another, World(2, 1))[1] == block(6).tolist()
+def test_what_is_left_of_a_failed_migration_is_not_taken_for_the_next(carrier: Carrier) -> None:
+    assert run_in_world(fail_then_receive_another, World(2, 1), carrier=carrier)[1] == block(6).tolist()
 
 
-def misuse(fabric: SocketFabric, instance_id: int, tp_rank: int) -> None:
+def misuse(fabric: Fabric, instance_id: int, tp_rank: int) -> None:
     x = torch.zeros(2, 3)
     with pytest.raises(InvalidMessageError, match="no batch is open"):
         fabric.ring_step((0, 1), x, x)
@@ -251,14 +254,12 @@ def misuse(fabric: SocketFabric, instance_id: int, tp_rank: int) -> None:
             fabric.batch(5, (0, 1)),
         ):
             pass
-        with pytest.raises(InvalidMessageError, match=r"24 bytes came from rank . where 12 were expected"):
-            fabric.ring_step((0, 1), x, x[0].clone()).wait()
     with pytest.raises(InvalidMessageError, match="batch 4 after batch 4"), fabric.batch(4, (0, 1)):
         pass
     misuse_a_migration(fabric, 1 - instance_id, x)
 
 
-def misuse_a_migration(fabric: SocketFabric, peer_id: int, x: torch.Tensor) -> None:
+def misuse_a_migration(fabric: Fabric, peer_id: int, x: torch.Tensor) -> None:
     with pytest.raises(InvalidMessageError, match="no migration is open"):
         fabric.send_segment(x)
     with (
@@ -274,5 +275,5 @@ def misuse_a_migration(fabric: SocketFabric, peer_id: int, x: torch.Tensor) -> N
         pass
 
 
-def test_a_caller_that_breaks_a_rule_is_told_which() -> None:
-    run_in_world(misuse, World(2, 1))
+def test_a_caller_that_breaks_a_rule_is_told_which(carrier: Carrier) -> None:
+    run_in_world(misuse, World(2, 1), carrier=carrier)

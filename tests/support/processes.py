@@ -1,6 +1,7 @@
 """Runs a function in several real processes at once, and leaves none behind.
 
-Processes are forked from one server that has imported torch already, so starting them takes milliseconds.
+Processes are forked from one server that has imported what is slow to import, so starting them takes
+milliseconds.
 """
 
 import importlib.util
@@ -35,7 +36,7 @@ class RankFailedError(AssertionError):
 def context() -> ForkServerContext:
     """The context whose processes (and barriers, queues) belong together."""
     forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload(["pytest", "torch", "numpy"])
+    forking.set_forkserver_preload(["pytest", "torch", "numpy", "triton"])
     return forking
 
 

@@ -3,18 +3,36 @@
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
+from enum import Enum
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
 from processes import context, load, run_on_ranks
 
+from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 
 
+SPARE_BYTES = 4 << 20  # of an arena, for what tests reserve in it
+
+
+class Carrier(Enum):
+    """What carries messages. Tensors that a process makes are of the device that they travel from."""
+
+    SOCKETS = "sockets"
+    ARENAS = "arenas"  # of memory of the host
+    GPU_ARENAS = "arenas on GPUs"
+
+
 def run_in_world(
-    function: Callable[..., object], world: World, *args: object, deadline: float = 20.0, num_victims: int = 0
+    function: Callable[..., object],
+    world: World,
+    *args: object,
+    deadline: float = 20.0,
+    num_victims: int = 0,
+    carrier: Carrier = Carrier.SOCKETS,
 ) -> list[object]:
     """Call `function(fabric, instance_id, tp_rank, *args)` in each process; returns what each gave, by rank.
 
@@ -24,8 +42,38 @@ def run_in_world(
     path, name = function.__code__.co_filename, function.__name__
     with tempfile.TemporaryDirectory(prefix="loong-") as directory:
         return run_on_ranks(
-            _call_in_world, world.size, Path(directory), world, deadline, everyone_returned, path, name, args
+            _call_in_world,
+            world.size,
+            Path(directory),
+            world,
+            deadline,
+            everyone_returned,
+            path,
+            name,
+            args,
+            carrier,
         )
+
+
+def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, deadline: float) -> Fabric:
+    """One process's end. On GPUs, processes take those of the host by turns."""
+    sockets = SocketFabric(directory, world, rank, deadline=deadline)
+    if carrier is Carrier.SOCKETS:
+        return sockets
+    from loong.fabric.lanes import ThreadLane  # not at the top: these are slow to import
+    from loong.fabric.pipes import PipeSize
+    from loong.fabric.shared_memory import HostMemory
+    from loong.fabric.symmetric import SIZES, SymmetricFabric
+
+    small = dict.fromkeys(SIZES, PipeSize(2, 4096))
+    if carrier is Carrier.ARENAS:
+        return SymmetricFabric(sockets, HostMemory(), ThreadLane, sizes=small, spare_bytes=SPARE_BYTES)
+    from loong.fabric.cuda_lanes import CudaLane
+    from loong.fabric.cuda_memory import CudaMemory
+
+    index = rank % torch.cuda.device_count()
+    torch.set_default_device(f"cuda:{index}")
+    return SymmetricFabric(sockets, CudaMemory(index), CudaLane, sizes=small, spare_bytes=SPARE_BYTES)
 
 
 def _call_in_world(
@@ -37,9 +85,10 @@ def _call_in_world(
     path: str,
     name: str,
     args: tuple[object, ...],
+    carrier: Carrier,
 ) -> object:
     torch.set_num_threads(1)
-    with closing(SocketFabric(directory, world, rank, deadline=deadline)) as fabric:
+    with closing(make_fabric(carrier, directory, world, rank, deadline)) as fabric:
         fabric.wait_for_peers()
         result: object = getattr(load(path), name)(
             fabric, world.instance_id(rank), world.tp_rank(rank), *args

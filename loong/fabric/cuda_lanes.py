@@ -1,0 +1,63 @@
+"""Lanes on GPUs: streams of their own, where copy engines move bytes and single warps keep flags."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from loong.fabric.arena import Arena
+from loong.fabric.cuda_memory import copy_bytes
+from loong.fabric.traffic import Plane
+from loong.kernels import signals
+
+_URGENT = -1  # a flag's one warp finds room before the next block of attention
+
+
+class CudaLane:
+    """Implements Lane for memory of a GPU."""
+
+    def __init__(self, arena: Arena, plane: Plane) -> None:
+        self._arena, self._patience = arena, arena.patience(plane)
+        self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
+        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+
+    def follow(self) -> None:
+        """See Lane."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+
+    def lead(self) -> None:
+        """See Lane."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def push(self, tensor: Tensor, rank: int, offset: int) -> None:
+        """See Lane."""
+        address = self._arena.host_addresses[rank] + offset
+        copy_bytes(address, tensor.data_ptr(), tensor.nbytes, self._stream.cuda_stream)
+
+    def pull(self, offset: int, tensor: Tensor) -> None:
+        """See Lane."""
+        address = self._arena.memory.data_ptr() + offset
+        copy_bytes(tensor.data_ptr(), address, tensor.nbytes, self._stream.cuda_stream)
+
+    def signal(self, members: int, offset: int, epoch: int) -> None:
+        """See Lane."""
+        with torch.cuda.stream(self._stream):
+            signals.signal(self._arena.addresses, offset, members, epoch, self._patience)
+
+    def wait(self, offset: int, epoch: int, source: int) -> None:
+        """See Lane."""
+        with torch.cuda.stream(self._stream):
+            signals.wait(self._arena.view(offset, 1, dtype=torch.int64), epoch, source, self._patience)
+
+    def drain(self) -> None:
+        """See Lane."""
+        self._stream.synchronize()
+        torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """See Lane."""
+        self.drain()
+
+    def aside(self) -> AbstractContextManager[object]:
+        """See Lane."""
+        return torch.cuda.stream(self._beside)
