@@ -11,11 +11,11 @@ import torch
 from loong.core.events import ProducedToken
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import TrafficSnapshot
 from loong.model.load import load_model
 from loong.model.tensor_parallel import SingleDevice
-from loong.worker.backend import CpuBackend
+from loong.worker.backend import Backend
 from loong.worker.kv_pool import KVPool
 from loong.worker.runner import BatchRunner
 
@@ -45,19 +45,16 @@ class BareInstance:
 
     def __init__(
         self,
-        fabric: SocketFabric,
+        fabric: Fabric,
         instance_id: InstanceId,
         folder: Path,
         stop: Stop | None,
-        *,
-        takes_leases: bool = False,
+        backend: Backend,
     ) -> None:
         model = load_model(str(folder), "safetensors", None, 0, SingleDevice())
         config, cpu = model.shard.config, torch.device("cpu")
         self._pool = KVPool(config.num_layers, config.num_kv_heads, config.head_dim, 256, torch.float32, cpu)
-        self._runner = BatchRunner(
-            instance_id, model, self._pool, fabric, CpuBackend(takes_leases=takes_leases)
-        )
+        self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend)
         self._runner.warm_up()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 

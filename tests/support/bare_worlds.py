@@ -11,6 +11,7 @@ from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.worker.backend import CpuBackend
 
 
 def run_commands(
@@ -35,5 +36,6 @@ def _on_instance(
     stops: Mapping[InstanceId, Stop],
     takes_leases: bool,
 ) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, stops.get(instance_id), takes_leases=takes_leases)
+    backend = CpuBackend(takes_leases=takes_leases)
+    instance = BareInstance(fabric, instance_id, folder, stops.get(instance_id), backend)
     return [instance.carry_out(command) for command in commands]

@@ -16,6 +16,7 @@ from loong.core.records import LiveRequest
 from loong.core.request import FinishReason
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.worker.backend import CpuBackend
 
 SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7})
 
@@ -43,7 +44,7 @@ def run(
     """Prefill three requests, then decode them on a lease of 12 steps; both ways of taking it."""
     outcomes = []
     for way, takes_leases in enumerate((False, True)):
-        instance = BareInstance(fabric, 0, folder, stop, takes_leases=takes_leases)
+        instance = BareInstance(fabric, 0, folder, stop, CpuBackend(takes_leases=takes_leases))
         lives = [
             LiveRequest(sampled_request(random_prompt(20 + n, seed=n), n, **{**SAMPLED[i], **params}))
             for i, n in enumerate(num_tokens)

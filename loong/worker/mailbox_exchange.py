@@ -1,0 +1,83 @@
+"""Exchanges of decode steps by puts of the device itself, which a captured step repeats without the host."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from loong.core.placement import InstanceId
+from loong.fabric.arena import Arena, Clock, first_epoch
+from loong.kernels import Partial
+from loong.kernels.mailbox import Mailbox, Peers, exchange_partials, exchange_queries
+from loong.kernels.signals import wait
+from loong.model.device import Device
+from loong.model.tensor_parallel import Shard
+from loong.worker.decode_state import GROUP_SIZES
+
+
+class MailboxExchange:
+    """Exchanges over an arena, with a mailbox in it for every batch size. See DecodeExchange.
+
+    An exchange's epoch is that of its step and layer; the clock of decode goes on by all layers a step.
+    """
+
+    def __init__(self, arena: Arena, shard: Shard, device: Device) -> None:
+        self.num_instances = arena.world.num_instances
+        self._arena, self._device, self._patience = arena, device, arena.patience()
+        self._instance, self._tp_rank = arena.world.place(arena.rank)
+        self._num_layers = shard.config.num_layers
+        heads = (shard.num_heads, shard.config.head_dim)
+        self._mailboxes = {
+            size: Mailbox.laid(
+                arena.memory,
+                arena.reserve,
+                (self.num_instances, size, *heads),
+                shard.config.torch_dtype,
+            )
+            for size in GROUP_SIZES
+        }
+        self._members = torch.zeros(2, self.num_instances, dtype=torch.int64, device=device.torch_device)
+        clock = arena.clocks[Clock.DECODE : Clock.DECODE + 1]
+        self._peers = Peers(self._members[0], self._members[1], clock)
+
+    def begin(self, batch_id: int, num_tokens: Mapping[InstanceId, int]) -> None:
+        """See DecodeExchange. The device waits until all members have opened the batch."""
+        ranks = {i: self._arena.world.rank(i, self._tp_rank) for i in num_tokens}
+        members = torch.zeros(2, self.num_instances, dtype=torch.int64)
+        for instance_id, rank in ranks.items():
+            members[0, instance_id] = self._arena.host_addresses[rank]
+            members[1, instance_id] = num_tokens[instance_id]
+        self._members.copy_(self._device.upload(members))
+        opened = self._arena.opened
+        for rank in ranks.values():
+            wait(opened[rank : rank + 1], first_epoch(batch_id), rank, self._patience)
+
+    def gather(self, layer: int, q: Tensor) -> Tensor:
+        """See DecodeExchange."""
+        if layer == 0:
+            self._peers.epoch.add_(self._num_layers)
+        mailbox = self._mailboxes[len(q)]
+        exchange_queries(q, mailbox, self._peers, self._patience, instance=self._instance, layer=layer)
+        return mailbox.queries.flatten(0, 1)
+
+    def merge(self, layer: int, part: Partial) -> Tensor:
+        """See DecodeExchange. Partials travel in the model's dtype, and are merged in the order of ids."""
+        mailbox = self._mailboxes[len(part.out) // self.num_instances]
+        parts = Partial(part.out.view_as(mailbox.parts.out), part.lse.view_as(mailbox.parts.lse))
+        out = torch.empty_like(parts.out[0])
+        exchange_partials(
+            parts,
+            mailbox,
+            self._peers,
+            self._patience,
+            instance=self._instance,
+            layer=layer,
+            out=out,
+        )
+        return out
+
+
+def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
+    """Room that the mailboxes of a world of so many instances take in an arena, at most."""
+    row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
+    return num_instances * sum(GROUP_SIZES) * row + (1 << 20)

@@ -1,0 +1,71 @@
+"""Decode leases over mailboxes in shared memory, by interpreted kernels, give the tokens of transformers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+from bare_instance import BareInstance, Outcome
+from families import write_tiny_model
+from plans import decode, prefill
+from requests_for_tests import expected, greedy_request, random_prompt
+from socket_worlds import Carrier, run_in_world
+
+from loong.core.instructions import RunBatch
+from loong.core.placement import InstanceId
+from loong.core.records import LiveRequest
+from loong.fabric.protocol import Fabric
+from loong.fabric.symmetric import SymmetricFabric
+from loong.fabric.traffic import Channel
+from loong.fabric.world import World
+from loong.model.tensor_parallel import Shard
+from loong.worker.backend import CpuBackend
+from loong.worker.decode_exchange import DecodeExchange
+from loong.worker.mailbox_exchange import MailboxExchange
+
+
+class MailboxBackend(CpuBackend):
+    """A processor whose groups exchange by the kernels of GPUs."""
+
+    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
+        assert isinstance(fabric, SymmetricFabric)
+        return MailboxExchange(fabric.arena, shard, self.device)
+
+
+def run_commands(
+    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
+) -> list[Outcome]:
+    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend(takes_leases=True))
+    return [instance.carry_out(command) for command in commands]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
+
+
+def test_groups_that_change_between_leases_give_the_tokens_of_transformers(folder: Path) -> None:
+    lives = [LiveRequest(greedy_request(random_prompt(n, seed=n), 9, num_logprobs=None)) for n in (9, 4)]
+    groups = [(0, 1), (1, 0), (2, 0, 1)]
+    commands: list[RunBatch] = []
+    for number, (group, masters) in enumerate(zip(groups, [(0, 0), (0, 1), (2, 2)], strict=True)):
+        views, num_steps = [live.view() for live in lives], min(2, 1 + number)
+        by_request = {live.request.request_id: i for live, i in zip(lives, masters, strict=True)}
+        plan = decode(views, group, by_request, num_steps=num_steps) if number else prefill(views, group)
+        commands.append(RunBatch(number, plan, tuple(live.input_for(plan) for live in lives)))
+        for live in lives:
+            live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
+            done = len(live.output_token_ids)
+            live.output_token_ids += expected(folder, live.request.prompt_token_ids, 9)[0][
+                done : done + num_steps
+            ]
+    by_rank = cast(
+        "list[list[Outcome]]",
+        run_in_world(run_commands, World(3, 1), folder, commands, carrier=Carrier.ARENAS),
+    )
+    told = [token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens]
+    for live in lives:
+        name = live.request.request_id
+        assert [token.token_id for token in told if token.request_id == name] == live.output_token_ids
+    traffic = [outcome.traffic[Channel.QUERIES] for outcomes in by_rank for outcome in outcomes]
+    assert all(sent.messages == 0 for sent in traffic)  # what kernels put is no message
