@@ -69,13 +69,16 @@ class Allocation:
     grows: ClassVar[bool] = True  # whether prompts may take more instances at the edges of chunks
 
     def allocate(self, order: Sequence[Prefill]) -> list[Group]:
-        """A group for every unit, or for several that share a prompt; what fits nowhere is left out."""
-        self.groups = self._own_groups(order)
+        """A group for every unit that may be of use, or for several that share a prompt.
+
+        A prompt that fits nowhere is left out.
+        """
         shorts = [p for p in order if not p.is_begun and not self.is_long(p)]
-        num_kept = self.survey.num_instances // 4 if self._expects_shorts() else 0
-        for prefill in filter(self.is_long, order):
-            if not prefill.is_begun or self.grows:
-                self._spread(prefill, self.survey.num_instances - num_kept)
+        longs = [p for p in order if self.is_long(p) and (self.grows or not p.is_begun)]
+        self.groups = self._own_groups(order, self._useful_units(shorts, longs))
+        num_kept = self.survey.num_instances // 4 if longs and self._expects_shorts() else 0
+        for prefill in longs:
+            self._spread(prefill, self.survey.num_instances - num_kept)
         for prefill in shorts:
             if soonest := self._soonest(prefill):
                 self._place(prefill, soonest)
@@ -93,10 +96,25 @@ class Allocation:
         terms, limit = self.cost_model.prefill_terms(1), LONG_STEPS * self.config.max_step_time
         return any(terms.time(n, 0, n * n) <= limit for n in self.survey.snapshot.recent_prompt_lengths)
 
-    def _own_groups(self, order: Iterable[Prefill]) -> list[Group]:
+    def _useful_units(self, shorts: Sequence[Prefill], longs: Sequence[Prefill]) -> Iterable[Unit]:
+        """Where anything rests, and what else these prompts, or decodes that lack room, may want to have.
+
+        A short prompt waits for no batch while there is an idle instance for it.
+        """
+        idle, num_resting = self.survey.idle, len(self.survey.resting)
+        num_wanted = num_resting + (len(shorts) + MAX_OFFERS if shorts else 0)
+        demand = max(map(self.demand, shorts), default=0)
+        has_place = len(shorts) <= len(idle) and all(
+            self.survey.free[i] >= demand for i in idle[: len(shorts)]
+        )
+        if longs or not has_place:
+            return self.survey.units
+        return (*self.survey.resting, *(Unit((i,)) for i in idle[:num_wanted]))
+
+    def _own_groups(self, order: Iterable[Prefill], units: Iterable[Unit]) -> list[Group]:
         by_id = {p.view.request_id: p for p in order}
         groups = []
-        for unit in self.survey.units:
+        for unit in units:
             begun = [by_id[view.request_id] for view in unit.prefills if view.request_id in by_id]
             begun.sort(key=attrgetter("rank"))
             spare = sum(self.survey.free[i] for i in unit.instance_ids) - sum(p.num_tokens for p in begun)
@@ -138,7 +156,9 @@ class Allocation:
         offered = [
             g for g in self.groups if g.is_ready and all(p.view.request_id in fresh_ids for p in g.prefills)
         ]
-        offered = sorted(offered, key=lambda g: (g.num_decodes / g.dop, -g.spare))[:MAX_OFFERS]
+        loads = {id(g): (g.num_decodes / g.dop, -g.spare) for g in offered}
+        offered = sorted(offered, key=lambda g: (not g.prefills, loads[id(g)]))[:MAX_OFFERS]
+        offered.sort(key=lambda g: loads[id(g)])
         prefills = sorted(
             (p for g in offered for p in g.prefills), key=lambda p: (-p.num_tokens, p.view.request_id)
         )
@@ -155,7 +175,7 @@ class Allocation:
                 for p, weight in zip(prefills, weights, strict=True)
             ],
             [Offer(g.dop, max(0, g.spare), 0.0, g.dop * price) for g in cleared],
-            [self.cost_model.prefill_terms(dop + 1) for dop in range(self.survey.num_instances)],
+            [self.cost_model.prefill_terms(dop + 1) for dop in range(sum(g.dop for g in cleared))],
         )
         assert solution is not None, "all of them together have the room that they had promised"
         taken = {id(group) for group in offered}

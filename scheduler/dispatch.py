@@ -9,6 +9,7 @@ after the others, oldest first, but for a share of every step that is the oldest
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
 from operator import attrgetter
@@ -96,7 +97,7 @@ class Dispatch:
         now, num_instances = self.survey.snapshot.now, max(1, self.survey.num_instances)
         terms, widest = self.cost_model.prefill_terms(1), self.cost_model.prefill_terms(num_instances)
         speed = USABLE_SPEED * num_instances
-        begun = (view for unit in self.survey.units for view in unit.prefills)
+        begun = (view for unit in self.survey.resting for view in unit.prefills)
         prefills = []
         for view in (*self.survey.waiting, *begun):
             num_cached = view.num_computed_tokens
@@ -120,7 +121,7 @@ class Dispatch:
         What is admitted finds room to its declared end, whatever comes. A prompt that was put off may begin
         only while no other one holds KV; and if one has found no room for long, none that came after begins.
         """
-        now, room = self.survey.snapshot.now, Room.of(self.survey.snapshot)
+        now, room = self.survey.snapshot.now, Room(self.survey.snapshot)
         found = Dispatched([], [], room)
         is_late_begun = any(p.is_late and p.is_begun for p in prefills)
         last_arrival = float("inf")
@@ -213,22 +214,31 @@ def with_fair_deadlines(
     return [prefill for own in by_user.values() for prefill in own]
 
 
-@dataclass(slots=True)
+@dataclass
 class Room:
-    """KV of those admitted, to their declared ends: by the sum, which is quick, and if need be exactly."""
+    """KV of those admitted, to their declared ends: by the sum, which is quick, and if need be exactly.
 
-    capacity: int
-    admitted: list[RequestView]
-    num_declared: int
+    That is of running requests, and of those taken. Nothing is reckoned before it is asked for.
+    """
+
+    snapshot: Snapshot
     refused: list[tuple[int, int]] = field(default_factory=list)  # remaining and current tokens
     future: FutureKV | None = None
 
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> "Room":
-        """The room that the full instances have, less what running requests may come to hold."""
-        capacity = sum(i.kv_capacity for i in snapshot.instances if i.kind is InstanceKind.FULL)
-        running = [view for view in snapshot.running if not view.has_ended]
-        return cls(capacity, running, sum(view.num_prompt_tokens + view.max_tokens for view in running))
+    @cached_property
+    def capacity(self) -> int:
+        """Slots of the full instances."""
+        return sum(i.kv_capacity for i in self.snapshot.instances if i.kind is InstanceKind.FULL)
+
+    @cached_property
+    def admitted(self) -> list[RequestView]:
+        """Requests that have slots, or are to have some."""
+        return [view for view in self.snapshot.running if not view.has_ended]
+
+    @cached_property
+    def num_declared(self) -> int:
+        """The slots that these may come to hold, each at its end."""
+        return sum([view.num_prompt_tokens + view.max_tokens for view in self.admitted])
 
     def fits(self, view: RequestView) -> bool:
         """Whether a request has room to its declared end, with all that were taken."""
@@ -250,8 +260,8 @@ class Room:
 
     def take(self, view: RequestView) -> None:
         """Admit a request."""
-        self.admitted.append(view)
         self.num_declared += view.num_prompt_tokens + view.max_tokens
+        self.admitted.append(view)
         if self.future is not None:
             self.future = self.future.adding(*_future(view))
 

@@ -58,7 +58,7 @@ class ElasticPlanner:
 
     def plan(self) -> IterationPlan:
         """The whole plan."""
-        if any(unit.is_ready or unit.is_in_lease for unit in self.survey.units):
+        if (self.survey.waiting or self.survey.resting) and self.survey.is_any_usable:
             dispatched = Dispatch(self.survey, self.cost_model, self.config, type(self).order).dispatch()
             self._hold_back(dispatched)
             groups = self.allocation(self.survey, self.cost_model, self.config).allocate(dispatched.prefills)
@@ -78,7 +78,7 @@ class ElasticPlanner:
         safe = safety(self.survey, dispatched.prefills, self.config.lease_steps)
         self.config = replace(self.config, lease_steps=safe.lease_steps)
         if safe.paused_ids:
-            for unit in self.survey.units:
+            for unit in self.survey.resting:
                 unit.decodes = [view for view in unit.decodes if view.request_id not in safe.paused_ids]
             dispatched.hold_back(safe.paused_ids)
 
@@ -92,9 +92,9 @@ class ElasticPlanner:
                 self._end_leases(group.units)
                 self._decode_meanwhile(group)
         while self.left and not self.preempted:
-            self._make(self.left.pop(0), waiting)
+            self._make(self.left.pop(0))
 
-    def _make(self, group: Group, waiting: Iterable[Group]) -> None:
+    def _make(self, group: Group) -> None:
         """Plan a group, with as many others as it needs for room; without any, preempt."""
         if not group.prefills and len(group.units) == 1 and group.dop > 1:
             self._gather(group.units[0])
@@ -111,7 +111,7 @@ class ElasticPlanner:
             self.batches.append(batch)
             self.decisions += reasons_to_begin(group, batch, self.cost_model, self.survey)
         elif _has_requests(group):
-            busy = [unit for other in waiting for unit in other.units]
+            busy = [unit for unit in self.survey.units if not unit.is_ready]
             self._end_leases(busy)
             in_flight = busy or self.batches or self.migrations or self.survey.snapshot.migrations
             if not in_flight:

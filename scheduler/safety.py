@@ -68,7 +68,7 @@ class Safety:
 
 def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Safety:
     """Whom to let go on of those at rest, the oldest first, and of `prefills`, in their order."""
-    decodes = [view for unit in survey.units for view in unit.decodes]
+    decodes = [view for unit in survey.resting for view in unit.decodes]
     views = [view for view in survey.snapshot.running if not view.has_ended]
     views += [prefill.view for prefill in prefills if not prefill.view.has_begun]
     num_free = sum(survey.free.values())

@@ -6,8 +6,9 @@ instances. A unit is planned whole or not at all, so that no request ever waits 
 turn.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId
@@ -30,6 +31,13 @@ class Unit:
     prefills: list[RequestView] = field(default_factory=list)
     num_decodes: int = 0
 
+    @classmethod
+    def of_batch(cls, batch: RunningBatch, now: float, full: Container[InstanceId]) -> "Unit":
+        """The `full` instances on which a batch runs."""
+        instance_ids = tuple(sorted(i for i in batch.plan.group.instance_ids if i in full))
+        available_in = max(0.0, _end(batch) - now)
+        return cls(instance_ids, (batch,), available_in, num_decodes=len(batch.plan.request_ids))
+
     @property
     def is_ready(self) -> bool:
         """Whether a plan can use it now."""
@@ -41,22 +49,51 @@ class Unit:
         return bool(self.batches) and all(batch.plan.num_steps > 1 for batch in self.batches)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Survey:
     """The cluster, sorted for planning.
 
     `free` is the free slots of each full instance, once requests that have ended leave their batches.
+    `resting` are the units on which requests rest. Most plans need none but these, so the others are found
+    when they are asked for: those `running` a batch, and `idle` instances, the roomiest first.
     """
 
     snapshot: Snapshot
-    units: tuple[Unit, ...]
     free: Mapping[InstanceId, int]
     waiting: tuple[RequestView, ...]
+    resting: tuple[Unit, ...]
 
     @property
     def num_instances(self) -> int:
         """Full instances, idle or not."""
         return len(self.free)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """All units: every full instance is in one."""
+        return (*self.resting, *self.running, *(Unit((i,)) for i in self.idle))
+
+    @property
+    def is_any_usable(self) -> bool:
+        """Whether a unit is ready, or can be at the edge of a step."""
+        return bool(self.idle) or any(u.is_ready or u.is_in_lease for u in (*self.resting, *self.running))
+
+    @cached_property
+    def running(self) -> tuple[Unit, ...]:
+        """The units of batches in flight on which nothing rests."""
+        units = (Unit.of_batch(batch, self.snapshot.now, self.free) for batch in self.snapshot.batches)
+        return tuple(u for u in units if u.instance_ids and self._joined_ids.isdisjoint(u.instance_ids))
+
+    @cached_property
+    def idle(self) -> tuple[InstanceId, ...]:
+        """The idle instances on which nothing rests."""
+        idle = [i.instance_id for i in self.snapshot.instances if i.batch_id is None]
+        idle = [i for i in idle if i in self.free and i not in self._joined_ids]
+        return tuple(sorted(idle, key=self.free.__getitem__, reverse=True))
+
+    @cached_property
+    def _joined_ids(self) -> frozenset[InstanceId]:
+        return frozenset(i for unit in self.resting for i in unit.instance_ids)
 
 
 def survey(snapshot: Snapshot) -> Survey:
@@ -64,7 +101,9 @@ def survey(snapshot: Snapshot) -> Survey:
 
     Requests with KV on anything but full instances, in a host tier, are left alone.
     """
-    free = {i.instance_id: i.kv_free for i in snapshot.instances if i.kind is InstanceKind.FULL}
+    free = {
+        i.instance_id: i.kv_capacity - i.kv_used for i in snapshot.instances if i.kind is InstanceKind.FULL
+    }
     resting = []
     for view in snapshot.running:
         if view.batch_id is None:
@@ -74,18 +113,8 @@ def survey(snapshot: Snapshot) -> Survey:
             _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
-    unit_of = _units(free, snapshot.batches, resting)
-    for view in resting:
-        unit = unit_of[view.placement.segments[0].instance_id]
-        (unit.decodes if view.is_decoding else unit.prefills).append(view)
-    units = tuple({id(unit): unit for unit in unit_of.values()}.values())
-    for unit in units:
-        unit.num_decodes = len(unit.decodes) + sum(len(batch.plan.request_ids) for batch in unit.batches)
-        if unit.batches:
-            end = max(_end(batch) for batch in unit.batches)
-            unit.available_in = max(0.0, end - snapshot.now)
     waiting = tuple(view for view in snapshot.waiting if view.is_plannable)
-    return Survey(snapshot, units, free, waiting)
+    return Survey(snapshot, free, waiting, _resting_units(resting, snapshot, free))
 
 
 def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
@@ -101,32 +130,42 @@ def _end(batch: RunningBatch) -> float:
     return batch.started_at + (batch.plan.predicted_time or 0.0) * (batch.num_steps_taken + 1)
 
 
-def _units(
-    free: Mapping[InstanceId, int], batches: Iterable[RunningBatch], resting: Iterable[RequestView]
-) -> dict[InstanceId, Unit]:
-    """The unit of each instance."""
-    unit_of = {instance_id: Unit((instance_id,)) for instance_id in free}
-    for batch in batches:
-        members = [i for i in batch.plan.group.instance_ids if i in unit_of]
-        if members:
-            unit = _joined(unit_of, members)
-            unit.batches = (*unit.batches, batch)
+def _resting_units(
+    resting: Iterable[RequestView], snapshot: Snapshot, full: Container[InstanceId]
+) -> tuple[Unit, ...]:
+    """The units that these requests rest on."""
+    unit_of: dict[InstanceId, Unit] = {}
     for view in resting:
         holders = view.placement.instance_ids
-        if len(holders) > 1:
-            _joined(unit_of, holders)
-    return unit_of
+        for instance_id in holders:
+            if instance_id not in unit_of:
+                unit = _unit_at(instance_id, snapshot, full)
+                unit_of.update(dict.fromkeys(unit.instance_ids, unit))
+        unit = unit_of[holders[0]]
+        if any(unit_of[i] is not unit for i in holders):
+            unit = _joined({id(unit_of[i]): unit_of[i] for i in holders}.values())
+            unit_of.update(dict.fromkeys(unit.instance_ids, unit))
+        (unit.decodes if view.is_decoding else unit.prefills).append(view)
+        unit.num_decodes += view.is_decoding
+    return tuple({id(unit): unit for unit in unit_of.values()}.values())
 
 
-def _joined(unit_of: dict[InstanceId, Unit], instance_ids: Iterable[InstanceId]) -> Unit:
-    """The unit of all these, made of those that they are in."""
-    parts = {id(unit_of[i]): unit_of[i] for i in instance_ids}.values()
-    if len(parts) == 1:
-        return next(iter(parts))
-    unit = Unit(
+def _unit_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[InstanceId]) -> Unit:
+    """An instance, with those on which its batch runs."""
+    batch_id = snapshot.instance[instance_id].batch_id
+    if batch_id is None:
+        return Unit((instance_id,))
+    batch = next(batch for batch in snapshot.batches if batch.batch_id == batch_id)
+    return Unit.of_batch(batch, snapshot.now, full)
+
+
+def _joined(parts: Collection[Unit]) -> Unit:
+    """One unit of several."""
+    return Unit(
         tuple(sorted(i for part in parts for i in part.instance_ids)),
         tuple(batch for part in parts for batch in part.batches),
+        max(part.available_in for part in parts),
+        [view for part in parts for view in part.decodes],
+        [view for part in parts for view in part.prefills],
+        sum(part.num_decodes for part in parts),
     )
-    for instance_id in unit.instance_ids:
-        unit_of[instance_id] = unit
-    return unit
