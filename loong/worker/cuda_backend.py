@@ -8,6 +8,7 @@ from torch import Tensor
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.staged import StagedFabric
+from loong.fabric.symmetric import SymmetricFabric
 from loong.kernels import gpu
 from loong.kernels.draw_params import DrawParams
 from loong.model.cuda_device import CudaDevice
@@ -15,6 +16,7 @@ from loong.model.tensor_parallel import Shard
 from loong.worker.backend import Reading
 from loong.worker.cuda_sampler import CudaSampler
 from loong.worker.decode_exchange import DecodeExchange
+from loong.worker.mailbox_exchange import MailboxExchange
 
 _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN have a way of their own for each
 
@@ -48,12 +50,14 @@ class CudaBackend:
 
     def decode_exchange(
         self,
-        fabric: Fabric,  # noqa: ARG002 - see Backend
+        fabric: Fabric,
         instance_id: InstanceId,  # noqa: ARG002 - see Backend
-        shard: Shard,  # noqa: ARG002 - see Backend
+        shard: Shard,
     ) -> DecodeExchange | None:
         """See Backend."""
-        return None
+        if not isinstance(fabric, SymmetricFabric) or fabric.world.num_instances == 1:
+            return None
+        return MailboxExchange(fabric.arena, shard, self.device)
 
     def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
         """See Backend."""

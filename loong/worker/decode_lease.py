@@ -65,6 +65,7 @@ class DecodeLease:
                 end = min(end, max(stop_step(), step + 1))
             following = self._steps.launch() if step + 1 < end else None
             tokens = tuple(_take_tokens(reading.wait(), step, rows))
+            self._fabric.check()
             if tokens:
                 report(step, tokens)
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
