@@ -87,8 +87,10 @@ class Scaling:
             oldest = min(overdue, key=lambda p: p.view.arrival_time)
             least = decode_seconds + self.config.late_share * (budget - decode_seconds)
             spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
+            step.min_tokens = LEAST_CHUNK if self.config.late_share else 0  # else it might never go on
             if self._add(step, oldest, max(least, spared), is_alone):
                 prefills = [p for p in prefills if p is not oldest]
+            step.min_tokens = 0
         num_added = 0
         for prefill in prefills:
             num_added += self._add(step, prefill, budget, is_alone)
