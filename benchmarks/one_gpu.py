@@ -80,16 +80,18 @@ class OneGpu:
         )
         self._num_batches = 0
 
-    def prefill(self, num_tokens: int) -> float:
-        """Seconds from a prompt of random tokens to its first token."""
-        owner_id, positions = "prompt", range(num_tokens)
-        tokens = torch.randint(1000, (num_tokens,)).tolist()
-        plan = BatchPlan(
-            ESPGroup((0,)),
-            (QueryBlock(owner_id, positions, 0, Transfer.KV),),
-            (KVSegment(owner_id, positions, 0),),
-        )
-        seconds, _ = self._run(plan, [RequestInput(owner_id, tokens, num_tokens, 0, Placement(), PARAMS)])
+    def prefill(self, num_tokens: int, chunk: int) -> float:
+        """Seconds from a prompt of random tokens to its first token, computed in chunks of so many tokens."""
+        owner_id, tokens = "prompt", torch.randint(1000, (num_tokens,)).tolist()
+        held, seconds = Placement(), 0.0
+        for start in range(0, num_tokens, chunk):
+            positions = range(start, min(start + chunk, num_tokens))
+            segment = KVSegment(owner_id, positions, 0)
+            block = QueryBlock(owner_id, positions, 0, Transfer.KV)
+            params = PARAMS if positions.stop == num_tokens else None
+            given = RequestInput(owner_id, tokens[start : positions.stop], num_tokens, 0, held, params)
+            taken, _ = self._run(BatchPlan(ESPGroup((0,)), (block,), (segment,)), [given])
+            held, seconds = held.adding((segment,)), seconds + taken
         self._pool.release(owner_id)
         return seconds
 
