@@ -12,10 +12,11 @@ from torch import Tensor
 
 from loong.core.errors import ClusterError
 from loong.fabric.arena import Arena, first_epoch, last_epoch
+from loong.fabric.arena_tensor_parallel import ArenaTensorParallel
 from loong.fabric.errors import DeadlineError, InvalidMessageError
 from loong.fabric.lanes import Lane, LaneMaker
 from loong.fabric.pipes import Pipes, PipeSize
-from loong.fabric.protocol import Pending, TensorParallelVerbs
+from loong.fabric.protocol import Pending
 from loong.fabric.shared_memory import SharedMemory
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Channel, Plane
@@ -48,8 +49,8 @@ class _UnderWay:
 class SymmetricFabric:
     """Implements Fabric over an arena, for tensors of the device that it lies on.
 
-    `sockets` carries control, and tells of members that are lost or have left. `spare_bytes` of the arena are
-    for others to reserve.
+    `sockets` carries control, and tells of members that are lost or have left. The collectives of an instance
+    go by `shard_bytes` at a time. `spare_bytes` of the arena are for others to reserve.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class SymmetricFabric:
         make_lane: LaneMaker,
         *,
         sizes: Mapping[Channel, PipeSize] = SIZES,
+        shard_bytes: int = 16 * MIB,
         spare_bytes: int = 0,
     ) -> None:
         self.traffic = sockets.traffic
@@ -66,6 +68,7 @@ class SymmetricFabric:
         self._sockets, self._rank = sockets, sockets.rank
         num_ranks = self.world.size
         num_bytes = spare_bytes + sum(Pipes.num_bytes(size, num_ranks) for size in sizes.values())
+        num_bytes += ArenaTensorParallel.num_bytes(self.world.tp_size, shard_bytes)
         self.arena = Arena(sockets.directory, self.world, self._rank, shared, num_bytes, sockets.deadline)
         self._pipes = {channel: Pipes(self.arena, channel, size) for channel, size in sizes.items()}
         self._out, self._in = make_lane(self.arena, Plane.BATCH), make_lane(self.arena, Plane.BATCH)
@@ -73,7 +76,7 @@ class SymmetricFabric:
         self._open_ids: dict[Plane, int | None] = dict.fromkeys(Plane)
         self._num_met = [0] * num_ranks
         self._peer_rank = self._rank
-        self.tensor_parallel: TensorParallelVerbs = sockets.tensor_parallel
+        self.tensor_parallel = ArenaTensorParallel(self.arena, shard_bytes, self.traffic)
         sockets.watch(self._look)
 
     def wait_for_peers(self) -> None:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from enum import Enum
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from processes import context, load, run_on_ranks
 from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
-
 
 SPARE_BYTES = 4 << 20  # of an arena, for what tests reserve in it
 
@@ -65,15 +65,21 @@ def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, dead
     from loong.fabric.shared_memory import HostMemory
     from loong.fabric.symmetric import SIZES, SymmetricFabric
 
-    small = dict.fromkeys(SIZES, PipeSize(2, 4096))
+    make = partial(
+        SymmetricFabric,
+        sockets,
+        sizes=dict.fromkeys(SIZES, PipeSize(2, 4096)),
+        shard_bytes=4096,
+        spare_bytes=SPARE_BYTES,
+    )
     if carrier is Carrier.ARENAS:
-        return SymmetricFabric(sockets, HostMemory(), ThreadLane, sizes=small, spare_bytes=SPARE_BYTES)
+        return make(HostMemory(), ThreadLane)
     from loong.fabric.cuda_lanes import CudaLane
     from loong.fabric.cuda_memory import CudaMemory
 
     index = rank % torch.cuda.device_count()
     torch.set_default_device(f"cuda:{index}")
-    return SymmetricFabric(sockets, CudaMemory(index), CudaLane, sizes=small, spare_bytes=SPARE_BYTES)
+    return make(CudaMemory(index), CudaLane)
 
 
 def _call_in_world(

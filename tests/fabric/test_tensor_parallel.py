@@ -1,0 +1,46 @@
+"""Ranks of an instance sum and gather: bitwise what the definition gives, and the same on all."""
+
+from functools import reduce
+
+import pytest
+import torch
+from socket_worlds import Carrier, run_in_world
+
+from loong.fabric.protocol import Fabric
+from loong.fabric.world import World
+
+SHAPES = ((1, 1), (3, 5), (1, 4096), (37, 211), (2, 7000))  # beyond a program, a shard and an alignment
+DTYPES = (torch.float32, torch.float16)  # Triton's interpreter cannot round to bfloat16
+NUM_BATCHES = 3
+
+
+def shards(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Every rank's, which depends on its shape."""
+    generator = torch.Generator().manual_seed(shape[-1])
+    drawn = torch.randn(size, *shape, generator=generator, device="cpu").to(dtype)
+    return list(drawn.to(torch.get_default_device()))
+
+
+def differences(fabric: Fabric, instance_id: int, tp_rank: int) -> list[str]:
+    """What was not the definition's, in several batches with an odd number of calls."""
+    group, found = fabric.tensor_parallel, []
+    for batch_id in range(NUM_BATCHES):
+        with fabric.batch(batch_id, (instance_id,)):
+            for dtype in DTYPES:
+                for shape in SHAPES:
+                    parts = shards(group.size, shape, dtype)
+                    total = reduce(torch.add, [part.float() for part in parts])
+                    if not torch.equal(group.all_reduce(parts[tp_rank]), total.to(dtype)):
+                        found.append(f"sum of {shape} {dtype} in batch {batch_id}")
+                parts = shards(group.size, (7, 33), dtype)
+                if not torch.equal(group.all_gather(parts[tp_rank]), torch.cat(parts, dim=-1)):
+                    found.append(f"gather of {dtype} in batch {batch_id}")
+            group.all_reduce(parts[tp_rank])
+    return found
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 3])
+def test_sums_and_gathers_are_those_of_the_definition_whatever_their_size(
+    tp_size: int, carrier: Carrier
+) -> None:
+    assert run_in_world(differences, World(1, tp_size), carrier=carrier) == [[]] * tp_size
