@@ -18,10 +18,13 @@ from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.decode_lease import DecodeLease, ReportTokens
+from loong.worker.decode_state import BATCH_SIZES
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
+
+_SHORT_PROMPT = 17  # tokens
 
 
 @dataclass(slots=True)
@@ -80,7 +83,11 @@ class BatchRunner:
         )
         for length in self._backend.warm_up_lengths:
             if length <= self._pool.num_free:
-                self._prefill_zeros(length)
+                self._run_zeros([length], Transfer.KV)
+                self._run_zeros([length], Transfer.QUERY)
+        for size in BATCH_SIZES if self._backend.warm_up_lengths else ():
+            for num_decodes in {size, size - 1}:  # kernels differ by powers of two, and by multiples of 16
+                self._run_zeros([_SHORT_PROMPT, *[1] * num_decodes], Transfer.QUERY)
         if self._backend.takes_leases:
             exchange = self._backend.decode_exchange(self._fabric, self._instance_id, self._model.shard)
             steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
@@ -111,14 +118,24 @@ class BatchRunner:
                         return step + 1
         return plan.num_steps
 
-    def _prefill_zeros(self, length: int) -> None:
-        owner_id, positions, params = "warm-up", range(length), SamplingParams()
-        block = QueryBlock(owner_id, positions, self._instance_id, Transfer.KV)
-        segment = KVSegment(owner_id, positions, self._instance_id)
-        given = RequestInput(owner_id, [0] * length, length, 0, Placement(), params)
-        plan = BatchPlan(ESPGroup((self._instance_id,)), (block,), (segment,))
-        self._take_step(plan, {owner_id: _Progress(given, given.placement, [])})
-        self._pool.release(owner_id)
+    def _run_zeros(self, lengths: Sequence[int], transfer: Transfer) -> None:
+        """One step of prompts of these lengths; a prompt of one token is as a decode."""
+        if sum(lengths) > self._pool.num_free:
+            return
+        prompts = {f"warm-up-{number}": range(length) for number, length in enumerate(lengths)}
+        plan = BatchPlan(
+            ESPGroup((self._instance_id,)),
+            tuple(QueryBlock(i, positions, self._instance_id, transfer) for i, positions in prompts.items()),
+            tuple(KVSegment(i, positions, self._instance_id) for i, positions in prompts.items()),
+        )
+        params = SamplingParams()
+        given = (
+            RequestInput(i, [0] * len(positions), len(positions), 0, Placement(), params)
+            for i, positions in prompts.items()
+        )
+        self._take_step(plan, {item.request_id: _Progress(item, item.placement, []) for item in given})
+        for request_id in prompts:
+            self._pool.release(request_id)
 
     def _take_step(self, plan: BatchPlan, requests: dict[RequestId, _Progress]) -> tuple[ProducedToken, ...]:
         for segment in plan.writes:

@@ -4,6 +4,7 @@ from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
+import torch
 from bare_instance import Stop
 from bare_worlds import run_commands
 from families import write_tiny_model
@@ -13,7 +14,14 @@ from requests_for_tests import expected, greedy_request, random_prompt
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.plan import BatchPlan
 from loong.core.records import LiveRequest
+from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Channel
+from loong.fabric.world import World
+from loong.model.load import load_model
+from loong.model.tensor_parallel import SingleDevice
+from loong.worker.backend import CpuBackend
+from loong.worker.kv_pool import KVPool
+from loong.worker.runner import BatchRunner
 
 NUM_LAYERS, TOKEN_BYTES = 2, 2 * 2 * 8 * 4  # K and V of 2 heads of 8 numbers of 4 bytes
 GROUP = (2, 0, 3, 1)
@@ -90,3 +98,18 @@ def test_a_lease_ends_at_one_step_for_all_when_its_leader_says_so_or_nobody_is_l
         num_tokens = min(num_steps, live.request.sampling_params.max_tokens - 1)
         produced = [(step, token.token_id) for step, token in by_rank[instance_id][1].tokens]
         assert produced == list(enumerate(tokens[1 : 1 + num_tokens]))
+
+
+def test_warming_up_leaves_no_slot_taken(folder: Path, tmp_path: Path) -> None:
+    model = load_model(str(folder), "safetensors", None, 0, SingleDevice())
+    config, backend = model.shard.config, CpuBackend()
+    backend.warm_up_lengths = (5, 300, 301)  # of which the last is longer than the pool
+    pool = KVPool(
+        config.num_layers, config.num_kv_heads, config.head_dim, 300, torch.float32, torch.device("cpu")
+    )
+    fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
+    for layer in range(config.num_layers):
+        pool.layer(layer).fill_(torch.nan)
+    BatchRunner(0, model, pool, fabric, backend).warm_up()
+    assert pool.num_used == 0
+    assert not any(pool.layer(layer).isnan().any() for layer in range(config.num_layers))
