@@ -41,7 +41,7 @@ class CudaBackend:
         self.device = CudaDevice(index, dtype)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
-        self.warm_up_lengths = _WARM_UP_LENGTHS
+        self.warm_up_lengths: tuple[int, ...] = _WARM_UP_LENGTHS
         self._memory: torch.cuda._POOL_HANDLE | None = None  # of all graphs, which never run at once
 
     def connect(self, fabric: Fabric) -> Fabric:

@@ -7,20 +7,12 @@ import pytest
 from bare_instance import Outcome, Stop
 from bare_worlds import run_commands
 from families import write_tiny_model
-from plans import decode, prefill
-from requests_for_tests import expected, greedy_request, random_prompt
+from group_leases import NUM_TOKENS, PROMPTS, Lease, Story
+from requests_for_tests import expected
 
 from loong.core.events import ProducedToken
-from loong.core.instructions import ReleaseKV, RunBatch
-from loong.core.plan import BatchPlan
-from loong.core.records import LiveRequest
 from loong.core.request import FinishReason
 from loong.fabric.traffic import Channel
-
-PROMPTS = tuple(random_prompt(length, seed=length) for length in (14, 7, 20, 9))
-NUM_TOKENS = 14
-
-Commands = list[RunBatch | ReleaseKV]
 
 
 @pytest.fixture(scope="module")
@@ -32,44 +24,24 @@ def told(outcomes: Sequence[Outcome]) -> list[list[tuple[int, ProducedToken]]]:
     return [sorted(outcome.tokens, key=lambda told: (told[0], told[1].request_id)) for outcome in outcomes]
 
 
-def begun(folder: Path, group: tuple[int, ...], lengths: Sequence[int]) -> tuple[list[LiveRequest], Commands]:
-    """Requests of so many tokens, whose prompts the first command computes on a group."""
-    lives = [
-        LiveRequest(greedy_request(prompt, length, num_logprobs=None))
-        for prompt, length in zip(PROMPTS, lengths, strict=False)
-    ]
-    first = prefill([live.view() for live in lives], group)
-    commands: Commands = [RunBatch(0, first, tuple(live.input_for(first) for live in lives))]
-    for live in lives:
-        take_in(folder, live, first, 1)
-    return lives, commands
-
-
-def take_in(folder: Path, live: LiveRequest, plan: BatchPlan, num_steps: int) -> None:
-    """Let a request know of what a batch did, as an engine would tell."""
-    tokens, _ = expected(folder, live.request.prompt_token_ids, NUM_TOKENS)
-    done = len(live.output_token_ids)
-    live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
-    live.output_token_ids += tokens[done : done + num_steps]
-
-
 def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: Path) -> None:
     """A group grows, changes its order and its masters, and has members that are nobody's master."""
-    lives, commands = begun(folder, (0, 1), [NUM_TOKENS] * 4)
-    leases = [((1, 0), (0, 1, 0, 0), 4), ((0, 2, 1), (2, 2, 2, 2), 3), ((3, 1, 0, 2), (1, 3, 0, 3), 5)]
-    for group, masters, num_steps in leases:
-        by_request = {live.request.request_id: i for live, i in zip(lives, masters, strict=True)}
-        lease = decode([live.view() for live in lives], group, by_request, num_steps=num_steps)
-        inputs = tuple(live.input_for(lease) for live in lives)
-        commands.append(RunBatch(len(commands), lease, inputs))
-        for live in lives:
-            take_in(folder, live, lease, num_steps)
-    waiting, not_waiting = (run_commands(folder, 4, commands, takes_leases=way) for way in (False, True))
+    story = Story(folder, (0, 1), [NUM_TOKENS] * 4)
+    leases = [
+        Lease((1, 0), (0, 1, 0, 0), 4),
+        Lease((0, 2, 1), (2, 2, 2, 2), 3),
+        Lease((3, 1, 0, 2), (1, 3, 0, 3), 5),
+    ]
+    for lease in leases:
+        story.lease(lease)
+    waiting, not_waiting = (
+        run_commands(folder, 4, story.commands, takes_leases=way) for way in (False, True)
+    )
     for ours, theirs in zip(not_waiting, waiting, strict=True):
         assert told(ours) == told(theirs)
         assert [o.num_steps for o in ours] == [o.num_steps for o in theirs]
         assert [o.num_slots_used for o in ours] == [o.num_slots_used for o in theirs]
-    for live in lives:
+    for live in story.lives:
         name, tokens = live.request.request_id, live.output_token_ids
         produced = [
             t.token_id
@@ -80,7 +52,7 @@ def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: 
         ]
         assert produced == tokens
     edges = [outcome.traffic[Channel.CONTROL].messages for outcome in not_waiting[0][1:]]
-    assert edges == [(steps - 1) * (len(group) - 1) for group, _, steps in leases]  # none at the last edge
+    assert edges == [(lease.num_steps - 1) * (len(lease.group) - 1) for lease in leases]  # none at the last
 
 
 @pytest.mark.parametrize(
@@ -97,16 +69,14 @@ def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: 
 def test_all_members_end_at_one_step_which_the_leader_names_or_nobody_is_left(
     folder: Path, stop: Stop | None, num_steps: int
 ) -> None:
-    lives, commands = begun(folder, (0, 1, 2), (4, 9, 6))
-    by_request = {live.request.request_id: i for i, live in enumerate(lives)}
-    lease = decode([live.view() for live in lives], (2, 0, 1), by_request, num_steps=13)
-    commands.append(RunBatch(1, lease, tuple(live.input_for(lease) for live in lives)))
+    story = Story(folder, (0, 1, 2), (4, 9, 6))
+    story.lease(Lease((2, 0, 1), (0, 1, 2), 13))
     stops = {0: Stop(1), 1: Stop(1)}  # nobody asks them
     by_rank = run_commands(
-        folder, 3, commands, stops if stop is None else {**stops, 2: stop}, takes_leases=True
+        folder, 3, story.commands, stops if stop is None else {**stops, 2: stop}, takes_leases=True
     )
     assert [outcomes[1].num_steps for outcomes in by_rank] == [num_steps] * 3
-    for live, (_, outcome) in zip(lives, by_rank, strict=True):
+    for live, (_, outcome) in zip(story.lives, by_rank, strict=True):
         tokens, _ = expected(folder, live.request.prompt_token_ids, NUM_TOKENS)
         last = min(num_steps, live.request.sampling_params.max_tokens - 1)
         assert [(step, token.token_id) for step, token in outcome.tokens] == list(
@@ -118,15 +88,9 @@ def test_all_members_end_at_one_step_which_the_leader_names_or_nobody_is_left(
 
 def test_a_request_that_ends_by_a_token_ends_its_part_of_the_lease(folder: Path) -> None:
     tokens, _ = expected(folder, PROMPTS[0], NUM_TOKENS)
-    stopping = LiveRequest(
-        greedy_request(PROMPTS[0], NUM_TOKENS, num_logprobs=None, stop_token_ids=(tokens[3],))
-    )
-    first = prefill([stopping.view()], (0, 1))
-    commands: Commands = [RunBatch(0, first, (stopping.input_for(first),))]
-    take_in(folder, stopping, first, 1)
-    lease = decode([stopping.view()], (0, 1), {stopping.request.request_id: 1}, num_steps=9)
-    commands.append(RunBatch(1, lease, (stopping.input_for(lease),)))
-    by_rank = run_commands(folder, 2, commands, takes_leases=True)
+    story = Story(folder, (0, 1), (NUM_TOKENS,), stop_token_ids=(tokens[3],))
+    story.lease(Lease((0, 1), (1,), 9))
+    by_rank = run_commands(folder, 2, story.commands, takes_leases=True)
     num_steps = tokens.index(tokens[3])
     assert [outcomes[1].num_steps for outcomes in by_rank] == [num_steps] * 2
     assert [token.token_id for _, token in by_rank[1][1].tokens] == tokens[1 : 1 + num_steps]

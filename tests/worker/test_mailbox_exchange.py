@@ -7,13 +7,11 @@ from typing import cast
 import pytest
 from bare_instance import BareInstance, Outcome
 from families import write_tiny_model
-from plans import decode, prefill
-from requests_for_tests import expected, greedy_request, random_prompt
+from group_leases import NUM_TOKENS, Lease, Story
 from socket_worlds import Carrier, run_in_world
 
-from loong.core.instructions import RunBatch
+from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
-from loong.core.records import LiveRequest
 from loong.fabric.protocol import Fabric
 from loong.fabric.symmetric import SymmetricFabric
 from loong.fabric.traffic import Channel
@@ -32,8 +30,12 @@ class MailboxBackend(CpuBackend):
         return MailboxExchange(fabric.arena, shard, self.device)
 
 
-def run_commands(
-    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
+def run(
+    fabric: Fabric,
+    instance_id: InstanceId,
+    tp_rank: int,
+    folder: Path,
+    commands: Sequence[RunBatch | ReleaseKV],
 ) -> list[Outcome]:
     instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend(takes_leases=True))
     return [instance.carry_out(command) for command in commands]
@@ -45,26 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_groups_that_change_between_leases_give_the_tokens_of_transformers(folder: Path) -> None:
-    lives = [LiveRequest(greedy_request(random_prompt(n, seed=n), 9, num_logprobs=None)) for n in (9, 4)]
-    groups = [(0, 1), (1, 0), (2, 0, 1)]
-    commands: list[RunBatch] = []
-    for number, (group, masters) in enumerate(zip(groups, [(0, 0), (0, 1), (2, 2)], strict=True)):
-        views, num_steps = [live.view() for live in lives], min(2, 1 + number)
-        by_request = {live.request.request_id: i for live, i in zip(lives, masters, strict=True)}
-        plan = decode(views, group, by_request, num_steps=num_steps) if number else prefill(views, group)
-        commands.append(RunBatch(number, plan, tuple(live.input_for(plan) for live in lives)))
-        for live in lives:
-            live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
-            done = len(live.output_token_ids)
-            live.output_token_ids += expected(folder, live.request.prompt_token_ids, 9)[0][
-                done : done + num_steps
-            ]
-    by_rank = cast(
-        "list[list[Outcome]]",
-        run_in_world(run_commands, World(3, 1), folder, commands, carrier=Carrier.ARENAS),
-    )
+    story = Story(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))
+    for lease in (Lease((1, 0), (0, 1), 2), Lease((2, 0, 1), (2, 2), 2)):
+        story.lease(lease)
+    world, carrier = World(3, 1), Carrier.ARENAS
+    by_rank = cast("list[list[Outcome]]", run_in_world(run, world, folder, story.commands, carrier=carrier))
     told = [token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens]
-    for live in lives:
+    for live in story.lives:
         name = live.request.request_id
         assert [token.token_id for token in told if token.request_id == name] == live.output_token_ids
     traffic = [outcome.traffic[Channel.QUERIES] for outcomes in by_rank for outcome in outcomes]

@@ -1,0 +1,56 @@
+"""Leases of groups that change, as commands for instances without an engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from plans import decode, prefill
+from requests_for_tests import expected, greedy_request, random_prompt
+
+from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan
+from loong.core.records import LiveRequest
+
+PROMPTS = tuple(random_prompt(length, seed=length) for length in (14, 7, 20, 9))
+NUM_TOKENS = 20  # of each request, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A group, the master of each request, and how many steps it takes."""
+
+    group: tuple[InstanceId, ...]
+    masters: tuple[InstanceId, ...]
+    num_steps: int
+
+
+class Story:
+    """Greedy requests, and what is told to do about them, as an engine would that knows their tokens."""
+
+    def __init__(
+        self, folder: Path, group: tuple[InstanceId, ...], lengths: Sequence[int], **params: object
+    ) -> None:
+        """Begin with the prompts of requests of so many tokens, computed on a group."""
+        self._folder = folder
+        self.lives = [
+            LiveRequest(greedy_request(prompt, length, num_logprobs=None, **params))
+            for prompt, length in zip(PROMPTS, lengths, strict=False)
+        ]
+        self.commands: list[RunBatch | ReleaseKV] = []
+        self._tell(prefill([live.view() for live in self.lives], group), 1)
+
+    def lease(self, lease: Lease) -> None:
+        """Go on with a lease, which takes all its steps."""
+        masters = {live.request.request_id: i for live, i in zip(self.lives, lease.masters, strict=True)}
+        views = [live.view() for live in self.lives]
+        self._tell(decode(views, lease.group, masters, num_steps=lease.num_steps), lease.num_steps)
+
+    def _tell(self, plan: BatchPlan, num_steps: int) -> None:
+        inputs = tuple(live.input_for(plan) for live in self.lives)
+        self.commands.append(RunBatch(len(self.commands), plan, inputs))
+        for live in self.lives:
+            tokens, _ = expected(self._folder, live.request.prompt_token_ids, NUM_TOKENS)
+            done = len(live.output_token_ids)
+            live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
+            live.output_token_ids += tokens[done : done + num_steps]
