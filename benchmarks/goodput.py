@@ -27,7 +27,7 @@ from loong.model.shapes import find_config
 from loong.scheduler.policy import POLICIES
 from loong.workloads.report import table
 from loong.workloads.slo import parse_slo
-from loong.workloads.workload import own_pace
+from loong.workloads.workload import pace_of
 
 MODELS = ("llama-3.1-8b", "lwm-1m")
 WORKLOADS = ("sharegpt", "leval", "lveval", "mixed", "zipf1.0", "zipf1.2", "zipf1.4", "victim-attacker")
@@ -67,7 +67,7 @@ class Setting:
             rates=(),
             hardware=Hardware(shape_of(find_config(cell.model, "dummy")), self.device, self.num_instances),
             load=LoadConfig(
-                cell.workload, self.seed, duration=duration, burstiness=own_pace(cell.workload)[1]
+                cell.workload, self.seed, duration=duration, burstiness=pace_of(cell.workload).burstiness
             ),
             precision=self.precision,
         )

@@ -12,9 +12,9 @@ from loong.core.errors import ConfigError
 from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig, Server
 from loong.launcher.bench_policies import servers_by_policy
 from loong.launcher.embedded import ServerConfig
-from loong.launcher.flags import ratio
+from loong.launcher.flags import add_workload_flags, ratio
 from loong.workloads.slo import NAMED_RULES, SLORule, parse_slo
-from loong.workloads.workload import WORKLOADS, own_pace
+from loong.workloads.workload import pace_of
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -30,6 +30,8 @@ EXAMPLES = """examples:
   loong bench --num-instances 2 --policy esp,tp --length-scale 1/64   (tp: the same processes, one instance)
   loong bench --base-url http://localhost:8000 --workload sharegpt --goodput ttft:2000 tpot:50
   loong bench --workload leval --max-concurrency 8 --num-instances 8 --model ./my-model
+  loong bench --workload '0.7*sharegpt+0.3*lveval@gamma(2,0.5)' --length-scale 1/64
+  loong bench --workload trace:azure.csv@replay(2) --length-scale 1/64
 """
 
 
@@ -74,19 +76,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_load_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--workload", choices=tuple(WORKLOADS), default="mixed", help="(default: mixed)")
+    add_workload_flags(group)
     group.add_argument("--num-requests", type=int, default=100, help="(default: 100)")
     group.add_argument(
         "--request-rate", type=float, help="requests per second (default: inf, or the workload's own pace)"
     )
-    group.add_argument(
-        "--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf is constant (default: 1)"
-    )
     group.add_argument("--max-concurrency", type=int, metavar="N", help="at most N requests in flight")
-    group.add_argument("--seed", type=int, default=0, help="same seed, same requests (default: 0)")
-    group.add_argument(
-        "--length-scale", type=ratio, default=1.0, metavar="X", help="multiply lengths, such as 1/64"
-    )
     group.add_argument("--num-warmups", type=int, default=4, help="requests before the clock (default: 4)")
     group.add_argument(
         "--vocab-size",
@@ -150,15 +145,13 @@ def _servers(args: argparse.Namespace) -> Mapping[str, Server]:
 
 
 def _load_config(args: argparse.Namespace) -> LoadConfig:
-    own_rate, own_burstiness = own_pace(args.workload)
-    if args.request_rate is not None:
-        own_rate, own_burstiness = args.request_rate, 1.0
+    pace = pace_of(args.workload, args.request_rate, args.burstiness)
     return LoadConfig(
         workload=args.workload,
         num_requests=args.num_requests,
-        request_rate=own_rate,
-        burstiness=own_burstiness if args.burstiness is None else args.burstiness,
-        max_concurrency=args.max_concurrency,
+        request_rate=pace.request_rate,
+        burstiness=pace.burstiness,
+        max_concurrency=pace.max_concurrency if args.max_concurrency is None else args.max_concurrency,
         seed=args.seed,
         length_scale=args.length_scale,
         num_warmups=args.num_warmups,

@@ -12,12 +12,15 @@ from loong.workloads.slo import SLORule
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """What is sent. `request_rate` is in requests a second, `request_timeout` in seconds."""
+    """What is sent. `request_rate` is in requests a second, `request_timeout` in seconds.
+
+    `burstiness` is None where a trace is replayed, at this mean rate.
+    """
 
     workload: str
     num_requests: int
     request_rate: float
-    burstiness: float
+    burstiness: float | None
     max_concurrency: int | None
     seed: int
     length_scale: float

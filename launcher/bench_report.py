@@ -19,6 +19,7 @@ from loong.workloads.metrics import Metrics
 from loong.workloads.plot import is_available, plot_timelines
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.result import JSON, result_json
+from loong.workloads.workload import origin_of
 
 SUMMARY_KEYS = (
     "completed",
@@ -63,14 +64,15 @@ class PolicyRun:
 
 
 def print_workload(load: LoadConfig) -> None:
-    """Print what is sent; it says that lengths are drawn and not read from a data set."""
+    """Print what is sent; it says whether lengths are drawn or read from a file."""
     pace = "all at once"
     if load.request_rate < math.inf:
-        pace = f"at {load.request_rate:g} req/s (burstiness {load.burstiness:g})"
+        spread = "replayed" if load.burstiness is None else f"burstiness {load.burstiness:g}"
+        pace = f"at {load.request_rate:g} req/s ({spread})"
     if load.max_concurrency is not None:
         pace += f", at most {load.max_concurrency} in flight"
     print(
-        f"Workload: {load.workload} (lengths from built-in distributions, scale {load.length_scale:g}), "
+        f"Workload: {load.workload} ({origin_of(load.workload)}, scale {load.length_scale:g}), "
         f"{load.num_requests} requests {pace}, seed {load.seed}\n"
     )
 

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from fractions import Fraction
 
+from loong.workloads.spec import usage
+
 _FACTORS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 
 
@@ -58,6 +60,24 @@ def share(text: str) -> float:
     if value > 1:
         raise argparse.ArgumentTypeError(f"{text!r} is above 1")
     return value
+
+
+def add_workload_flags(group: argparse._ArgumentGroup) -> None:
+    """Which requests are sent: the flags that all commands share."""
+    group.add_argument(
+        "--workload",
+        default="mixed",
+        metavar="SPEC",
+        help=f"{usage()}, or a mix such as 0.7*sharegpt+0.3*leval; with @poisson(2), @gamma(2,0.5), "
+        "@constant(2), @closed(8) or @replay(2) behind it if it has a pace (%(default)s)",
+    )
+    group.add_argument(
+        "--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf is constant (1)"
+    )
+    group.add_argument("--seed", type=int, default=0, help="same seed, same requests (%(default)s)")
+    group.add_argument(
+        "--length-scale", type=ratio, default=1.0, metavar="X", help="multiply lengths, such as 1/64"
+    )
 
 
 def or_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:

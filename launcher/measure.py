@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 
 from tqdm import tqdm
 
@@ -18,10 +20,11 @@ from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.scrape import Scraper
 from loong.workloads.slo import LimitsOf
 from loong.workloads.timeline import Timeline
-from loong.workloads.workload import make_workload
+from loong.workloads.workload import endless_workload
 
 PROBES_PER_LENGTH = 2
-FIRST_PROBE_SEED = 2**63  # workloads draw theirs below, so no probe's prompt is cached
+FIRST_PROBE_SEED = 2**63  # workloads have theirs below, so no probe's prompt is cached
+FIRST_WARM_UP_SEED = 2**64  # added to a workload's, so that no measured prompt is cached either
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,13 @@ def _check_lengths(requests: Sequence[WorkloadRequest], max_model_len: int | Non
 async def _warm_up(target: Target, load: LoadConfig) -> None:
     if load.num_warmups == 0:
         return
-    requests = make_workload(
-        load.workload, load.num_warmups, seed=load.seed + 1, length_scale=load.length_scale
+    drawn = endless_workload(
+        load.workload, seed=load.seed + 1, request_rate=inf, burstiness=1.0, length_scale=load.length_scale
     )
+    requests = [
+        WorkloadRequest(0.0, request.shape.reseeded(FIRST_WARM_UP_SEED))
+        for request in islice(drawn, load.num_warmups)
+    ]
     _check_all_completed("warm-up", await run_load(target, requests, max_concurrency=load.max_concurrency))
 
 

@@ -190,14 +190,15 @@ class _Answer:
 
 
 def _encode(target: Target, request: WorkloadRequest) -> bytes:
-    return msgspec.json.encode(
-        {
-            "model": target.model,
-            "prompt": request.prompt_token_ids(target.vocab_size),
-            "max_tokens": request.num_output_tokens,
-            "ignore_eos": True,
-            "temperature": 0.0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
+    body = {
+        "model": target.model,
+        "prompt": request.prompt_token_ids(target.vocab_size),
+        "max_tokens": request.num_output_tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.shape.user:
+        body["user"] = request.shape.user
+    return msgspec.json.encode(body)

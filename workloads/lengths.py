@@ -30,6 +30,22 @@ def log_uniform(rng: np.random.Generator, size: int, *, low: int, high: int) -> 
     return np.clip(np.rint(drawn).astype(np.int64), low, high)
 
 
+def uniform(rng: np.random.Generator, size: int, *, low: int, high: int) -> Lengths:
+    """Draw `size` lengths in [low, high], all equally likely."""
+    return rng.integers(low, high, size, endpoint=True)
+
+
+def beta(rng: np.random.Generator, size: int, *, low: int, high: int, mean: float, sd: float) -> Lengths:
+    """Draw `size` lengths of the beta distribution on [low, high] that has this mean and standard deviation.
+
+    There is one wherever sd^2 < (mean - low) * (high - mean), which is checked where the numbers come from.
+    """
+    middle, variance = (mean - low) / (high - low), (sd / (high - low)) ** 2
+    concentration = middle * (1 - middle) / variance - 1
+    drawn = rng.beta(middle * concentration, (1 - middle) * concentration, size)
+    return np.rint(low + drawn * (high - low)).astype(np.int64)
+
+
 def zipf(rng: np.random.Generator, size: int, *, alpha: float, offset: float, low: int, high: int) -> Lengths:
     """Draw `size` lengths in [low, high], length x with weight 1 / (x + offset)^alpha."""
     lengths = np.arange(low, high + 1, dtype=np.int64)

@@ -27,20 +27,30 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """The prompt and the length of the answer of one request: what a workload draws."""
+    """The prompt and the length of the answer of one request: what a workload draws.
+
+    `user` is whom the request is for, as in the OpenAI API; "" is nobody by name.
+    """
 
     prompt: tuple[TokenRun, ...]
     num_output_tokens: int
+    user: str = ""
 
     def scaled(self, length_scale: float) -> "RequestShape":
-        """Return the shape with every length multiplied, and none below the least that can be measured."""
+        """Return the shape with every length multiplied, but cut no further than what can be measured."""
         return RequestShape(
             tuple(
-                TokenRun(run.seed, max(MIN_PROMPT_TOKENS, round(run.num_tokens * length_scale)))
+                TokenRun(run.seed, _scaled(run.num_tokens, length_scale, MIN_PROMPT_TOKENS))
                 for run in self.prompt
             ),
-            max(MIN_OUTPUT_TOKENS, round(self.num_output_tokens * length_scale)),
+            _scaled(self.num_output_tokens, length_scale, MIN_OUTPUT_TOKENS),
+            self.user,
         )
+
+    def reseeded(self, offset: int) -> "RequestShape":
+        """Return the shape with `offset` added to every seed: other tokens, shared as before."""
+        runs = tuple(TokenRun(run.seed + offset, run.num_tokens) for run in self.prompt)
+        return RequestShape(runs, self.num_output_tokens, self.user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +73,7 @@ class WorkloadRequest:
     def prompt_token_ids(self, vocab_size: int) -> list[int]:
         """Return the prompt, each id in `range(vocab_size)`."""
         return [token_id for run in self.shape.prompt for token_id in run.token_ids(vocab_size)]
+
+
+def _scaled(num_tokens: int, length_scale: float, least: int) -> int:
+    return max(min(least, num_tokens), round(num_tokens * length_scale))

@@ -1,123 +1,39 @@
-"""Named workloads: which lengths, which shared documents, which pace.
+"""Requests of a workload: which ones, and when they are due."""
 
-Published facts are the ranges; the shapes inside them, where no data set is read, are stated fits.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
+from math import inf
 
 import numpy as np
 
 from loong.core.errors import ConfigError
-from loong.workloads import lengths
-from loong.workloads.arrivals import arrival_times
-from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
-
-ShapeSource = Callable[[np.random.Generator, int], list[RequestShape]]
-
-MAX_SHAREGPT_PROMPT = 2_300
-LEVAL_QUESTIONS_PER_DOCUMENT = 4
-LEVAL_QUESTION_TOKENS = 64
-VICTIMS_PER_SECOND = 10.0
-REQUESTS_PER_ATTACKER = 300
-FIRST_ATTACKER = 5
-MIXED_TOGETHER = 12  # so many requests in a row have as many of each kind
-SHAPES_AT_ONCE = 300  # a multiple of all of the above, so that blocks drawn one by one join without a seam
+from loong.workloads.arrivals import AT_ONCE, Arrivals, Closed, Paced, Replay, arrival_times, at_rate
+from loong.workloads.data_file import DataFile
+from loong.workloads.named import OWN_PACES
+from loong.workloads.request import WorkloadRequest
+from loong.workloads.spec import Workload, parse_workload
 
 
-def sharegpt(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Chats: 4 to 2,300 tokens in, at most 1,000 out (LoongServe's range).
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Requests per second, infinite if all are sent at once, and how many are in flight at most.
 
-    Log-normal fits whose means are those the vLLM paper gives for ShareGPT: 161 in and 338 out.
+    `burstiness` is None where a trace is replayed: the rate is then its mean.
     """
-    prompts = lengths.log_normal(rng, num_requests, median=75, sigma=1.3, low=4, high=MAX_SHAREGPT_PROMPT)
-    return _private_prompts(rng, prompts, _chat_outputs(rng, num_requests))
 
-
-def leval(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Questions on documents: 2,700 to 210,500 tokens in, tens to hundreds out (L-Eval, LoongServe's range).
-
-    L-Eval asks some 2,000 questions on 508 documents, so four requests in a row share a document and
-    differ in the question at its end. Log-normal around 12,000 tokens, our choice.
-    """
-    num_documents = -(-num_requests // LEVAL_QUESTIONS_PER_DOCUMENT)
-    totals = lengths.log_normal(rng, num_documents, median=12_000, sigma=0.9, low=2_700, high=210_500)
-    documents = [TokenRun(_seed(rng), int(total) - LEVAL_QUESTION_TOKENS) for total in totals]
-    outputs = lengths.log_uniform(rng, num_requests, low=20, high=500)
-    return [
-        RequestShape(
-            (
-                documents[index // LEVAL_QUESTIONS_PER_DOCUMENT],
-                TokenRun(_seed(rng), LEVAL_QUESTION_TOKENS),
-            ),
-            int(output),
-        )
-        for index, output in enumerate(outputs)
-    ]
-
-
-def lveval(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Very long documents: 15,100 to 497,300 tokens in, tens out (LV-Eval, LoongServe's range).
-
-    LV-Eval has five levels, each twice as long as the one before, equally many of each: log-uniform.
-    """
-    prompts = lengths.log_uniform(rng, num_requests, low=15_100, high=497_300)
-    return _private_prompts(rng, prompts, lengths.log_uniform(rng, num_requests, low=10, high=100))
-
-
-def mixed(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """One third each of sharegpt, leval and lveval, in random order: four of each in every twelve."""
-    in_turn = np.tile(np.arange(MIXED_TOGETHER) % 3, (-(-num_requests // MIXED_TOGETHER), 1))
-    kinds = rng.permuted(in_turn, axis=1).ravel()[:num_requests]
-    sources = [
-        iter(source(rng, int((kinds == kind).sum()))) for kind, source in enumerate((sharegpt, leval, lveval))
-    ]
-    return [next(sources[kind]) for kind in kinds]
-
-
-def zipf(rng: np.random.Generator, num_requests: int, *, alpha: float) -> list[RequestShape]:
-    """10 to 200,000 tokens in, weight 1 / x^alpha: LoongServe's static-versus-elastic ablation.
-
-    It fills each length with the data-set request nearest to it; likewise, prompts up to ShareGPT's longest
-    get a chat's output here, and longer ones a document question's.
-    """
-    prompts = lengths.zipf(rng, num_requests, alpha=alpha, offset=0.0, low=10, high=200_000)
-    chats = _chat_outputs(rng, num_requests)
-    questions = lengths.log_uniform(rng, num_requests, low=20, high=500)
-    return _private_prompts(rng, prompts, np.where(prompts <= MAX_SHAREGPT_PROMPT, chats, questions))
-
-
-def victim_attacker(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Prompts of 512 tokens with one of 500,000 in every three hundred; 128 tokens out.
-
-    At this workload's own pace of ten requests a second, a long prompt comes every thirty seconds, the first
-    after half a second.
-    """
-    is_attacker = np.arange(num_requests) % REQUESTS_PER_ATTACKER == FIRST_ATTACKER
-    prompts = np.where(is_attacker, 500_000, 512)
-    return _private_prompts(rng, prompts, np.full(num_requests, 128))
-
-
-WORKLOADS: Mapping[str, ShapeSource] = {
-    "sharegpt": sharegpt,
-    "leval": leval,
-    "lveval": lveval,
-    "mixed": mixed,
-    "zipf1.0": partial(zipf, alpha=1.0),
-    "zipf1.2": partial(zipf, alpha=1.2),
-    "zipf1.4": partial(zipf, alpha=1.4),
-    "victim-attacker": victim_attacker,
-}
+    request_rate: float
+    burstiness: float | None
+    max_concurrency: int | None = None
 
 
 def make_workload(
-    name: str,
+    text: str,
     num_requests: int,
     *,
     seed: int,
-    request_rate: float = float("inf"),
-    burstiness: float = 1.0,
+    request_rate: float | None = None,
+    burstiness: float | None = None,
     length_scale: float = 1.0,
 ) -> list[WorkloadRequest]:
     """Return the same requests for the same arguments, by arrival time; of more, the first ones are the same.
@@ -125,65 +41,103 @@ def make_workload(
     Lengths and arrivals come from separate streams: another rate leaves the prompts as they are.
 
     Raises:
-        ConfigError: an unknown name, or a number out of range.
+        ConfigError: a spec that is wrong, a number out of range, or a file with fewer requests.
     """
     if num_requests < 1:
         raise ConfigError(f"--num-requests {num_requests} is not at least 1")
-    requests = endless_workload(
-        name, seed=seed, request_rate=request_rate, burstiness=burstiness, length_scale=length_scale
+    requests = list(
+        islice(
+            endless_workload(
+                text, seed=seed, request_rate=request_rate, burstiness=burstiness, length_scale=length_scale
+            ),
+            num_requests,
+        )
     )
-    return list(islice(requests, num_requests))
+    if len(requests) < num_requests:
+        raise ConfigError(f"--num-requests {num_requests} is more than the {len(requests)} that {text} has")
+    return requests
 
 
 def endless_workload(
-    name: str,
+    text: str,
     *,
     seed: int,
-    request_rate: float = float("inf"),
-    burstiness: float = 1.0,
+    request_rate: float | None = None,
+    burstiness: float | None = None,
     length_scale: float = 1.0,
 ) -> Iterator[WorkloadRequest]:
-    """Return the requests of `make_workload`, one after the other without end.
+    """Return the requests of `make_workload`, one after the other: without end, or to the end of a file.
+
+    `request_rate` and `burstiness` win over what the spec says. A replay at another rate alone is the same
+    trace at another speed.
 
     Raises:
-        ConfigError: an unknown name, or a number out of range.
+        ConfigError: a spec that is wrong, or a number out of range.
     """
-    if name not in WORKLOADS:
-        raise ConfigError(f"--workload {name!r} is unknown; choose from {', '.join(WORKLOADS)}")
     if not 0 < length_scale <= 1:
         raise ConfigError(f"--length-scale {length_scale:g} is not above 0 and at most 1; try 1/64")
+    workload = parse_workload(text)
+    arrivals = _arrivals(workload, request_rate, burstiness)
     shape_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
-    times = arrival_times(np.random.default_rng(arrival_seed), request_rate, burstiness)
-    shapes = _endless_shapes(WORKLOADS[name], shape_seed)
-    return (WorkloadRequest(time, next(shapes).scaled(length_scale)) for time in times)
+    requests = _requests(workload, arrivals, shape_seed, np.random.default_rng(arrival_seed))
+    return (replace(request, shape=request.shape.scaled(length_scale)) for request in requests)
 
 
-def _endless_shapes(source: ShapeSource, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
-    """Blocks of one size, each of a stream of its own: the first are the same however many are asked for."""
-    while True:
-        [block_seed] = seed.spawn(1)
-        yield from source(np.random.default_rng(block_seed), SHAPES_AT_ONCE)
+def pace_of(text: str, request_rate: float | None = None, burstiness: float | None = None) -> Pace:
+    """Return the pace of `endless_workload` of these arguments, which stays the same with it as arguments.
+
+    Raises:
+        ConfigError: a spec that is wrong, a number out of range, or a file that cannot be read.
+    """
+    workload = parse_workload(text)
+    arrivals = _arrivals(workload, request_rate, burstiness)
+    match arrivals:
+        case Paced():
+            return Pace(arrivals.rate, arrivals.burstiness)
+        case Closed():
+            return Pace(AT_ONCE.rate, AT_ONCE.burstiness, arrivals.concurrency)
+        case Replay():
+            return Pace(_recorded_rate(workload) * arrivals.speedup, None)
 
 
-def own_pace(name: str) -> tuple[float, float]:
-    """Return the (request rate, burstiness) a workload has by itself; all at once if it has none."""
-    if name == "victim-attacker":
-        return VICTIMS_PER_SECOND, float("inf")
-    return float("inf"), 1.0
+def origin_of(text: str) -> str:
+    """Return where the lengths of a workload come from, for a report."""
+    files = ", ".join(str(path) for path in parse_workload(text).files)
+    return f"lengths from {files or 'built-in distributions'}"
 
 
-def _chat_outputs(rng: np.random.Generator, num_requests: int) -> lengths.Lengths:
-    return lengths.log_normal(rng, num_requests, median=325, sigma=1.0, low=2, high=1_000)
+def _arrivals(workload: Workload, request_rate: float | None, burstiness: float | None) -> Arrivals:
+    own = _own_arrivals(workload)
+    if isinstance(own, Replay) and request_rate is not None and burstiness is None:
+        speedup = request_rate / _recorded_rate(workload)
+        if 0 < speedup < inf:
+            return Replay(speedup)
+    if workload.arrivals is None and request_rate is not None:
+        own = AT_ONCE  # a named pace is of a rate: at another, only what is asked for holds
+    return at_rate(own, request_rate, burstiness)
 
 
-def _private_prompts(
-    rng: np.random.Generator, prompts: lengths.Lengths, outputs: lengths.Lengths
-) -> list[RequestShape]:
-    return [
-        RequestShape((TokenRun(_seed(rng), int(prompt)),), int(output))
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]
+def _own_arrivals(workload: Workload) -> Arrivals:
+    """As in the spec, at a named workload's pace, or as recorded; what has none of these arrives at once."""
+    if workload.arrivals is not None:
+        return workload.arrivals
+    if isinstance(workload.source, DataFile):
+        return Replay() if workload.source.recording().times else AT_ONCE
+    return OWN_PACES.get(str(workload.source), AT_ONCE)
 
 
-def _seed(rng: np.random.Generator) -> int:
-    return int(rng.integers(2**63))
+def _recorded_rate(workload: Workload) -> float:
+    assert isinstance(workload.source, DataFile)
+    return workload.source.recording().mean_rate
+
+
+def _requests(
+    workload: Workload, arrivals: Arrivals, shape_seed: np.random.SeedSequence, rng: np.random.Generator
+) -> Iterator[WorkloadRequest]:
+    if isinstance(arrivals, Replay):
+        assert isinstance(workload.source, DataFile)
+        return workload.source.replayed(shape_seed, arrivals.speedup)
+    pace = arrivals if isinstance(arrivals, Paced) else AT_ONCE
+    shapes = workload.source.shapes(shape_seed)
+    times = arrival_times(rng, pace.rate, pace.burstiness)
+    return (WorkloadRequest(time, shape) for shape, time in zip(shapes, times, strict=False))

@@ -22,7 +22,7 @@ from loong.launcher.simulate.flags import (
 )
 from loong.model.shapes import find_config
 from loong.workloads.slo import SLORule, parse_slo
-from loong.workloads.workload import own_pace
+from loong.workloads.workload import pace_of
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -32,6 +32,7 @@ examples:
   loong simulate --workload mixed --rate 0.5 --policy esp,tp --output-dir report
   loong simulate --workload sharegpt --rate 20:200:20 --policy esp,replicas --jobs 2
   loong simulate --workload lveval --model lwm-1m --goodput --slo tight --slo loongserve-12
+  loong simulate --workload trace:azure.csv@replay(2) --policy esp,replicas
   loong simulate --replay events.jsonl   (of `loong serve --event-log events.jsonl`)
 """
 
@@ -65,16 +66,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> SimulateConfig:
-    own_rate, own_burstiness = own_pace(args.workload)
-    has_pace = args.rate is None and args.goodput is None
-    if has_pace and own_rate == inf:
-        raise ConfigError(f"--workload {args.workload} has no pace of its own; give --rate or --goodput")
-    burstiness = own_burstiness if args.rate is None else 1.0
+    rates = parse_rates(args.rate) if args.rate else ()
+    pace = pace_of(args.workload, max(rates, default=None), args.burstiness)
+    if pace.max_concurrency is not None:
+        raise ConfigError(
+            f"--workload {args.workload} waits for answers, and here requests come by the clock; give --rate"
+        )
+    if not rates and args.goodput is None:
+        if pace.request_rate == inf:
+            raise ConfigError(f"--workload {args.workload} has no pace of its own; give --rate or --goodput")
+        rates = (pace.request_rate,)
     config = SimulateConfig(
         model=args.model,
         policies=_policies(args.policy),
         rules=tuple(_rule(text, args.slo_scale) for text in args.slo or [DEFAULT_SLO]),
-        rates=(own_rate,) if has_pace else parse_rates(args.rate) if args.rate else (),
+        rates=rates,
         hardware=Hardware(
             shape_of(find_config(args.model, "dummy")),
             args.device,
@@ -88,7 +94,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
             args.seed,
             args.num_requests,
             args.duration,
-            burstiness if args.burstiness is None else args.burstiness,
+            pace.burstiness,
             args.length_scale,
         ),
         precision=args.goodput,
@@ -120,4 +126,7 @@ def _check(config: SimulateConfig) -> None:
     """Raise `ConfigError` now for what would fail later."""
     for policy in config.policies:
         config.hardware.cluster(policy)
-    config.load.at(max(config.rates, default=1.0))
+    load, num_requests = config.load, config.load.num_requests
+    num_sent = len(load.at(max(config.rates, default=1.0)).measured)
+    if num_requests is not None and num_sent < num_requests:
+        raise ConfigError(f"--num-requests {num_requests} is more than the {num_sent} of {load.workload}")

@@ -30,14 +30,16 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
     """What is sent, but for its rate. Measured are `num_requests` and nothing is sent after them, or (None)
-    what arrives in `duration` seconds, at least `MIN_REQUESTS`, and the load goes on.
+    what arrives in `duration` seconds, at least `MIN_REQUESTS`, and the load goes on; of a file, what it has.
+
+    `burstiness` None is what the workload says, and 1 if it says nothing.
     """
 
     workload: str
     seed: int = 0
     num_requests: int | None = None
     duration: float = DEFAULT_DURATION
-    burstiness: float = 1.0
+    burstiness: float | None = None
     length_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -56,9 +58,11 @@ class LoadConfig:
         if self.num_requests is not None:
             return Load(tuple(islice(requests, self.num_requests)))
         measured: list[WorkloadRequest] = []
-        while (request := next(requests)).arrival_time < self.duration or len(measured) < MIN_REQUESTS:
+        for request in requests:
+            if request.arrival_time >= self.duration and len(measured) >= MIN_REQUESTS:
+                return Load(measured, chain((request,), requests))
             measured.append(request)
-        return Load(measured, chain((request,), requests))
+        return Load(measured)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,11 @@
 import argparse
 from pathlib import Path
 
-from loong.launcher.flags import positive, ratio, seconds, token_count
+from loong.launcher.flags import add_workload_flags, positive, ratio, seconds, token_count
 from loong.launcher.simulate.config import DEFAULT_DURATION
 from loong.model.shapes import SHAPES
 from loong.scheduler.roofline import DEVICES
 from loong.workloads.slo import NAMED_RULES
-from loong.workloads.workload import WORKLOADS
 
 DEFAULT_SLO = "tight"
 DEFAULT_PRECISION = 0.05
@@ -55,9 +54,7 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
 
 def add_load_flags(group: argparse._ArgumentGroup) -> None:
     """What is sent."""
-    group.add_argument(
-        "--workload", default="mixed", metavar="NAME", help=f"{', '.join(WORKLOADS)} (%(default)s)"
-    )
+    add_workload_flags(group)
     group.add_argument(
         "--rate",
         "--request-rate",
@@ -72,11 +69,6 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         default=DEFAULT_DURATION,
         metavar="S",
         help="measure what arrives in this time, at least 200 requests, and send more behind (%(default)g)",
-    )
-    group.add_argument("--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf constant")
-    group.add_argument("--seed", type=int, default=0, help="same seed, same requests (%(default)s)")
-    group.add_argument(
-        "--length-scale", type=ratio, default=1.0, metavar="X", help="multiply lengths, such as 1/64"
     )
 
 

@@ -181,5 +181,5 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"--output-dir {folder} cannot be made: {error}") from error
 
 
-def _number(value: float) -> JSON:
+def _number(value: float | None) -> JSON:
     return "inf" if value == inf else value

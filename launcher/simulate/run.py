@@ -104,6 +104,7 @@ def request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Reque
         SamplingParams(max_tokens=sent.num_output_tokens),
         sent.arrival_time,
         SLO(limits.ttft, limits.tpot),
+        sent.shape.user,
     )
 
 

@@ -8,6 +8,7 @@ from loong.launcher.simulate.search import Goodput
 from loong.workloads.counters import ServerCounters
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run, table
 from loong.workloads.slo import SLORule
+from loong.workloads.workload import origin_of
 
 NOT_SIMULATED = "-"
 
@@ -26,7 +27,7 @@ def heading(config: SimulateConfig) -> str:
     return (
         f"Simulated: {config.model} on {hardware.num_instances} instances of {hardware.tp_size} x "
         f"{hardware.device}; {origin}\n"
-        f"Workload: {load.workload} (lengths from built-in distributions, scale {load.length_scale:g}), "
+        f"Workload: {load.workload} ({origin_of(load.workload)}, scale {load.length_scale:g}), "
         f"{count}, seed {load.seed}\n"
     )
 

@@ -70,7 +70,7 @@ def test_a_workload_with_a_pace_of_its_own_needs_no_rate(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--rate", "1", "--workload", "nonsense"], "--workload 'nonsense'"),
+        (["--rate", "1", "--workload", "nonsense"], "workload 'nonsense', character 1"),
         (["--rate", "1", "--policy", "nonsense"], "--policy 'nonsense'"),
         (["--rate", "1", "--policy", "tp,tp"], "names a policy twice"),
         (["--rate", "1", "--device", "nonsense"], "--device 'nonsense'"),

@@ -1,0 +1,69 @@
+"""Requests of a file: a published trace or data set, or one of our own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loong.core.errors import ConfigError
+from loong.workloads.datasets.read import read_recording
+from loong.workloads.datasets.recording import Recording
+from loong.workloads.request import RequestShape, WorkloadRequest
+
+FORBIDDEN = "'\n"  # in a path, as a spec has no way to write them
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file, by its path as written. It is read when its requests are asked for."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        if not self.path or any(character in self.path for character in FORBIDDEN):
+            raise ConfigError(
+                f"{self.path!r} is no path of a trace: it is empty or has a quote or a new line"
+            )
+
+    def __str__(self) -> str:
+        is_plain = not any(character in "@+*(), \t" for character in self.path)
+        return f"trace:{self.path}" if is_plain else f"trace:'{self.path}'"
+
+    def recording(self) -> Recording:
+        """Read the file.
+
+        Raises:
+            ConfigError: see `read_recording`.
+        """
+        return read_recording(Path(self.path))
+
+    def shapes(self, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
+        """Return every request of the file once, in its order; of a file without times from a random one on.
+
+        The seed chooses the tokens, unless the file says which.
+        """
+        recording = self.recording()
+        rng = np.random.default_rng(seed)
+        offset = 0 if recording.keeps_seeds else int(rng.integers(2**62, 2**63 - 2**53))
+        start = 0 if recording.times else int(rng.integers(len(recording.rows)))
+        for row in (*recording.rows[start:], *recording.rows[:start]):
+            yield row.shape.reseeded(offset)
+
+    def replayed(self, seed: np.random.SeedSequence, speedup: float) -> Iterator[WorkloadRequest]:
+        """Return the requests at their times, the first of others' files at 0.
+
+        Raises:
+            ConfigError: the format has no times.
+        """
+        recording = self.recording()
+        if not recording.times:
+            raise ConfigError(
+                f"{self.path} is {recording.format}, which has no times to replay; give poisson(RATE)"
+            )
+        start = 0.0 if recording.keeps_seeds else min(recording.times)
+        requests = [
+            WorkloadRequest((time - start) / speedup, shape)
+            for time, shape in zip(recording.times, self.shapes(seed), strict=True)
+        ]
+        return iter(sorted(requests, key=lambda request: request.arrival_time))

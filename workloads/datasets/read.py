@@ -1,0 +1,81 @@
+"""Reads a file of requests, whichever of the formats it has."""
+
+import csv
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.workloads.datasets import azure, burstgpt
+from loong.workloads.datasets.azure import read_azure
+from loong.workloads.datasets.burstgpt import read_burstgpt
+from loong.workloads.datasets.leval import read_leval
+from loong.workloads.datasets.lveval import read_lveval
+from loong.workloads.datasets.mooncake import read_mooncake
+from loong.workloads.datasets.recording import Recording, bad
+from loong.workloads.datasets.saved import read_saved
+from loong.workloads.datasets.sharegpt import read_sharegpt
+
+Reader = Callable[[Path], Recording]
+
+# A file is of the first format all of whose keys (or columns) its first line has.
+JSON_LINES: tuple[tuple[frozenset[str], Reader], ...] = (
+    (frozenset({"prompt", "num_output_tokens"}), read_saved),
+    (frozenset({"timestamp", "input_length"}), read_mooncake),
+    (frozenset({"instructions", "input"}), read_leval),
+    (frozenset({"context", "input"}), read_lveval),
+)
+TABLES: tuple[tuple[frozenset[str], Reader], ...] = (
+    (frozenset(azure.COLUMNS), read_azure),
+    (frozenset(burstgpt.COLUMNS), read_burstgpt),
+)
+KNOWN = (
+    "an Azure LLM trace or BurstGPT (CSV), a Mooncake trace, L-Eval, LV-Eval or loong's own (JSON lines), or "
+    "ShareGPT (a JSON list)"
+)
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a file; its format shows in its first line. An unchanged file is not read twice in a row.
+
+    Raises:
+        ConfigError: no file, no format that is known, a line that is wrong, or no request.
+    """
+    try:
+        status = path.stat()
+        recording = _read(path, status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if not recording.rows:
+        raise ConfigError(f"{path} has no request that can be sent")
+    return recording
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _modified: int, _size: int) -> Recording:
+    with path.open("rb") as file:
+        first_line = next((line for line in file if line.strip()), b"")
+    return _reader(path, first_line.removeprefix(b"\xef\xbb\xbf").strip())(path)
+
+
+def _reader(path: Path, first_line: bytes) -> Reader:
+    if first_line.startswith(b"["):
+        return read_sharegpt
+    if first_line.startswith(b"{"):
+        keys, readers = _keys(path, first_line), JSON_LINES
+    else:
+        keys = frozenset(next(csv.reader([first_line.decode("utf-8", "replace")]), []))
+        readers = TABLES
+    for needed, reader in readers:
+        if needed <= keys:
+            return reader
+    raise bad(path, "line 1", f"has {', '.join(sorted(keys)) or 'nothing'}, which is none of {KNOWN}")
+
+
+def _keys(path: Path, line: bytes) -> frozenset[str]:
+    try:
+        return frozenset(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad(path, "line 1", str(error)) from error

@@ -1,0 +1,47 @@
+"""Where the shapes of requests come from: what every kind of source has, and what most are made of."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from loong.workloads.lengths import Lengths
+from loong.workloads.request import RequestShape, TokenRun
+
+Draw = Callable[[np.random.Generator, int], list[RequestShape]]
+
+SHAPES_AT_ONCE = (
+    300  # a multiple of every pattern's length, so that blocks drawn one by one join without a seam
+)
+
+
+class Source(Protocol):
+    """Requests without their times. Its `str` is the text a spec has for it."""
+
+    def shapes(self, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
+        """Return the shapes of this seed: without end, or as many as a file has.
+
+        Raises:
+            ConfigError: a file that cannot be read.
+        """
+        ...
+
+
+def in_blocks(draw: Draw, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
+    """Blocks of one size, each of a stream of its own: the first are the same however many are asked for."""
+    while True:
+        [block_seed] = seed.spawn(1)
+        yield from draw(np.random.default_rng(block_seed), SHAPES_AT_ONCE)
+
+
+def private_prompts(rng: np.random.Generator, prompts: Lengths, outputs: Lengths) -> list[RequestShape]:
+    """Return a shape for each pair of lengths; none shares a prefix."""
+    return [
+        RequestShape((TokenRun(new_seed(rng), int(prompt)),), int(output))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+
+
+def new_seed(rng: np.random.Generator) -> int:
+    """Draw the seed of a run of tokens."""
+    return int(rng.integers(2**63))

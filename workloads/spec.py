@@ -1,0 +1,182 @@
+"""A workload in a line of text: `0.7*sharegpt+0.3*zipf(1.2,10,200000)@gamma(4,0.5)`."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TypeAlias
+
+from loong.core.errors import ConfigError
+from loong.workloads.arrivals import Arrivals, Closed, Paced, Replay
+from loong.workloads.data_file import DataFile
+from loong.workloads.laws import LAWS, Law
+from loong.workloads.mix import Mix, Single
+from loong.workloads.named import NAMES, Named
+from loong.workloads.scanner import NUMBER, Scanner
+from loong.workloads.shared_prefix import SharedPrefix
+
+AnySource: TypeAlias = Single | Mix
+Family: TypeAlias = type[Law] | type[SharedPrefix]
+
+_ALL: tuple[Family, ...] = (*LAWS, SharedPrefix)
+FAMILIES = {family.name: family for family in _ALL}
+FILE = "trace:"
+ARRIVALS: dict[str, tuple[tuple[str, ...], Callable[..., Arrivals]]] = {
+    "poisson": (("RATE",), Paced),
+    "gamma": (("RATE", "BURSTINESS"), Paced),
+    "constant": (("RATE",), lambda rate: Paced(rate, float("inf"))),
+    "closed": (("CONCURRENCY",), lambda concurrency: Closed(_whole("CONCURRENCY", concurrency))),
+    "replay": (("SPEEDUP",), Replay),
+}
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
+_PATH = re.compile(r"'[^'\n]*'|[^@+*(),'\s]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is sent and, if it says so itself, when. `parse_workload(str(workload)) == workload`."""
+
+    source: AnySource
+    arrivals: Arrivals | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.arrivals, Replay) and not isinstance(self.source, DataFile):
+            raise ConfigError(
+                f"{self.source} has no times to replay; only one trace:FILE alone can have them"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.source}" if self.arrivals is None else f"{self.source}@{self.arrivals}"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that are read."""
+        sources = (
+            [source for _, source in self.source.parts] if isinstance(self.source, Mix) else [self.source]
+        )
+        return tuple(Path(source.path) for source in sources if isinstance(source, DataFile))
+
+
+def parse_workload(text: str) -> Workload:
+    """Read a spec: SOURCE or a mix WEIGHT*SOURCE+WEIGHT*SOURCE, and @ARRIVALS if it has its own.
+
+    Raises:
+        ConfigError: says where the text goes wrong, and what may stand there.
+    """
+    scanner = Scanner("workload", text)
+    parts = [_part(scanner)]
+    while scanner.take("+"):
+        parts.append(_part(scanner))
+    arrivals = _speedup(scanner) or _arrivals(scanner)
+    if not scanner.is_at_end:
+        scanner.fail("+, @ or the end is expected" if arrivals is None else "the end is expected")
+    with scanner.blaming(0):
+        return Workload(parts[0][1] if len(parts) == 1 else Mix(tuple(parts)), arrivals)
+
+
+def usage() -> str:
+    """Return what a spec may be, for help and errors."""
+    return ", ".join((*NAMES, *map(family_usage, FAMILIES.values()), f"{FILE}FILE"))
+
+
+def family_usage(family: Family) -> str:
+    """Return how a spec of this family is written, such as `fixed(INPUT[,OUTPUT])`."""
+    needed = ",".join(each.word for each in _parameters(family) if each.is_needed)
+    others = "".join(f"[,{each.word}]" for each in _parameters(family) if not each.is_needed)
+    return f"{family.name}({needed}{others})" if needed else f"{family.name}[({others[2:-1]})]"
+
+
+def _part(scanner: Scanner) -> tuple[float, Single]:
+    start = scanner.position
+    weight = scanner.take(NUMBER)
+    if weight is None:
+        return 1.0, _source(scanner)
+    if not 0 < float(weight) < float("inf"):
+        scanner.fail(f"the weight {weight} is not above 0", start)
+    if not scanner.take("*"):
+        scanner.fail(f"* is expected after the weight {weight}")
+    return float(weight), _source(scanner)
+
+
+def _source(scanner: Scanner) -> Single:
+    start = scanner.position
+    if scanner.take(FILE):
+        path = scanner.take(_PATH)
+        if path is None:
+            scanner.fail("a path is expected, in '' if it has blanks or any of @+*(),")
+        with scanner.blaming(start):
+            return DataFile(path.strip("'"))
+    name = scanner.take(_NAME) or ""
+    if name in NAMES:
+        return Named(name)
+    if name not in FAMILIES:
+        scanner.fail(f"{name!r} is no workload; choose from {usage()}", start)
+    numbers = scanner.numbers() or []
+    with scanner.blaming(start):
+        return _built(FAMILIES[name], numbers)
+
+
+def _speedup(scanner: Scanner) -> Replay | None:
+    start = scanner.position
+    if not scanner.take(",speedup="):
+        return None
+    number = scanner.take(NUMBER)
+    if number is None:
+        scanner.fail("a number is expected")
+    with scanner.blaming(start):
+        return Replay(float(number))
+
+
+def _arrivals(scanner: Scanner) -> Arrivals | None:
+    if not scanner.take("@"):
+        return None
+    start = scanner.position
+    name = scanner.take(_NAME) or ""
+    if name not in ARRIVALS:
+        allowed = ", ".join(f"{each}({','.join(words)})" for each, (words, _) in ARRIVALS.items())
+        scanner.fail(f"{name!r} is no way to arrive; choose from {allowed}", start)
+    words, build = ARRIVALS[name]
+    numbers = scanner.numbers() or []
+    if len(numbers) != len(words) and (name, numbers) != ("replay", []):
+        scanner.fail(f"{name}({','.join(words)}) does not take {len(numbers)} numbers", start)
+    with scanner.blaming(start):
+        return build(*numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A number of a family; `word` is its name in help."""
+
+    name: str
+    is_whole: bool
+    is_needed: bool
+
+    @property
+    def word(self) -> str:
+        return self.name.upper()
+
+
+def _parameters(family: Family) -> list[_Parameter]:
+    """The numbers that a spec of this family takes, in order."""
+    in_order = sorted(fields(family), key=lambda each: each.kw_only is True)
+    return [_Parameter(each.name, each.type is not float, each.default is MISSING) for each in in_order]
+
+
+def _built(family: Family, numbers: Sequence[float]) -> Law | SharedPrefix:
+    parameters = _parameters(family)
+    if not sum(each.is_needed for each in parameters) <= len(numbers) <= len(parameters):
+        raise ConfigError(f"{family_usage(family)} does not take {len(numbers)} numbers")
+    build: Callable[..., Law | SharedPrefix] = family
+    return build(
+        **{
+            each.name: _whole(each.word, number) if each.is_whole else number
+            for each, number in zip(parameters, numbers, strict=False)
+        }
+    )
+
+
+def _whole(word: str, number: float) -> int:
+    if not abs(number) < 2**53 or number != int(number):
+        raise ConfigError(f"{word} {number:g} is no whole number")
+    return int(number)
