@@ -27,6 +27,7 @@ from loong.scheduler.survey import Survey, Unit, survey
 PLAN_SECONDS = 20e-6  # of the engine, that a request in a batch costs it to plan, check and send twice
 PLAN_SHARE = 0.3  # of the engine's time that planning may take when all instances decode
 LONGEST_WAIT = 0.1  # of the TTFT target, that prompts may gather for
+LONG_LEASES = 8  # times as many steps as others may leases have that begin while no prompt waits
 
 
 def plan_esp(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
@@ -50,6 +51,7 @@ class ElasticPlanner:
     migrations: list[KVMigration] = field(default_factory=list)
     preempted: list[RequestView] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    long_lease_steps: int = 0
 
     order: ClassVar[Order] = staticmethod(by_deadline)
     allocation: ClassVar[type[Allocation]] = Allocation
@@ -75,8 +77,11 @@ class ElasticPlanner:
 
     def _hold_back(self, dispatched: Dispatched) -> None:
         """Let those rest whose next slots others need to end."""
-        safe = safety(self.survey, dispatched.prefills, self.config.lease_steps)
-        self.config = replace(self.config, lease_steps=safe.lease_steps)
+        most_steps = self.config.lease_steps * (LONG_LEASES if self.survey.is_quiet else 1)
+        safe = safety(self.survey, dispatched.prefills, most_steps)
+        self.long_lease_steps = safe.lease_steps
+        if safe.lease_steps < self.config.lease_steps:
+            self.config = replace(self.config, lease_steps=safe.lease_steps)
         if safe.paused_ids:
             for unit in self.survey.resting:
                 unit.decodes = [view for view in unit.decodes if view.request_id not in safe.paused_ids]
@@ -98,7 +103,7 @@ class ElasticPlanner:
         """Plan a group, with as many others as it needs for room; without any, preempt."""
         if not group.prefills and len(group.units) == 1 and group.dop > 1:
             self._gather(group.units[0])
-        scaling = self.scaling(self.survey, self.cost_model, self.config)
+        scaling = self._scaling()
         batch = self._lease_first(group, scaling) or scaling.batch(group)
         while batch is None and _has_requests(group) and (roomy := list(filter(self._num_free, self.left))):
             other = max(roomy, key=lambda g: (not _has_requests(g), self._num_free(g)))
@@ -116,6 +121,9 @@ class ElasticPlanner:
             in_flight = busy or self.batches or self.migrations or self.survey.snapshot.migrations
             if not in_flight:
                 self._preempt(group)
+
+    def _scaling(self) -> Scaling:
+        return self.scaling(self.survey, self.cost_model, self.config, self.long_lease_steps)
 
     def _lease_first(self, group: Group, scaling: Scaling) -> BatchPlan | None:
         """A lease while prompts that have just come gather, where planning for each would cost too much."""
@@ -161,7 +169,7 @@ class ElasticPlanner:
                 self.lease_ends.append(end)
 
     def _decode_meanwhile(self, group: Group) -> None:
-        scaling = self.scaling(self.survey, self.cost_model, self.config)
+        scaling = self._scaling()
         for unit in group.units:
             if unit.is_ready:
                 batch = scaling.lease(unit.instance_ids, unit.decodes, group.available_in)

@@ -16,16 +16,18 @@ from loong.scheduler.survey import Survey
 
 TPOT_MARGIN = 0.85  # of a TPOT target that a step may take
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
+SPARED_SHARE = 0.5  # of the free slots that a long lease may take, so that the next prompt finds room
 LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Makes batches of groups that are ready."""
+    """Makes batches of groups that are ready. Leases have `long_lease_steps` where room abounds."""
 
     survey: Survey
     cost_model: CostModel
     config: PolicyConfig
+    long_lease_steps: int = 0
 
     step: ClassVar[type[Step]] = Step
 
@@ -46,7 +48,7 @@ class Scaling:
         """Decode steps, as many as a lease has, as there is room for, and as fit into `seconds`."""
         if not decodes:
             return None
-        num_steps = min(self.config.lease_steps, max(view.num_remaining_tokens for view in decodes))
+        num_steps = min(self._most_steps(instance_ids, decodes), max(v.num_remaining_tokens for v in decodes))
         if seconds is not None:
             step = self._decode_step(instance_ids, decodes, 1)
             num_steps = min(num_steps, int(seconds / step.seconds)) if step is not None else 0
@@ -56,6 +58,13 @@ class Scaling:
                 return step.plan()
             num_steps //= 2
         return None
+
+    def _most_steps(self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]) -> int:
+        """Steps that a lease may have. Of several instances it is never long, so that they can part soon."""
+        if len(instance_ids) > 1:
+            return self.config.lease_steps
+        num_spared = int(SPARED_SHARE * self.survey.free[instance_ids[0]])
+        return max(self.config.lease_steps, min(self.long_lease_steps, num_spared // len(decodes)))
 
     def _decode_step(
         self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView], num_steps: int

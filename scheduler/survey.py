@@ -69,6 +69,11 @@ class Survey:
         return len(self.free)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether no prompt waits, begun or not, but those in a step."""
+        return not self.waiting and not any(unit.prefills for unit in self.resting)
+
+    @property
     def units(self) -> tuple[Unit, ...]:
         """All units: every full instance is in one."""
         return (*self.resting, *self.running, *(Unit((i,)) for i in self.idle))
