@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loong.launcher.flags import or_auto, positive, share, token_count
+from loong.worker.config import FABRICS
 
 if TYPE_CHECKING:
     from loong.launcher.local import ClusterConfig
@@ -45,7 +46,13 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="cuda: each instance on a GPU of its own (%(default)s)",
+        help="cuda: each instance, or each rank of one, on a GPU of its own (%(default)s)",
+    )
+    group.add_argument(
+        "--fabric",
+        choices=FABRICS,
+        default="auto",
+        help="what moves tensors between GPUs; auto: symmetric where they reach each other, else staged",
     )
     group.add_argument(
         "--num-instances", type=positive, default=4, metavar="N", help="replicas of the weights (%(default)s)"
@@ -101,6 +108,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             kv_capacity=kv_capacity,
             start_timeout=start_timeout,
             device=args.device,
+            fabric=args.fabric,
         ),
         device=device,
         tokenizer_folder=tiny or Path(model),
@@ -116,7 +124,11 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
         return "cpu", fit_kv_capacity(config, args.num_instances, args.kv_cache_tokens)
     gpus = host_gpus()
     tokens = fit_gpu_kv_capacity(
-        config, gpus, args.num_instances, args.kv_cache_tokens, args.gpu_memory_utilization
+        config,
+        gpus,
+        (args.num_instances, args.tensor_parallel_size),
+        args.kv_cache_tokens,
+        args.gpu_memory_utilization,
     )
     return cost_device(gpus[0]), tokens
 

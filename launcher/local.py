@@ -30,7 +30,8 @@ _LAST_WORDS_SECONDS = 0.3
 class ClusterConfig:
     """The instances to start and the model they hold. Capacities are tokens an instance.
 
-    On `device` cuda, instances take the GPUs of the host by turns; each is one of them for now.
+    On `device` cuda, the ranks of instances take the GPUs of the host by turns, and `fabric`, one of FABRICS,
+    moves tensors among them.
     """
 
     model: str
@@ -44,13 +45,12 @@ class ClusterConfig:
     deadline: float = 60.0
     start_timeout: float = 600.0
     device: str = "cpu"
+    fabric: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("num_instances", "tp_size", "kv_capacity"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {value}")
-        if self.device == "cuda" and self.tp_size > 1:
-            raise ConfigError(f"tensor parallel size must be 1 on GPUs, but is {self.tp_size}")
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
@@ -185,4 +185,5 @@ def _worker_config(
         deadline=config.deadline,
         num_threads=1,
         device=config.device,
+        fabric=config.fabric,
     )

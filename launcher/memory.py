@@ -12,6 +12,7 @@ from loong.model.parameters import expected_shapes
 MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
+ARENA_BYTES_A_PEER = 192 * 2**20  # of a GPU, for what the others send it
 GRAPH_BYTES = 2 * GIB  # for captured decode steps, and to draw from the logits of 512 requests
 
 
@@ -37,19 +38,31 @@ def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) 
 
 
 def fit_gpu_kv_capacity(
-    config: ModelConfig, gpus: Sequence[Gpu], num_instances: int, asked: int | None, utilization: float
+    config: ModelConfig,
+    gpus: Sequence[Gpu],
+    size: tuple[int, int],
+    asked: int | None,
+    utilization: float,
 ) -> int:
     """Tokens of KV an instance: those asked for, or (None) what fits `utilization` of each GPU's free memory.
 
-    The rest is for activations. Raises `ConfigError` if there are too few GPUs, or weights and KV do not fit.
+    The rest is for activations. `size` is the number of instances, and of ranks of each, one to a GPU. Raises
+    `ConfigError` if there are too few GPUs, or weights and KV do not fit.
     """
-    if num_instances > len(gpus):
-        raise ConfigError(f"--num-instances is {num_instances}, but this host has {len(gpus)} GPUs")
-    weights = _weight_bytes(config)
-    room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_instances]))
-    suggested = (room - weights - GRAPH_BYTES) // config.kv_bytes_per_token
+    num_instances, tp_size = size
+    num_gpus = num_instances * tp_size
+    if num_gpus > len(gpus):
+        raise ConfigError(
+            f"--num-instances is {num_instances} and --tensor-parallel-size {tp_size}, "
+            f"but this host has {len(gpus)} GPUs"
+        )
+    weights = _weight_bytes(config) // tp_size
+    kv_bytes_per_token = config.kv_bytes_per_token // tp_size
+    reserved = GRAPH_BYTES + ARENA_BYTES_A_PEER * num_gpus
+    room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_gpus]))
+    suggested = (room - weights - reserved) // kv_bytes_per_token
     tokens = suggested if asked is None else asked
-    needed = weights + GRAPH_BYTES + tokens * config.kv_bytes_per_token
+    needed = weights + reserved + tokens * kv_bytes_per_token
     if tokens < 1 or needed > room:
         raise ConfigError(
             f"{weights / GIB:.2f} GiB of weights and KV for {max(tokens, 1):,} tokens do not fit "

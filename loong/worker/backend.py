@@ -8,6 +8,7 @@ from torch import Tensor
 
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
+from loong.fabric.sockets import SocketFabric
 from loong.kernels import reference_draw
 from loong.kernels.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
@@ -43,8 +44,8 @@ class Backend(Protocol):
     def warm_up_lengths(self) -> tuple[int, ...]:
         """Prompts of these lengths, prefilled once, let everything be compiled that prefill needs."""
 
-    def connect(self, fabric: Fabric) -> Fabric:
-        """A fabric for the device's tensors over one for those of the host."""
+    def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:
+        """A fabric for the tensors of the device, of a model of which this process holds `shard`."""
 
     def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
         """How captured decode steps of groups exchange queries, over a fabric that `connect` gave.
@@ -79,9 +80,9 @@ class CpuBackend:
         self.warm_up_lengths: tuple[int, ...] = ()
         self.takes_leases = takes_leases  # no use but to test: there is no host to wait for
 
-    def connect(self, fabric: Fabric) -> Fabric:
+    def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
         """See Backend."""
-        return fabric
+        return sockets
 
     def decode_exchange(
         self,

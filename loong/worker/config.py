@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
 
+FABRICS = ("auto", "symmetric", "nccl", "staged")  # auto: symmetric where GPUs reach each other, else staged
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -12,7 +14,8 @@ class WorkerConfig:
 
     Capacities are in tokens, deadlines in seconds. The host tier of instance i is instance
     `num_instances + i`, kept by the same processes. `model` is a folder, or with `load_format` "dummy" also
-    the name of a built-in shape. `device` is cpu, or cuda for the host's GPUs by turns.
+    the name of a built-in shape. `device` is cpu, or cuda for the host's GPUs by turns, among which `fabric`
+    (one of FABRICS) moves tensors.
     """
 
     instance_id: InstanceId
@@ -31,6 +34,7 @@ class WorkerConfig:
     deadline: float
     num_threads: int
     device: str = "cpu"
+    fabric: str = "auto"
 
     @property
     def host_id(self) -> InstanceId:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
-from loong.fabric.staged import StagedFabric
+from loong.fabric.sockets import SocketFabric
 from loong.fabric.symmetric import SymmetricFabric
 from loong.kernels import gpu
 from loong.kernels.draw_params import DrawParams
@@ -16,7 +16,7 @@ from loong.model.tensor_parallel import Shard
 from loong.worker.backend import Reading
 from loong.worker.cuda_sampler import CudaSampler
 from loong.worker.decode_exchange import DecodeExchange
-from loong.worker.mailbox_exchange import MailboxExchange
+from loong.worker.mailbox_exchange import MailboxExchange, num_mailbox_bytes
 
 _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN have a way of their own for each
 
@@ -35,18 +35,23 @@ class _PinnedCopies:
 
 
 class CudaBackend:
-    """One GPU, for a model of `dtype`. See Backend."""
+    """One GPU, for a model of `dtype`; `fabric` is one of FABRICS. See Backend."""
 
-    def __init__(self, index: int, dtype: torch.dtype) -> None:
+    def __init__(self, index: int, dtype: torch.dtype, fabric: str = "auto") -> None:
+        self._index, self._fabric = index, fabric
         self.device = CudaDevice(index, dtype)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
         self.warm_up_lengths: tuple[int, ...] = _WARM_UP_LENGTHS
         self._memory: torch.cuda._POOL_HANDLE | None = None  # of all graphs, which never run at once
 
-    def connect(self, fabric: Fabric) -> Fabric:
+    def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:
         """See Backend."""
-        return StagedFabric(fabric)
+        from loong.fabric.cuda_fabrics import connect_gpus  # not at the top: it needs a GPU's driver
+
+        is_alone = sockets.world.num_instances == 1
+        spare_bytes = 0 if is_alone else num_mailbox_bytes(sockets.world.num_instances, shard)
+        return connect_gpus(self._fabric, sockets, self._index, spare_bytes)
 
     def decode_exchange(
         self,

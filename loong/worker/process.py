@@ -24,7 +24,6 @@ from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
-from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.model.load import load_model
@@ -73,12 +72,14 @@ class Worker:
     """One rank of one instance."""
 
     def __init__(
-        self, config: WorkerConfig, fabric: Fabric, context: "zmq.Context[zmq.Socket[bytes]]"
+        self, config: WorkerConfig, sockets: SocketFabric, context: "zmq.Context[zmq.Socket[bytes]]"
     ) -> None:
         self._config, self._context = config, context
         self._backend = _make_backend(config)
-        self._device, self._fabric = self._backend.device, self._backend.connect(fabric)
+        self._device = self._backend.device
         self._device.use()
+        shape = find_config(config.model, config.load_format, config.dtype)
+        self._fabric = self._backend.connect(sockets, Shard(shape, config.tp_rank, config.tp_size))
         ranks: TensorParallel = SingleDevice() if config.tp_size == 1 else self._fabric.tensor_parallel
         self._model = load_model(
             config.model, config.load_format, config.dtype, config.seed, ranks, self._device
@@ -95,7 +96,8 @@ class Worker:
         self._stop_steps: dict[int, int] = {}  # by batch; written by the control thread, read at step edges
 
     def serve(self) -> None:
-        """Take commands until told to shut down."""
+        """Take commands until told to shut down, once all workers are there."""
+        self._fabric.wait_for_peers()
         commands = self._context.socket(zmq.PULL)
         commands.bind(self._config.commands_endpoint)
         reports = self._reports()
@@ -179,7 +181,8 @@ def _make_backend(config: WorkerConfig) -> Backend:
     from loong.worker.cuda_backend import CudaBackend  # not at the top: its kernels need Triton
 
     dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
-    return CudaBackend(config.instance_id % torch.cuda.device_count(), dtype)
+    rank = config.instance_id * config.tp_size + config.tp_rank
+    return CudaBackend(rank % torch.cuda.device_count(), dtype, config.fabric)
 
 
 def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:
@@ -207,9 +210,7 @@ def main() -> None:
     world = World(config.num_instances, config.tp_size)
     rank = world.rank(config.instance_id, config.tp_rank)
     fabric = SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)
-    worker = Worker(config, fabric, context)
-    fabric.wait_for_peers()
-    worker.serve()
+    Worker(config, fabric, context).serve()
     os._exit(0)  # threads may be in the middle of their work, and have nobody to tell
 
 

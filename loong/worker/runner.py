@@ -1,6 +1,7 @@
 """Carries out one batch on one instance: a step, or the steps of a lease."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ from loong.worker.kv_pool import KVPool
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
 
 _SHORT_PROMPT = 17  # tokens
+_WARM_UP_BATCH_ID = 0
 
 
 @dataclass(slots=True)
@@ -75,7 +77,15 @@ class BatchRunner:
         self._lease: DecodeLease | None = None
 
     def warm_up(self) -> None:
-        """Do once, before there are requests, what compiles, captures or plans."""
+        """Do once, before there are requests, what compiles, captures or plans.
+
+        Ranks of one instance do so together, in a batch that comes before all others.
+        """
+        is_alone = self._fabric.tensor_parallel.size == 1
+        with nullcontext() if is_alone else self._fabric.batch(_WARM_UP_BATCH_ID, (self._instance_id,)):
+            self._warm_up()
+
+    def _warm_up(self) -> None:
         shard = self._model.shard
         config = shard.config
         self._backend.device.plan_attention(
@@ -109,6 +119,7 @@ class BatchRunner:
             for step in range(plan.num_steps):
                 step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
                 tokens = self._take_step(step_plan, requests)
+                self._fabric.check()
                 if tokens:
                     report(step, tokens)
                 if plan.num_steps > 1:

@@ -1,5 +1,6 @@
 """Migrations: KV at rest goes to another pool, while batches of other requests run."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -8,11 +9,11 @@ from loong.core.errors import ClusterError, InvalidPlanError
 from loong.core.instructions import MoveKV
 from loong.core.placement import InstanceId
 from loong.core.plan import KVMigration
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, Pending
 from loong.worker.config import WorkerConfig
 from loong.worker.kv_pool import KVPool
 
-_TOKENS_PER_MESSAGE = 4096
+_TOKENS_PER_MESSAGE = 1024
 
 
 class SegmentMover:
@@ -52,10 +53,15 @@ class SegmentMover:
     def _send(self, command: MoveKV, pool: KVPool) -> None:
         segment, peer_id = command.migration.segment, self._config.home_of(command.migration.destination_id)
         with self._fabric.migration(command.migration_id, peer_id):
+            under_way: deque[Pending] = deque()
             for positions in _pieces(segment.positions):
                 slots = pool.slots(segment.owner_id, positions)
                 kv = torch.stack([pool.rows(layer, slots) for layer in range(pool.num_layers)])
-                self._fabric.send_segment(kv).wait()
+                under_way.append(self._fabric.send_segment(kv))
+                if len(under_way) > 1:  # the next is gathered while one is on its way
+                    under_way.popleft().wait()
+            for pending in under_way:
+                pending.wait()
 
     def _receive(self, command: MoveKV, pool: KVPool) -> None:
         segment = command.migration.segment

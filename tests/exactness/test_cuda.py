@@ -1,4 +1,4 @@
-"""Workers on GPUs give the tokens of those on processors; where there is one GPU, instances share it."""
+"""Workers on GPUs give the tokens of those on processors; GPUs that are too few are shared by instances."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +41,27 @@ def test_any_dop_gives_the_tokens_and_log_probabilities_of_transformers(
     requests = [greedy_request(random_prompt(length, seed=length), 12) for length in (50, 33, 7)]
     policy = in_group(*group, chunk=19, transfer=transfer, num_steps=num_steps)
     assert_exact(folder, requests, on_gpus.run(requests, policy))
+
+
+@pytest.fixture(scope="module")
+def sharded_on_gpus(folder: Path) -> Iterator[Cluster]:
+    """Instance 0 of two ranks, each on a GPU of its own."""
+    config = ClusterConfig(str(folder), num_instances=1, tp_size=2, kv_capacity=400, device="cuda")
+    with shared_cluster(config) as running:
+        yield running
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_steps", [1, 5])
+@pytest.mark.parametrize("num_logprobs", [5, None])
+def test_ranks_of_one_instance_give_the_tokens_of_transformers(
+    sharded_on_gpus: Cluster, folder: Path, num_steps: int, num_logprobs: int | None
+) -> None:
+    requests = [greedy_request(random_prompt(n, seed=n), 12, num_logprobs=num_logprobs) for n in (50, 33, 7)]
+    outputs = sharded_on_gpus.run(requests, in_group(0, chunk=19, num_steps=num_steps))
+    for request in requests:
+        tokens, _ = expected(folder, request.prompt_token_ids, request.sampling_params.max_tokens)
+        assert [token.token_id for token in outputs[request.request_id]] == tokens
 
 
 def test_steps_that_do_not_wait_for_the_host_give_the_tokens_of_transformers(

@@ -4,7 +4,7 @@ import pytest
 
 from loong.core.errors import ConfigError
 from loong.launcher.gpus import Gpu, cost_device, host_gpus
-from loong.launcher.memory import GRAPH_BYTES, fit_gpu_kv_capacity
+from loong.launcher.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, fit_gpu_kv_capacity
 from loong.model.tiny import CONFIG
 
 WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
@@ -43,17 +43,19 @@ def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
 
 
 def test_kv_takes_what_weights_and_graphs_leave_of_the_fullest_gpu_that_is_used() -> None:
-    least = gpu(2 * (WEIGHTS + GRAPH_BYTES + ROOM))
+    least = gpu(2 * (WEIGHTS + GRAPH_BYTES + 2 * ARENA_BYTES_A_PEER + ROOM))
     gpus = [gpu(1 << 40), least, gpu(1)]
-    assert fit_gpu_kv_capacity(CONFIG, gpus, 2, None, 0.5) == 1000
-    assert fit_gpu_kv_capacity(CONFIG, gpus, 2, 900, 0.5) == 900
+    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), None, 0.5) == 1000
+    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), 900, 0.5) == 900
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
-    gpus = [gpu(WEIGHTS + GRAPH_BYTES + ROOM)]
+    gpus = [gpu(WEIGHTS + GRAPH_BYTES + ARENA_BYTES_A_PEER + ROOM)]
     with pytest.raises(ConfigError, match=r"KV for 1,001 tokens do not fit .* --gpu-memory-utilization 1 "):
-        fit_gpu_kv_capacity(CONFIG, gpus, 1, 1001, 1.0)
+        fit_gpu_kv_capacity(CONFIG, gpus, (1, 1), 1001, 1.0)
     with pytest.raises(ConfigError, match="KV for 1 tokens"):
-        fit_gpu_kv_capacity(CONFIG, [gpu(WEIGHTS)], 1, None, 1.0)
-    with pytest.raises(ConfigError, match="--num-instances is 2, but this host has 1 GPUs"):
-        fit_gpu_kv_capacity(CONFIG, gpus, 2, None, 1.0)
+        fit_gpu_kv_capacity(CONFIG, [gpu(WEIGHTS)], (1, 1), None, 1.0)
+    with pytest.raises(
+        ConfigError, match="--num-instances is 1 and --tensor-parallel-size 2, but this host has 1"
+    ):
+        fit_gpu_kv_capacity(CONFIG, gpus, (1, 2), None, 1.0)

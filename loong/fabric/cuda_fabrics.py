@@ -1,0 +1,38 @@
+"""Which fabric moves tensors between the GPUs of a world; chosen once, at start."""
+
+import logging
+
+import torch
+
+from loong.core.errors import ConfigError
+from loong.fabric.cuda_lanes import CudaLane
+from loong.fabric.cuda_memory import CudaMemory
+from loong.fabric.protocol import Fabric
+from loong.fabric.sockets import SocketFabric
+from loong.fabric.staged import StagedFabric
+from loong.fabric.symmetric import SymmetricFabric
+
+logger = logging.getLogger(__name__)
+
+
+def connect_gpus(kind: str, sockets: SocketFabric, index: int, spare_bytes: int) -> Fabric:
+    """A fabric for tensors on GPU `index`, of a kind or (auto) the best there is.
+
+    Raises ConfigError if the GPUs cannot have one of that kind.
+    """
+    if kind == "auto":
+        kind = "symmetric" if _are_peers(index, sockets.world.size) else "staged"
+        logger.info("GPU %d: tensors travel by the %s fabric", index, kind)
+    match kind:
+        case "symmetric":
+            return SymmetricFabric(sockets, CudaMemory(index), CudaLane, spare_bytes=spare_bytes)
+        case "staged":
+            return StagedFabric(sockets)
+        case _:
+            raise ConfigError(f"there is no fabric {kind!r}")
+
+
+def _are_peers(index: int, num_ranks: int) -> bool:
+    """Whether a GPU reaches the memory of all that the ranks of a world take by turns."""
+    others = set(range(min(num_ranks, torch.cuda.device_count()))) - {index}
+    return all(torch.cuda.can_device_access_peer(index, other) for other in others)
