@@ -68,8 +68,7 @@ def _hold_moving(snapshot: Snapshot, groups: Iterable[FixedGroup]) -> None:
     for migration in snapshot.migrations:
         view = snapshot.request[migration.segment.owner_id]
         for instance_id in (migration.segment.instance_id, migration.destination_id):
-            if instance_id in group_of:
-                group_of[instance_id].hold(view, is_in_step=False)
+            group_of[instance_id].hold(view, is_in_step=False)
 
 
 def _moves_to(group: FixedGroup, snapshot: Snapshot) -> Sequence[KVMigration]:

@@ -79,8 +79,7 @@ def _prefills(allocation: Allocation) -> list[tuple[list[InstanceId], list[Reque
         [Offer(1, max(0, free[i])) for i in instance_ids],
         [cluster.cost_model.prefill_terms(dop + 1) for dop in range(len(instance_ids))],
     )
-    if solution is None:
-        return [(instance_ids, prompts)]
+    assert solution is not None, "all instances together have room for all prompts"
     return [(instance_ids[batch.offers], prompts[batch.demands]) for batch in solution.batches]
 
 

@@ -57,9 +57,13 @@ class Allocation:
 
     @property
     def _least_used(self) -> InstanceId | None:
-        """e_min, the decode instance with least KV, of those to which none is on its way."""
+        """e_min, the decode instance with least KV, of those with any and to which none is on its way.
+
+        An instance without any is there for slots that its batch lacked.
+        """
+        num_used = {i: self._capacity(i) - self.cluster.free[i] for i in self.room}
         candidates = [i for i in self.room if i not in self.cluster.receiving and not self.arriving[i]]
-        return min(candidates, key=lambda i: (self._capacity(i) - self.cluster.free[i], i), default=None)
+        return min((i for i in candidates if num_used[i]), key=lambda i: (num_used[i], i), default=None)
 
     def _gains(self, moves: Moves) -> bool:
         """Whether (3) is not below (4) for e_min, off which all KV moves."""

@@ -108,6 +108,30 @@ def test_kv_stays_where_moving_it_takes_longer_than_it_saves() -> None:
     assert groups(plan) == {(0,): ("a",), (1,): ("b",), (2,): ("c",)}
 
 
+def test_an_instance_that_a_batch_takes_for_slots_is_not_taken_from_it_as_empty() -> None:
+    slow_link = WorkCostModel(Coefficients(moved_key=1.0))
+    views = [chat("a", 0), waiting("b", 4000)]
+    plan = planned(snapshot_of([20, 9000, 9000], views, now=10.0), slow_link)
+    assert groups(plan) == {(0, 1): ("a",), (2,): ("b",)}
+
+
+def test_an_instance_that_a_lease_only_writes_to_costs_no_more_than_the_end_of_the_lease() -> None:
+    slow_link = WorkCostModel(Coefficients(moved_key=1.0))
+    first = chat("a", 0)
+    lease = running(3, decode([first], [0, 1], {"a": 1}, num_steps=16), num_steps_taken=4)
+    plan = planned(snapshot_of([20, 9000, 9000], [first, waiting("b", 4000)], [lease], now=10.0), slow_link)
+    assert plan == IterationPlan(lease_ends=(LeaseEnd(3, 5),))
+
+
+def test_who_has_no_slot_left_where_others_kv_moves_from_waits_until_it_has() -> None:
+    tying, full, roomy = chat("a", 0, 1, num_prompt=40), chat("b", 1), chat("c", 2)
+    views = [tying, full, roomy, waiting("d", 8000)]
+    plan = planned(snapshot_of([9000, 40, 75, 9000], views, now=10.0))
+    assert plan.migrations == (KVMigration(tying.placement.segments[0], 2),)
+    assert groups(plan) == {(2,): ("c",)}
+    assert tying.placement.segments[0].instance_id == 0
+
+
 def test_prompts_wait_for_an_instance_that_is_still_being_emptied() -> None:
     staying, leaving = chat("a", 0), chat("b", 1)
     move = KVMigration(leaving.placement.segments[0], 0)
