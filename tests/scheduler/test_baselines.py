@@ -2,16 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import CPU
 from simulation import Run, simulate, timed_request
+from snapshots import decoding, snapshot_of
 
-from loong.core.plan import BatchPlan
+from loong.core.check_plan import check_plan
+from loong.core.plan import BatchPlan, IterationPlan, Preemption
 from loong.core.request import Request
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import POLICIES
+from loong.scheduler.policy import POLICIES, make_policy
 
 FIXED = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas")
 WHOLE = ("tp", "replicas", "static-sp")
@@ -119,6 +123,16 @@ def test_a_request_stays_on_one_replica_and_all_are_used(name: str) -> None:
             instances_of.setdefault(request_id, set()).add(batch.group.instance_ids)
     assert all(len(groups) == 1 for groups in instances_of.values())
     assert set.union(*instances_of.values()) == {(0,), (1,), (2,)}
+
+
+@pytest.mark.parametrize("name", [*FIXED, "disaggregated"])
+def test_where_decodes_have_no_slots_the_latest_gives_way_and_no_other(name: str) -> None:
+    decode_id = 1 if name == "disaggregated" else 0
+    views = [replace(decoding(f"r{n}", 20, (decode_id,)), arrival_time=float(n)) for n in range(3)]
+    snapshot = snapshot_of([60] * (decode_id + 1), views)
+    plan = make_policy(name, PolicyConfig())(snapshot, CPU)
+    check_plan(snapshot, plan)
+    assert plan == IterationPlan(preemptions=(Preemption("r2"),))
 
 
 @pytest.mark.parametrize("name", [*FIXED, "disaggregated"])

@@ -38,3 +38,8 @@ def test_what_is_not_unique_has_a_huge_error() -> None:
     errors = standard_errors(np.hstack((column, 2 * column, 1 + column**2)))
     assert min(errors[:2]) > 1e5
     assert errors[2] < 10
+
+
+def test_without_unknowns_there_is_nothing_to_solve() -> None:
+    assert nonnegative_least_squares(np.empty((5, 0)), np.ones(5)).shape == (0,)
+    assert standard_errors(np.empty((5, 0))).shape == (0,)

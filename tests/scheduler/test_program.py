@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from math import inf
 from random import Random
@@ -5,8 +7,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
 from small_programs import Program, cost_of, least_cost_by_equation, least_cost_of_all, random_program
 
+import loong.scheduler.program as batching
 from loong.core.cost_model import PrefillTerms
 from loong.scheduler.program import Batch, Demand, Offer, solve, warm_up
 
@@ -45,6 +49,25 @@ def test_no_way_to_cut_and_to_place_costs_less(random: Random) -> None:
 def test_the_quick_search_finds_what_the_whole_equation_does(random: Random) -> None:
     program = random_program(random, max_demands=40, max_offers=5)
     check_solution(program, least_cost_by_equation(program))
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Python itself runs what is compiled otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, function in tuple(vars(batching).items()):
+            if isinstance(function, Dispatcher):
+                patch.setattr(batching, name, function.py_func)
+        yield
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_machine_code_finds_what_its_source_does(random: Random) -> None:
+    asked = random_program(random, max_demands=9, max_offers=4)
+    compiled = solve(*asked)
+    with uncompiled():
+        assert solve(*asked) == compiled
 
 
 def test_equal_prompts_are_cut_wherever_it_pays() -> None:

@@ -14,7 +14,7 @@ from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
-from loong.core.work import Phase
+from loong.core.work import InstanceWork, Phase
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.calibration import Calibration
 from loong.scheduler.config import PolicyConfig
@@ -76,6 +76,8 @@ def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
     )
     assert factor > 1
     assert prefill_time(model, 100, 10, 1) == pytest.approx(factor * prefill_time(BASE, 100, 10, 1))
+    work = InstanceWork(num_requests=1, num_tokens=100, num_blocks=1, num_keys=100, num_pairs=5000)
+    assert model.instance_time(work) == pytest.approx(factor * BASE.instance_time(work))
 
 
 def test_predictions_that_come_true_are_left_as_they_are() -> None:
