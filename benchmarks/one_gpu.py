@@ -16,6 +16,7 @@ from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.model.config import ModelConfig
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import SingleDevice
@@ -42,10 +43,22 @@ class Floors:
         flops = 2 * self.layer_parameters * num_tokens + self.pair_flops * num_tokens**2 / 2
         return flops / FLOPS_PER_SECOND
 
-    def decode(self, num_requests: int, context: int) -> float:
-        """A step of requests that are as long as each other."""
+    def decode(self, num_requests: int, context: int, dop: int = 1) -> float:
+        """A step of requests that are as long as each other, on GPUs that share their KV evenly."""
         weights = 2 * (self.layer_parameters + self.output_parameters)
-        return (weights + num_requests * context * self.kv_bytes) / BYTES_PER_SECOND
+        return (weights + num_requests * context * self.kv_bytes / dop) / BYTES_PER_SECOND
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Floors":
+        """Of a model."""
+        mlp, hidden = 3 * config.intermediate_size, config.hidden_size
+        heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+        return cls(
+            layer_parameters=config.num_layers * hidden * (heads + mlp),
+            output_parameters=hidden * config.vocab_size,
+            kv_bytes=config.kv_bytes_per_token,
+            pair_flops=4 * config.num_layers * config.num_heads * config.head_dim,
+        )
 
 
 class OneGpu:
@@ -65,19 +78,13 @@ class OneGpu:
             backend.device.torch_device,
         )
         with TemporaryDirectory() as folder:
-            fabric = SocketFabric(Path(folder), World(1, 1), 0, deadline=1.0)
-            self._runner = BatchRunner(0, decoder, self._pool, backend.connect(fabric), backend)
+            sockets = SocketFabric(Path(folder), World(1, 1), 0, deadline=1.0)
+            fabric = backend.connect(sockets, decoder.shard)
+            self._runner = BatchRunner(0, decoder, self._pool, fabric, backend)
         begun_at = perf_counter()
         self._runner.warm_up()
         self.seconds_to_start = perf_counter() - begun_at
-        mlp, hidden = 3 * config.intermediate_size, config.hidden_size
-        heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-        self.floors = Floors(
-            layer_parameters=config.num_layers * hidden * (heads + mlp),
-            output_parameters=hidden * config.vocab_size,
-            kv_bytes=config.kv_bytes_per_token,
-            pair_flops=4 * config.num_layers * config.num_heads * config.head_dim,
-        )
+        self.floors = Floors.of(config)
         self._num_batches = 0
 
     def prefill(self, num_tokens: int, chunk: int) -> float:

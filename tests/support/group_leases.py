@@ -48,7 +48,7 @@ class Story:
 
     def _tell(self, plan: BatchPlan, num_steps: int) -> None:
         inputs = tuple(live.input_for(plan) for live in self.lives)
-        self.commands.append(RunBatch(len(self.commands), plan, inputs))
+        self.commands.append(RunBatch(1 + len(self.commands), plan, inputs))
         for live in self.lives:
             tokens, _ = expected(self._folder, live.request.prompt_token_ids, NUM_TOKENS)
             done = len(live.output_token_ids)

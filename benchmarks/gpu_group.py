@@ -1,0 +1,225 @@
+"""Instances on the GPUs of one host, a process each and no engine, as benchmarks drive them."""
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, TypeVar
+
+from one_gpu import PARAMS
+
+from loong.core.instance import ESPGroup
+from loong.core.instructions import MoveKV, RequestInput, RunBatch
+from loong.core.placement import InstanceId, KVSegment, Placement
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import stripe
+from loong.fabric.protocol import Fabric
+from loong.fabric.sockets import SocketFabric
+from loong.fabric.world import World
+from loong.model.load import load_model
+from loong.model.shapes import find_config
+from loong.model.tensor_parallel import Shard, SingleDevice
+from loong.worker.config import WorkerConfig
+from loong.worker.cuda_backend import CudaBackend
+from loong.worker.decode_exchange import DecodeExchange
+from loong.worker.kv_pool import KVPool
+from loong.worker.runner import BatchRunner
+from loong.worker.transfer import SegmentMover
+
+T = TypeVar("T")
+
+_DEADLINE = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests that are as long as each other, whose KV is spread evenly over some instances."""
+
+    number: int
+    context: int
+    held_on: tuple[InstanceId, ...]
+
+    @property
+    def owner_ids(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(f"request-{number}" for number in range(self.number))
+
+    def segment(self, owner_id: str, index: int) -> KVSegment:
+        """What a request has on one of the instances."""
+        positions = stripe(range(self.context), index, len(self.held_on))
+        return KVSegment(owner_id, positions, self.held_on[index])
+
+    def lease(
+        self, batch_id: int, group: tuple[InstanceId, ...], masters: Sequence[InstanceId], num_steps: int
+    ) -> RunBatch:
+        """Decode of all of them, whose masters are these by turns."""
+        queries, writes, inputs = [], [], []
+        for number, owner_id in enumerate(self.owner_ids):
+            master_id, end = masters[number % len(masters)], self.context
+            queries.append(QueryBlock(owner_id, range(end, end + 1), master_id, Transfer.QUERY))
+            writes.append(KVSegment(owner_id, range(end, end + num_steps), master_id))
+            held = Placement(tuple(self.segment(owner_id, i) for i in range(len(self.held_on))))
+            inputs.append(RequestInput(owner_id, [number], end, 1, held, PARAMS))
+        plan = BatchPlan(ESPGroup(group), tuple(queries), tuple(writes), num_steps)
+        return RunBatch(batch_id, plan, tuple(inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """When a batch began on one instance, and when its steps were told, if it had tokens to tell."""
+
+    begun_at: float
+    told_at: list[float]
+
+
+class KeepingBackend(CudaBackend):
+    """A backend that lets its exchange be used beside the runner."""
+
+    exchange: DecodeExchange | None = None
+
+    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
+        """See Backend."""
+        self.exchange = super().decode_exchange(fabric, instance_id, shard)
+        return self.exchange
+
+
+class GpuInstance:
+    """A model with dummy weights, a pool, and a runner; one of a world, on the GPU of its number."""
+
+    def __init__(self, model: str, num_slots: int, directory: Path, world: World, rank: int) -> None:
+        config = find_config(model, "dummy")
+        self.instance_id, self.world, self.config = rank, world, config
+        self.backend = KeepingBackend(rank, config.torch_dtype)
+        self.backend.warm_up_lengths = ()  # prompts are not timed
+        self.backend.device.use()
+        decoder = load_model(model, "dummy", None, 0, SingleDevice(), self.backend.device)
+        self.pool = KVPool(
+            config.num_layers,
+            config.num_kv_heads,
+            config.head_dim,
+            num_slots,
+            config.torch_dtype,
+            self.backend.device.torch_device,
+        )
+        sockets = SocketFabric(directory, world, rank, deadline=_DEADLINE)
+        self.fabric = self.backend.connect(sockets, Shard(config))
+        self.fabric.wait_for_peers()
+        self.runner = BatchRunner(rank, decoder, self.pool, self.fabric, self.backend)
+        self.runner.warm_up()
+
+    def hold(self, requests: Requests) -> None:
+        """Take slots for what requests have here; their KV is whatever lies there."""
+        if self.instance_id in requests.held_on:
+            index = requests.held_on.index(self.instance_id)
+            for owner_id in requests.owner_ids:
+                self.pool.allocate(owner_id, requests.segment(owner_id, index).positions)
+
+    def forget(self, requests: Requests) -> None:
+        """Free those slots."""
+        for owner_id in requests.owner_ids:
+            self.pool.release(owner_id)
+
+    def run(self, commands: Sequence[RunBatch]) -> list[Ran]:
+        """Carry out those of some batches that are for this instance, and undo what they wrote."""
+        return [self._run(told) for told in commands if self.instance_id in told.plan.group.instance_ids]
+
+    def move(self, commands: Sequence[MoveKV]) -> float:
+        """Seconds of one migration after the other; the destination forgets what it got."""
+        mover = SegmentMover(self._worker_config(), {self.instance_id: self.pool}, self.fabric)
+        begun_at = perf_counter()
+        for command in commands:
+            if not mover.move(command):
+                raise RuntimeError(f"migration {command.migration_id} failed")
+            if command.migration.destination_id == self.instance_id:
+                self.backend.device.wait()
+                self.pool.release(command.migration.segment.owner_id)
+        return perf_counter() - begun_at
+
+    def _run(self, command: RunBatch) -> Ran:
+        told_at: list[float] = []
+        begun_at = perf_counter()
+        self.runner.run(command, lambda: 1 << 40, lambda _step, _tokens: told_at.append(perf_counter()))
+        for segment in command.plan.writes:
+            if segment.instance_id == self.instance_id:
+                self.pool.release_positions(segment.owner_id, segment.positions)
+        return Ran(begun_at, told_at)
+
+    def _worker_config(self) -> WorkerConfig:
+        return WorkerConfig(
+            instance_id=self.instance_id,
+            tp_rank=0,
+            num_instances=self.world.num_instances,
+            tp_size=1,
+            model="",
+            load_format="dummy",
+            dtype=None,
+            seed=0,
+            kv_capacity=0,
+            host_kv_capacity=0,
+            run_directory="",
+            commands_endpoint="",
+            reports_endpoint="",
+            deadline=_DEADLINE,
+            num_threads=1,
+        )
+
+
+class GpuGroup:
+    """Instances 0 to N - 1, which do the same job at the same time, each in its process."""
+
+    def __init__(self, model: str, num_instances: int, num_slots: int) -> None:
+        self._directory = TemporaryDirectory(prefix="loong-")
+        self._last_id = 0
+        spawning = multiprocessing.get_context("spawn")
+        self._connections: list[Connection] = []
+        begun_at = perf_counter()
+        for rank in range(num_instances):
+            ours, theirs = spawning.Pipe()
+            args = (theirs, model, num_slots, Path(self._directory.name), World(num_instances, 1), rank)
+            spawning.Process(target=_serve, args=args, daemon=True).start()
+            self._connections.append(ours)
+        for connection in self._connections:
+            _answer(connection)
+        self.seconds_to_start = perf_counter() - begun_at
+
+    def next_id(self) -> int:
+        """An id for a batch or a migration."""
+        self._last_id += 1
+        return self._last_id
+
+    def each(self, job: Callable[[GpuInstance], T]) -> list[T]:
+        """What a job gives on each instance; it is a partial of something that other modules can import."""
+        return list(self.on(dict.fromkeys(range(len(self._connections)), job)).values())
+
+    def on(self, jobs: Mapping[InstanceId, Callable[[GpuInstance], T]]) -> dict[InstanceId, T]:
+        """What jobs give that some instances do at the same time."""
+        for instance_id, job in jobs.items():
+            self._connections[instance_id].send(job)
+        return {instance_id: _answer(self._connections[instance_id]) for instance_id in jobs}
+
+
+def _serve(
+    connection: Connection, model: str, num_slots: int, directory: Path, world: World, rank: int
+) -> None:
+    """Do jobs until there is nobody to ask for them."""
+    try:
+        instance = GpuInstance(model, num_slots, directory, world, rank)
+        connection.send((None, None))
+        while True:
+            connection.send((None, connection.recv()(instance)))
+    except EOFError:
+        return
+    except BaseException:
+        connection.send((traceback.format_exc(), None))
+        raise
+
+
+def _answer(connection: Connection) -> Any:
+    failure, answer = connection.recv()
+    if failure is not None:
+        raise RuntimeError(failure)
+    return answer
