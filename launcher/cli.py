@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import loong
 from loong.core.errors import LoongError
-from loong.launcher import bench, explain, profile, serve, simulate
+from loong.launcher import bench, explain, profile, serve, simulate, workload
 
 _EXAMPLES = """\
 examples:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"loong {loong.__version__}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (serve, bench, simulate, profile, explain):
+    for command in (serve, bench, simulate, profile, explain, workload):
         command.add_parser(subparsers)
     args = parser.parse_args(_with_dashes(sys.argv[1:] if arguments is None else arguments))
     try:

@@ -71,6 +71,11 @@ def add_workload_flags(group: argparse._ArgumentGroup) -> None:
         help=f"{usage()}, or a mix such as 0.7*sharegpt+0.3*leval; with @poisson(2), @gamma(2,0.5), "
         "@constant(2), @closed(8) or @replay(2) behind it if it has a pace (%(default)s)",
     )
+    add_drawing_flags(group)
+
+
+def add_drawing_flags(group: argparse._ActionsContainer) -> None:
+    """How a workload's requests are drawn."""
     group.add_argument(
         "--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf is constant (1)"
     )
