@@ -9,7 +9,16 @@ import pytest
 from told_samples import told_samples
 
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.fit import NAMES, BatchSample, Fit, Sample, fit, relative_errors
+from loong.scheduler.fit import (
+    NAMES,
+    BatchSample,
+    Fit,
+    MigrationSample,
+    Sample,
+    contributions,
+    fit,
+    relative_errors,
+)
 
 PRIOR = WorkCostModel(
     Coefficients(
@@ -86,6 +95,19 @@ def test_a_tenth_of_samples_that_stalled_changes_little(seed: int) -> None:
     truth, random = another_model(seed), Random(seed)
     stalled = changed(samples_of(truth, seed), lambda: random.uniform(2, 30) if random.random() < 0.1 else 1)
     assert typical_error(fit(PRIOR, stalled), samples_of(truth, seed + 10)) < 0.05
+
+
+def test_samples_that_contradict_each_other_tell_nothing() -> None:
+    seconds = [10.0**exponent for exponent in range(-3, 4)]
+    found = fit(PRIOR, [MigrationSample(1000, 0, 1, each) for each in seconds])
+    assert set(found.undetermined) == set(NAMES)
+    assert found.model == PRIOR
+
+
+def test_what_the_coefficients_contribute_adds_up_to_what_is_predicted() -> None:
+    samples = samples_of(another_model(0), 0)
+    predicted = [sample.predicted(PRIOR) for sample in samples]
+    np.testing.assert_allclose(contributions(PRIOR, samples).sum(axis=1), predicted, rtol=1e-6)
 
 
 def test_no_coefficient_is_negative_whatever_the_samples_say() -> None:
