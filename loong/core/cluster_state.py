@@ -111,7 +111,7 @@ class ClusterState:
             if not live.is_noted:  # most are, and a call would tell no more
                 self._books.roll.note(live)
         batch.end_step(event.step)
-        self._books.count(num_output_tokens=num_output_tokens)
+        self._books.counts["num_output_tokens"] += num_output_tokens
         return ()
 
     def _finish_batch(self, event: BatchFinished) -> tuple[Instruction, ...]:

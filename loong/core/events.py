@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.core.request import FinishReason, Request, RequestId, TokenId
+from loong.core.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class RequestArrived:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokensProduced:
     """Some masters of a batch sampled the tokens of one step."""
 

@@ -9,7 +9,8 @@ class Processors:
     """Runs steps, each known by its batch. Beyond `num_cores`, busy processes all slow down in proportion.
 
     All steps are served at one rate, so they end in the order of the service that they need, and how far
-    service lags behind time is all there is to keep. Times are virtual seconds and never go back.
+    service lags behind time is all there is to keep; where cores never lack, there is nothing. Times are
+    virtual seconds and never go back.
     """
 
     def __init__(self, num_cores: float = inf, processes_per_instance: int = 1) -> None:
@@ -52,9 +53,12 @@ class Processors:
         heapq.heapify(self._steps)
 
     def _add_busy(self, num_processes: int) -> None:
+        if self._num_cores == inf:
+            return
         self._num_busy += num_processes
         self._rate = min(1.0, self._num_cores / max(self._num_busy, 1))
 
     def _serve_until(self, now: float) -> None:
-        self._lag += (now - self._now) * (1.0 - self._rate)
+        if self._rate < 1.0:
+            self._lag += (now - self._now) * (1.0 - self._rate)
         self._now = now

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias, assert_never
 
@@ -29,31 +29,45 @@ _Instructions: TypeAlias = tuple[Instruction, ...]
 
 @dataclass(slots=True)
 class _Running:
-    """A batch in flight. `sampled` has, for each request that gets tokens, how many it had and may have."""
+    """A batch in flight. `sampled` has, for each request that gets tokens, how many it had and may have.
+
+    In step number `next_end` the first of these ends.
+    """
 
     plan: BatchPlan
     work: LeaseWork
     sampled: list[tuple[RequestId, int, int]]
     last_step: int
     num_steps_taken: int = 0
+    next_end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._see_next_end()
 
     def sample(self) -> tuple[ProducedToken, ...]:
         """The tokens of the present step."""
         step = self.num_steps_taken
+        if step < self.next_end:
+            return tuple([ProducedToken(request_id, had + step) for request_id, had, _ in self.sampled])
         return tuple(
-            ProducedToken(request_id, had + step, FinishReason.LENGTH if had + step + 1 >= most else None)
+            ProducedToken(request_id, had + step, FinishReason.LENGTH if had + step + 1 == most else None)
             for request_id, had, most in self.sampled
         )
 
     def take_step(self) -> None:
         """Go on to the next step, without the requests that ended with this one."""
-        self.num_steps_taken += 1
+        step, self.num_steps_taken = self.num_steps_taken, self.num_steps_taken + 1
         self.work.take_step()
-        leaving = [r for r, had, most in self.sampled if had + self.num_steps_taken >= most]
-        if leaving:
-            self.sampled = [entry for entry in self.sampled if entry[0] not in leaving]
-            for request_id in leaving:
+        if step < self.next_end:
+            return
+        for request_id, had, most in self.sampled:
+            if had + step + 1 == most:
                 self.work.leave(request_id)
+        self.sampled = [entry for entry in self.sampled if entry[1] + step + 1 < entry[2]]
+        self._see_next_end()
+
+    def _see_next_end(self) -> None:
+        self.next_end = min((most - had for _, had, most in self.sampled), default=0) - 1
 
 
 class SimulatedExecutor:
@@ -99,7 +113,9 @@ class SimulatedExecutor:
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Put what follows from these on the clock."""
         told = tuple(instructions)
-        if told and self._plan_time:
+        if not told:
+            return
+        if self._plan_time:
             self._schedule(self._now + self._plan_time, told)
         else:
             self._carry_out(told)
