@@ -67,7 +67,7 @@ class Decoder:
         """Return logits [N, vocab] float32 of hidden states [N, E], the same on every rank."""
         part = F.linear(hidden, self.parameters.lm_head)
         part = F.pad(part, (0, self.shard.padded_vocab_size - part.shape[-1]))
-        return self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size].float()
+        return self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size].float().contiguous()
 
     def _project(
         self, layer: LayerParameters, normed: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, rows: Tensor
