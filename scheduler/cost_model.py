@@ -24,6 +24,7 @@ class Coefficients:
     ring: float = 0.0  # each hop of a step in which KV travels
     segment: float = 0.0  # each segment of its requests' KV, on every instance
     weights: float = 0.0  # reading the weights: a step with any token takes no less
+    launch: float = 0.0  # and with a prompt, whose kernels start one by one, no less than this in addition
     token: float = 20e-6  # computing a token
     attend: float = 0.0  # an attention call a layer
     decode_key: float = 50e-9  # a key and value that single queries meet
@@ -67,8 +68,9 @@ class WorkCostModel:
         """The part of a step that one instance computes by itself."""
         seconds = self.coefficients
         attention = max(seconds.pair * work.num_pairs, seconds.key * work.num_keys)
+        floor = seconds.weights + (seconds.launch if work.num_keys else 0.0)
         return (
-            (hypot(seconds.weights, seconds.token * work.num_tokens) if work.num_tokens else 0.0)
+            (hypot(floor, seconds.token * work.num_tokens) if work.num_tokens else 0.0)
             + seconds.segment * work.num_segments
             + seconds.attend * work.num_attends
             + seconds.decode_key * work.num_decode_keys
@@ -85,7 +87,7 @@ class WorkCostModel:
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
             per_prompt=seconds.told_request + seconds.attend * dop,
-            floor=seconds.weights,
+            floor=seconds.weights + seconds.launch,
             per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop,
             per_cached_pair=seconds.pair / dop,
             per_new_pair=seconds.pair / (2 * dop),
