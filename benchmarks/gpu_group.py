@@ -127,17 +127,18 @@ class GpuInstance:
         """Carry out those of some batches that are for this instance, and undo what they wrote."""
         return [self._run(told) for told in commands if self.instance_id in told.plan.group.instance_ids]
 
-    def move(self, commands: Sequence[MoveKV]) -> float:
-        """Seconds of one migration after the other; the destination forgets what it got."""
+    def move(self, commands: Sequence[MoveKV]) -> Ran:
+        """Carry out migrations; the destination forgets what it got."""
         mover = SegmentMover(self._worker_config(), {self.instance_id: self.pool}, self.fabric)
-        begun_at = perf_counter()
+        ran = Ran(perf_counter(), [])
         for command in commands:
             if not mover.move(command):
                 raise RuntimeError(f"migration {command.migration_id} failed")
             if command.migration.destination_id == self.instance_id:
                 self.backend.device.wait()
                 self.pool.release(command.migration.segment.owner_id)
-        return perf_counter() - begun_at
+            ran.told_at.append(perf_counter())
+        return ran
 
     def _run(self, command: RunBatch) -> Ran:
         told_at: list[float] = []
@@ -173,6 +174,7 @@ class GpuGroup:
 
     def __init__(self, model: str, num_instances: int, num_slots: int) -> None:
         self._directory = TemporaryDirectory(prefix="loong-")
+        self.kv_bytes_per_token = find_config(model, "dummy").kv_bytes_per_token
         self._last_id = 0
         spawning = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []

@@ -30,7 +30,7 @@ def sampled_request(prompt: tuple[int, ...], num_tokens: int, **params: object) 
 def random_prompt(length: int, seed: int, vocab_size: int = 97) -> tuple[int, ...]:
     """A prompt of random token ids."""
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(3, vocab_size, (length,), generator=generator).tolist())
+    return tuple(torch.randint(3, vocab_size, (length,), generator=generator, device="cpu").tolist())
 
 
 @cache

@@ -1,0 +1,163 @@
+"""What does it cost to change a group while it decodes, and to move KV?
+
+- change: decode leases that follow each other at once. From the last token of one to the first of the next
+  takes a step and the start of a lease; the change of the group is what comes on top of that where the next
+  lease runs on another group, has another order or other masters. Ceiling: 100 us.
+- bytes: what all instances send, by the fabric's counters. Growing a group in decode moves no KV; a prompt
+  whose KV stays on fewer instances than computed it moves what it would if all had kept their part.
+- migration: KV that is at rest goes from one instance to another, while two others decode. Ceiling: their
+  steps take 3 % longer.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from math import inf
+from os import getloadavg
+from statistics import median
+
+import torch
+from gpu_group import GpuGroup, GpuInstance, Ran, Requests
+from one_gpu import PARAMS
+from result import print_result
+
+from loong.core.instance import ESPGroup
+from loong.core.instructions import MoveKV, RequestInput, RunBatch
+from loong.core.placement import KVSegment, Placement
+from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
+from loong.core.positions import stripe
+from loong.fabric.traffic import Channel, TrafficSnapshot
+
+NUM_INSTANCES, NUM_STEPS, NUM_ROUNDS = 4, 12, 12
+DECODED = Requests(8, 4096, (0, 1))
+BESIDE = Requests(32, 4096, (0, 1))
+MOVED_TOKENS, NUM_MOVES = 65536, 6
+PROMPT_TOKENS = 16384
+NUM_BESIDE_STEPS = 150
+NUM_SLOTS = 160_000
+# What each lease of a round changes, its group and its masters; the first follows the last.
+CHANGES = (
+    ("fewer members", (0, 1), (0, 1)),
+    ("nothing", (0, 1), (0, 1)),
+    ("other order", (1, 0), (0, 1)),
+    ("other masters", (1, 0), (0,)),
+    ("more members", (0, 1, 2), (0,)),
+    ("another member", (0, 1, 3), (0,)),
+    ("more masters", (0, 1, 3), (0, 1, 3)),
+)
+
+
+def run(instance: GpuInstance, commands: Sequence[RunBatch]) -> tuple[list[Ran], TrafficSnapshot]:
+    """Carry out batches; what they sent."""
+    before = instance.fabric.traffic.snapshot()
+    return instance.run(commands), instance.fabric.traffic.snapshot() - before
+
+
+def measure_changes(group: GpuGroup) -> dict[str, object]:
+    """What each kind of change takes on top of a step, median and worst, in seconds; and the KV moved."""
+    group.each(partial(GpuInstance.hold, requests=DECODED))
+    leases = [
+        DECODED.lease(group.next_id(), members, masters, NUM_STEPS)
+        for _ in range(NUM_ROUNDS)
+        for _, members, masters in CHANGES
+    ]
+    results = group.each(partial(run, commands=leases))
+    group.each(partial(GpuInstance.forget, requests=DECODED))
+    told = [ran.told_at for ran in results[0][0]]  # of instance 0, a master in all of them
+    extra: dict[str, list[float]] = {change: [] for change, *_ in CHANGES}
+    for number, (earlier, later) in enumerate(pairwise(told), start=1):
+        step = median(after - before for before, after in pairwise(later))
+        if number >= len(CHANGES):  # the first round warms up
+            extra[CHANGES[number % len(CHANGES)][0]].append(later[0] - earlier[-1] - step)
+    moved = sum(sent[channel].num_bytes for _, sent in results for channel in (Channel.RING, Channel.SEGMENT))
+    begun = median(extra["nothing"])
+    print(f"{'a lease that changes':>22} {'us beyond a step':>17} {'worst':>8} {'of the change':>14}")
+    for change, times in extra.items():
+        shown = (
+            f"{median(times) * 1e6:>17.0f} {max(times) * 1e6:>8.0f} {(median(times) - begun) * 1e6:>14.0f}"
+        )
+        print(f"{change:>22} {shown}")
+    print(f"KV moved by all of them: {moved} bytes")
+    rows = {change: {"seconds": median(times), "worst": max(times)} for change, times in extra.items()}
+    return {"changes": rows, "kv_bytes_moved": moved}
+
+
+def prompt_batch(batch_id: int, keep_on: Sequence[int]) -> RunBatch:
+    """A prompt that all instances compute and some keep."""
+    owner_id, members = f"prompt-{batch_id}", range(NUM_INSTANCES)
+    positions = range(PROMPT_TOKENS)
+    queries = tuple(
+        QueryBlock(owner_id, stripe(positions, i, NUM_INSTANCES), i, Transfer.KV) for i in members
+    )
+    writes = tuple(
+        KVSegment(owner_id, stripe(positions, index, len(keep_on)), i) for index, i in enumerate(keep_on)
+    )
+    given = RequestInput(owner_id, [1] * PROMPT_TOKENS, PROMPT_TOKENS, 0, Placement(), PARAMS)
+    return RunBatch(batch_id, BatchPlan(ESPGroup(tuple(members)), queries, writes), (given,))
+
+
+def measure_retention(group: GpuGroup) -> dict[str, int]:
+    """Bytes that all instances send for a prompt, by how many of them keep it."""
+    sent = {}
+    for num_keepers in (NUM_INSTANCES, 2, 1):
+        batch = prompt_batch(group.next_id(), range(num_keepers))
+        results = group.each(partial(run, commands=[batch]))
+        sent[str(num_keepers)] = sum(traffic.total.num_bytes for _, traffic in results)
+        print(f"prompt of {PROMPT_TOKENS} kept on {num_keepers}: {sent[str(num_keepers)]} bytes sent")
+    return sent
+
+
+def measure_migration(group: GpuGroup) -> dict[str, float]:
+    """Bytes a second from instance 2 to 3, and the steps of 0 and 1 beside that and without it."""
+    group.each(partial(GpuInstance.hold, requests=BESIDE))
+    moved = Requests(1, MOVED_TOKENS, (2,))
+    (owner_id,) = moved.owner_ids
+    group.each(partial(GpuInstance.hold, requests=moved))
+    migration = KVMigration(moved.segment(owner_id, 0), 3)
+    moves = [MoveKV(group.next_id(), migration) for _ in range(NUM_MOVES)]
+    lease = BESIDE.lease(group.next_id(), BESIDE.held_on, BESIDE.held_on, NUM_BESIDE_STEPS)
+    alone, *_ = group.each(partial(GpuInstance.run, commands=[lease]))
+    lease = BESIDE.lease(group.next_id(), BESIDE.held_on, BESIDE.held_on, NUM_BESIDE_STEPS)
+    both = group.each(partial(decode_or_move, lease=lease, moves=moves))
+    seconds = both[3].told_at[-1] - both[3].begun_at
+    num_bytes = NUM_MOVES * MOVED_TOKENS * group.kv_bytes_per_token
+    before, beside = _step_seconds(alone[0]), _step_seconds(both[0], seconds)
+    print(f"migration: {num_bytes / seconds / 1e9:.0f} GB/s")
+    print(f"steps on other instances: {before * 1e3:.3f} ms, beside it {beside * 1e3:.3f} ms")
+    return {"bytes_per_second": num_bytes / seconds, "step_alone": before, "step_beside": beside}
+
+
+def decode_or_move(instance: GpuInstance, lease: RunBatch, moves: Sequence[MoveKV]) -> Ran:
+    """What instances of the lease do, and others meanwhile, each of whose moves is told like a step."""
+    if instance.instance_id in lease.plan.group.instance_ids:
+        return instance.run([lease])[0]
+    return instance.move(moves)
+
+
+def _step_seconds(ran: Ran, until: float = inf) -> float:
+    """The median step of a lease, of those in its first seconds."""
+    told_at = [at for at in ran.told_at if at - ran.begun_at < until]
+    return median(later - earlier for earlier, later in pairwise(told_at))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
+    parser.add_argument("--save", action="store_true", help="append the result to results/elasticity.jsonl")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    group = GpuGroup(args.model, NUM_INSTANCES, NUM_SLOTS)
+    print(f"started in {group.seconds_to_start:.1f} s")
+    numbers = {
+        "model": args.model,
+        "torch": torch.__version__,
+        **measure_changes(group),
+        "migration": measure_migration(group),
+        "prompt_bytes_sent": measure_retention(group),
+    }
+    print_result("elasticity", load_before, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
