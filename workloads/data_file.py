@@ -1,5 +1,6 @@
 """Requests of a file: a published trace or data set, or one of our own."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ from loong.workloads.datasets.read import read_recording
 from loong.workloads.datasets.recording import Recording
 from loong.workloads.request import RequestShape, WorkloadRequest
 
-FORBIDDEN = "'\n"  # in a path, as a spec has no way to write them
+# A path as a spec writes it: in quotes, unless it has nothing in it that a spec has a meaning for.
+PLAIN_PATH = re.compile(r"[^@+*(),'\s]+")
+QUOTED_PATH = re.compile(r"'[^'\n]+'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +24,13 @@ class DataFile:
     path: str
 
     def __post_init__(self) -> None:
-        if not self.path or any(character in self.path for character in FORBIDDEN):
+        if not QUOTED_PATH.fullmatch(f"'{self.path}'"):
             raise ConfigError(
                 f"{self.path!r} is no path of a trace: it is empty or has a quote or a new line"
             )
 
     def __str__(self) -> str:
-        is_plain = not any(character in "@+*(), \t" for character in self.path)
-        return f"trace:{self.path}" if is_plain else f"trace:'{self.path}'"
+        return f"trace:{self.path}" if PLAIN_PATH.fullmatch(self.path) else f"trace:'{self.path}'"
 
     def recording(self) -> Recording:
         """Read the file.

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from loong.core.errors import ConfigError
 from loong.workloads.arrivals import Arrivals, Closed, Paced, Replay
-from loong.workloads.data_file import DataFile
+from loong.workloads.data_file import PLAIN_PATH, QUOTED_PATH, DataFile
 from loong.workloads.laws import LAWS, Law
 from loong.workloads.mix import Mix, Single
 from loong.workloads.named import NAMES, Named
@@ -30,7 +30,6 @@ ARRIVALS: dict[str, tuple[tuple[str, ...], Callable[..., Arrivals]]] = {
 }
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
-_PATH = re.compile(r"'[^'\n]*'|[^@+*(),'\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def _part(scanner: Scanner) -> tuple[float, Single]:
 def _source(scanner: Scanner) -> Single:
     start = scanner.position
     if scanner.take(FILE):
-        path = scanner.take(_PATH)
+        path = scanner.take(QUOTED_PATH) or scanner.take(PLAIN_PATH)
         if path is None:
             scanner.fail("a path is expected, in '' if it has blanks or any of @+*(),")
         with scanner.blaming(start):

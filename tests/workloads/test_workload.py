@@ -107,7 +107,11 @@ def test_a_length_scale_shrinks_every_length_and_leaves_something_to_measure(
     full = make_workload(name, 8, seed=seed)
     small = make_workload(name, 8, seed=seed, length_scale=float(scale))
     for before, after in zip(full, small, strict=True):
-        assert min(MIN_PROMPT_TOKENS, before.num_prompt_tokens) <= after.num_prompt_tokens <= before.num_prompt_tokens
+        assert (
+            min(MIN_PROMPT_TOKENS, before.num_prompt_tokens)
+            <= after.num_prompt_tokens
+            <= before.num_prompt_tokens
+        )
         assert MIN_OUTPUT_TOKENS <= after.num_output_tokens <= before.num_output_tokens
 
 
