@@ -5,6 +5,7 @@ import logging
 import torch
 
 from loong.core.errors import ConfigError
+from loong.fabric.collective import CollectiveFabric
 from loong.fabric.cuda_lanes import CudaLane
 from loong.fabric.cuda_memory import CudaMemory
 from loong.fabric.protocol import Fabric
@@ -26,6 +27,13 @@ def connect_gpus(kind: str, sockets: SocketFabric, index: int, spare_bytes: int)
     match kind:
         case "symmetric":
             return SymmetricFabric(sockets, CudaMemory(index), CudaLane, spare_bytes=spare_bytes)
+        case "nccl":
+            if sockets.world.size > torch.cuda.device_count():
+                raise ConfigError(
+                    f"NCCL needs a GPU for each of {sockets.world.size} processes, "
+                    f"but there are {torch.cuda.device_count()}"
+                )
+            return CollectiveFabric(sockets, torch.device("cuda", index))
         case "staged":
             return StagedFabric(sockets)
         case _:
