@@ -99,6 +99,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--event-log-prompts", action="store_true", help="with the token ids of prompts (their number only)"
     )
     group.add_argument(
+        "--trace-dir",
+        type=Path,
+        metavar="DIR",
+        help="let POST /start_profile and /stop_profile write traces of the workers into it (off)",
+    )
+    group.add_argument(
         "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)s)"
     )
     group.add_argument(
@@ -131,5 +137,6 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         host=args.host,
         port=args.port,
         drain_timeout=args.drain_timeout,
+        trace_dir=args.trace_dir,
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )

@@ -16,6 +16,7 @@ from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.core.timeline import Timeline
 from loong.engine import Engine
+from loong.executor.traces import WorkerTraces
 from loong.launcher.chosen_cost_model import chosen_cost_model
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
@@ -59,6 +60,7 @@ class ServeConfig:
     host: str
     port: int
     drain_timeout: float  # seconds
+    trace_dir: Path | None = None  # None: no traces
     logs: LogFiles = field(default_factory=LogFiles)
 
 
@@ -96,7 +98,8 @@ async def _serve(config: ServeConfig) -> int:
             scheduling = Scheduling(state, policy, cost_model, executor, observers)
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
-            app = create_app(engine, tokenizer, config.server)
+            tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
+            app = create_app(engine, tokenizer, config.server, tracing)
             app[SERVER].metrics.watch_cost_model(lambda: recalibration.errors)
             runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
             signals.is_up = True

@@ -28,7 +28,19 @@ class Shutdown:
     """The worker ends."""
 
 
-Command: TypeAlias = RunBatch | StopLease | MoveKV | ReleaseKV | Shutdown
+@dataclass(frozen=True, slots=True)
+class StartTrace:
+    """The worker traces what it does, from the next batch on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTrace:
+    """The worker ends its trace after the batches told before, and writes it to a file of this name."""
+
+    path: str
+
+
+Command: TypeAlias = RunBatch | StopLease | MoveKV | ReleaseKV | StartTrace | WriteTrace | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,14 @@ class MigrationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceWritten:
+    """A worker's trace is in its file."""
+
+    instance_id: InstanceId
+    tp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFailed:
     """A worker cannot go on."""
 
@@ -85,15 +105,26 @@ class WorkerFailed:
     message: str
 
 
-Report: TypeAlias = WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | WorkerFailed
+Report: TypeAlias = (
+    WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | TraceWritten | WorkerFailed
+)
 
-_COMMANDS: tuple[type[Command], ...] = (RunBatch, StopLease, MoveKV, ReleaseKV, Shutdown)
+_COMMANDS: tuple[type[Command], ...] = (
+    RunBatch,
+    StopLease,
+    MoveKV,
+    ReleaseKV,
+    StartTrace,
+    WriteTrace,
+    Shutdown,
+)
 _REPORTS: tuple[type[Report], ...] = (
     WorkerReady,
     Heartbeat,
     StepDone,
     BatchDone,
     MigrationDone,
+    TraceWritten,
     WorkerFailed,
 )
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import TypeAlias, assert_never
 
@@ -30,9 +31,12 @@ from loong.wire import (
     MigrationDone,
     Report,
     Shutdown,
+    StartTrace,
     StepDone,
+    TraceWritten,
     WorkerFailed,
     WorkerReady,
+    WriteTrace,
     decode_report,
     encode,
 )
@@ -74,6 +78,8 @@ class WorkersExecutor:
         self._rolled_back: set[int] = set()
         self._not_ready = set(endpoints.commands)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tracing: set[WorkerId] = set()  # those that are to write a trace, until `_traced`
+        self._traced: asyncio.Future[None] | None = None
         self._last_heard = dict.fromkeys(endpoints.commands, monotonic())
         self._started_at = monotonic()
 
@@ -175,6 +181,19 @@ class WorkersExecutor:
                 self.lose(instance_id, f"it was silent for {MAX_SILENCE_SECONDS:g} s")
                 return
 
+    def start_trace(self) -> None:
+        """Let all workers trace what they do from now on."""
+        self._send(self._endpoints.commands, encode(StartTrace()))
+
+    async def write_traces(self, folder: Path) -> Mapping[WorkerId, Path]:
+        """Let all workers end their traces after what was submitted, and wait for the file of each."""
+        files = {(i, rank): folder / f"worker-{i}-{rank}.json" for i, rank in self._endpoints.commands}
+        self._tracing, self._traced = set(files), asyncio.get_running_loop().create_future()
+        for worker_id, path in files.items():
+            self._send([worker_id], encode(WriteTrace(str(path))))
+        await self._traced
+        return files
+
     def shut_down(self) -> None:
         """Tell all workers to end."""
         self._send(self._endpoints.commands, encode(Shutdown()))
@@ -220,6 +239,10 @@ class WorkersExecutor:
                 self._end_batch(report)
             case MigrationDone():
                 self._end_migration(report)
+            case TraceWritten():
+                self._tracing.discard((report.instance_id, report.tp_rank))
+                if self._traced is not None and not self._tracing and not self._traced.done():
+                    self._traced.set_result(None)
             case WorkerFailed():
                 self.lose(report.instance_id, report.message)
             case _:

@@ -2,19 +2,21 @@
 
 from aiohttp import web
 
-from loong.server import status, tokenization
+from loong.server import profiling, status, tokenization
 from loong.server.admission import Admission
 from loong.server.chat import chat_completions
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
-from loong.server.engine_client import EngineClient
+from loong.server.engine_client import EngineClient, Tracing
 from loong.server.metrics import ServerMetrics
 from loong.server.middleware import check_api_key, tell_errors
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
 
-def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> web.Application:
+def create_app(
+    engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings, tracing: Tracing | None = None
+) -> web.Application:
     """Put a server together; nothing is started."""
     app = web.Application(middlewares=[tell_errors, check_api_key], client_max_size=settings.max_body_bytes)
     app[SERVER] = Server(
@@ -27,6 +29,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
             max_waiting_tokens=settings.max_waiting_tokens,
             retry_after=settings.retry_after,
         ),
+        tracing=tracing,
     )
     app.add_routes(
         [
@@ -43,6 +46,8 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
             web.get("/load", status.load),
             web.get("/metrics", status.metrics),
             web.get("/trace", status.trace),
+            web.post("/start_profile", profiling.start_profile),
+            web.post("/stop_profile", profiling.stop_profile),
         ]
     )
     return app

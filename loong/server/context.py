@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from loong.server.admission import Admission
-from loong.server.engine_client import EngineClient
+from loong.server.engine_client import EngineClient, Tracing
 from loong.server.errors import ApiError
 from loong.server.metrics import ServerMetrics
 from loong.server.settings import ServerSettings
@@ -21,6 +21,7 @@ class Server:
     settings: ServerSettings
     metrics: ServerMetrics
     admission: Admission
+    tracing: Tracing | None = None
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 if a client names a model that is not served; not to name one is fine."""

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from loong.core.events import ProducedToken
@@ -53,4 +54,16 @@ class EngineClient(Protocol):
 
     def timeline(self) -> Sequence[BatchSlice]:
         """The last batches, oldest first."""
+        ...
+
+
+class Tracing(Protocol):
+    """Traces of all workers of an engine."""
+
+    def start(self) -> None:
+        """Begin with the next batches."""
+        ...
+
+    async def write(self) -> Path:
+        """End after the batches in flight; the one file with what all workers did."""
         ...

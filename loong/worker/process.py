@@ -35,9 +35,12 @@ from loong.wire import (
     MigrationDone,
     Report,
     Shutdown,
+    StartTrace,
     StepDone,
+    TraceWritten,
     WorkerFailed,
     WorkerReady,
+    WriteTrace,
     decode_command,
     encode,
 )
@@ -45,6 +48,7 @@ from loong.worker.backend import Backend, CpuBackend
 from loong.worker.config import WorkerConfig
 from loong.worker.kv_pool import KVPool
 from loong.worker.runner import BatchRunner
+from loong.worker.tracer import Tracer
 from loong.worker.transfer import SegmentMover
 
 HEARTBEAT_SECONDS = 1.0
@@ -91,7 +95,7 @@ class Worker:
         if config.host_kv_capacity:
             self._pools[config.host_id] = _make_pool(shard, config.host_kv_capacity, torch.device("cpu"))
         self._mover = SegmentMover(config, self._pools, self._fabric)
-        self._batches: SimpleQueue[RunBatch] = SimpleQueue()
+        self._batches: SimpleQueue[RunBatch | StartTrace | WriteTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._stop_steps: dict[int, int] = {}  # by batch; written by the control thread, read at step edges
 
@@ -115,9 +119,9 @@ class Worker:
                 return
             self._take(command)
 
-    def _take(self, command: Instruction) -> None:
+    def _take(self, command: Instruction | StartTrace | WriteTrace) -> None:
         match command:
-            case RunBatch():
+            case RunBatch() | StartTrace() | WriteTrace():
                 self._batches.put(command)
             case StopLease():
                 earlier = self._stop_steps.get(command.batch_id, _NEVER)
@@ -143,14 +147,23 @@ class Worker:
         pool = self._pools[self._config.instance_id]
         runner = BatchRunner(self._config.instance_id, self._model, pool, self._fabric, self._backend)
         runner.warm_up()
-        reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank))
+        instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
+        reports.send(WorkerReady(instance_id, tp_rank))
+        tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
         while True:
-            command = self._batches.get()
-            num_steps = self._run_batch(command, runner, reports)
-            for past_id in [i for i in list(self._stop_steps) if i <= command.batch_id]:
-                del self._stop_steps[past_id]
-            done = BatchDone(command.batch_id, self._config.instance_id, self._config.tp_rank, num_steps)
-            reports.send(done)
+            match command := self._batches.get():
+                case RunBatch():
+                    num_steps = self._run_batch(command, runner, reports)
+                    for past_id in [i for i in list(self._stop_steps) if i <= command.batch_id]:
+                        del self._stop_steps[past_id]
+                    reports.send(BatchDone(command.batch_id, instance_id, tp_rank, num_steps))
+                case StartTrace():
+                    tracer.start()
+                case WriteTrace():
+                    tracer.write(Path(command.path))
+                    reports.send(TraceWritten(instance_id, tp_rank))
+                case _:
+                    assert_never(command)
 
     def _run_batch(self, command: RunBatch, runner: BatchRunner, reports: Reports) -> int:
         def stop_step() -> int:

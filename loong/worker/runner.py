@@ -1,6 +1,6 @@
 """Carries out one batch on one instance: a step, or the steps of a lease."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
+from loong.worker.tracer import Span
 
 _SHORT_PROMPT = 17  # tokens
 _WARM_UP_BATCH_ID = 0
@@ -75,6 +76,7 @@ class BatchRunner:
         self._instance_id = instance_id
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
         self._lease: DecodeLease | None = None
+        self._steps: DecodeSteps | None = None
 
     def warm_up(self) -> None:
         """Do once, before there are requests, what compiles, captures or plans.
@@ -102,7 +104,7 @@ class BatchRunner:
             exchange = self._backend.decode_exchange(self._fabric, self._instance_id, self._model.shard)
             steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
             steps.capture()
-            self._lease = DecodeLease(self._instance_id, self._pool, steps, self._fabric)
+            self._lease, self._steps = DecodeLease(self._instance_id, self._pool, steps, self._fabric), steps
 
     def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
         """Take the steps of a batch and return how many; tokens are reported after each.
@@ -128,6 +130,18 @@ class BatchRunner:
                     if step + 1 >= stop or not live:
                         return step + 1
         return plan.num_steps
+
+    def spans(self) -> Iterator[Span]:
+        """What of this is worth to be told apart in a trace."""
+        yield self, "_take_step", "step"
+        yield self, "_sample", "sample"
+        yield self._fabric, "ring_step", "ring step"
+        yield self._fabric, "exchange", "exchange"
+        device = self._backend.device
+        yield device, "attend_slots", "attention"
+        yield device, "attend_blocks", "attention"
+        if self._steps is not None:
+            yield self._steps, "launch", "step"
 
     def _run_zeros(self, lengths: Sequence[int], transfer: Transfer) -> None:
         """One step of prompts of these lengths; a prompt of one token is as a decode."""

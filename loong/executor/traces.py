@@ -1,0 +1,64 @@
+"""One timeline of what all workers did, from the trace of each."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import strftime
+from typing import Any
+
+import msgspec
+
+from loong.executor.workers import WorkerId, WorkersExecutor
+
+_PIDS_APART = 1 << 24  # above the ids of processes and devices, so that those of workers differ
+_US = 1000  # nanoseconds
+
+
+class WorkerTraces:
+    """Writes traces of an executor's workers into a folder."""
+
+    def __init__(self, executor: WorkersExecutor, folder: Path) -> None:
+        self._executor, self._folder = executor, folder
+
+    def start(self) -> None:
+        """Begin with the next batches."""
+        self._executor.start_trace()
+
+    async def write(self) -> Path:
+        """End after the batches in flight; the one file with what all workers did."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        target = self._folder / strftime("trace-%Y%m%d-%H%M%S.json")
+        with TemporaryDirectory(dir=self._folder) as folder:
+            files = await self._executor.write_traces(Path(folder))
+            await asyncio.to_thread(join_traces, files, target)
+        return target
+
+
+def join_traces(files: Mapping[WorkerId, Path], target: Path) -> None:
+    """Write the events of all files to one Chrome trace, with each worker's processes named after it."""
+    traces = {worker_id: msgspec.json.decode(path.read_bytes()) for worker_id, path in files.items()}
+    bases = {worker_id: trace.get("baseTimeNanoseconds", 0) for worker_id, trace in traces.items()}
+    first_base = min(bases.values())
+    events: list[dict[str, Any]] = []  # Any: what torch writes
+    for number, (worker_id, trace) in enumerate(traces.items()):
+        shift = (bases[worker_id] - first_base) / _US
+        events += _moved(trace["traceEvents"], _name(worker_id), number * _PIDS_APART, shift)
+    target.write_bytes(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def _name(worker_id: WorkerId) -> str:
+    instance_id, tp_rank = worker_id
+    return f"instance {instance_id}" + (f" rank {tp_rank}" if tp_rank else "")
+
+
+def _moved(events: list[dict[str, Any]], name: str, first_pid: int, shift: float) -> Iterator[dict[str, Any]]:
+    """The events of one worker, `shift` microseconds later, as those of processes of its own."""
+    for event in events:
+        if isinstance(event.get("pid"), int):
+            event["pid"] += first_pid
+        if "ts" in event:
+            event["ts"] += shift
+        if event.get("name") == "process_name":
+            event["args"] = {"name": f"{name}: {event['args']['name']}"}
+        yield event

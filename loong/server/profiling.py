@@ -1,0 +1,26 @@
+"""`/start_profile` and `/stop_profile`, as vLLM calls them: a trace of what all workers do in between."""
+
+from aiohttp import web
+
+from loong.server.context import SERVER
+from loong.server.engine_client import Tracing
+from loong.server.errors import ApiError
+from loong.server.wire import json_response
+
+
+async def start_profile(http: web.Request) -> web.Response:
+    """Begin a trace."""
+    _tracing(http).start()
+    return json_response({"status": "tracing; POST /stop_profile ends it"})
+
+
+async def stop_profile(http: web.Request) -> web.Response:
+    """End the trace and tell its file, which Perfetto opens."""
+    return json_response({"trace": str(await _tracing(http).write())})
+
+
+def _tracing(http: web.Request) -> Tracing:
+    tracing = http.app[SERVER].tracing
+    if tracing is None:
+        raise ApiError(404, "the server was started without --trace-dir", "tracing_is_off")
+    return tracing

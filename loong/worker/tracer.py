@@ -1,0 +1,69 @@
+"""Traces of a worker: what its batches ask for and its device does, with the design's words beside it."""
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeAlias, TypeVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Span: TypeAlias = tuple[object, str, str]  # an object, its method, and what to call that in a trace
+
+
+class Tracer:
+    """Traces the thread that starts it, and the device. Until then, and afterwards, it costs nothing.
+
+    The methods in `spans` show as ranges of those names, for NVIDIA's tools as well (NVTX).
+    """
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._spans = tuple(spans)
+        self._profile: profile | None = None
+
+    def start(self) -> None:
+        """Begin; what was traced and not written is dropped."""
+        self._end()
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        for owner, method, name in self._spans:
+            setattr(owner, method, _named(getattr(owner, method), name))
+        self._profile = profile(activities=activities)
+        self._profile.start()
+
+    def write(self, path: Path) -> None:
+        """End, and write a Chrome trace; an empty one if nothing was started."""
+        ended = self._end()
+        if ended is None:
+            path.write_text('{"traceEvents": []}')
+        else:
+            ended.export_chrome_trace(str(path))
+
+    def _end(self) -> profile | None:
+        ended, self._profile = self._profile, None
+        if ended is not None:
+            ended.stop()
+            for owner, method, _ in self._spans:
+                delattr(owner, method)  # what `start` set; the class's own is there again
+        return ended
+
+
+def _named(call: Callable[P, T], name: str) -> Callable[P, T]:
+    is_on_gpu = torch.cuda.is_available()
+
+    @wraps(call)
+    def named(*args: P.args, **kwargs: P.kwargs) -> T:
+        if is_on_gpu:
+            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]  # torch's own
+        try:
+            with record_function(name):
+                return call(*args, **kwargs)
+        finally:
+            if is_on_gpu:
+                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]  # likewise
+
+    return named

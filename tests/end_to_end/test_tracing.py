@@ -1,0 +1,38 @@
+"""A server writes one timeline of what all its workers did."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+from served import served
+
+
+def test_a_trace_tells_what_every_worker_did_and_where_it_began(tmp_path: Path) -> None:
+    arguments = ("--num-instances", "2", "--policy", "static-sp", "--trace-dir", "traces")
+    with served(tmp_path, *arguments) as server:
+        post(f"{server.url}/start_profile")
+        server.client.completions.create(model="loong-tiny", prompt=[5] * 40, max_tokens=5)
+        written = Path(post(f"{server.url}/stop_profile")["trace"])
+        post(f"{server.url}/start_profile")  # a second trace begins anew
+        again = Path(post(f"{server.url}/stop_profile")["trace"])
+    events = json.loads((tmp_path / written).read_text())["traceEvents"]
+    for instance_id in range(2):
+        pids = {
+            event["pid"]
+            for event in events
+            if event.get("name") == "process_name"
+            and event["args"]["name"].startswith(f"instance {instance_id}")
+        }
+        names = [event["name"] for event in events if event.get("pid") in pids and event["ph"] == "X"]
+        assert {"step", "attention", "exchange", "ring step"} <= set(names)
+        assert names.count("step") == 5
+    assert not any(
+        event.get("name") == "step" for event in json.loads((tmp_path / again).read_text())["traceEvents"]
+    )
+
+
+def post(url: str) -> Mapping[str, str]:
+    with urlopen(Request(url, method="POST"), timeout=60) as answer:
+        told: Mapping[str, str] = json.load(answer)
+    return told
