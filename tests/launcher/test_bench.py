@@ -8,7 +8,9 @@ import pytest
 from loong.core.errors import ConfigError
 from loong.launcher import bench
 from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.workloads.datasets.saved import save_requests
 from loong.workloads.errors import ServerUnusableError
+from loong.workloads.workload import make_workload
 
 pytestmark = pytest.mark.usefixtures("stub_server")
 QUICK = ["--length-scale", "1/64", "--num-requests", "9", "--num-warmups", "1", "--seed", "1"]
@@ -102,6 +104,29 @@ def test_nothing_runs_if_a_later_policy_cannot(tmp_path: Path) -> None:
 def test_a_closed_loop_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_bench(*QUICK, "--workload", "leval", "--max-concurrency", "2", "--goodput", "e2el:60000") == 0
     assert last_line(capsys.readouterr().out)["workload"] == "leval"
+
+
+def test_a_spec_says_how_many_are_in_flight_and_at_what_pace(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = [*QUICK, "--goodput", "e2el:60000"]
+    assert run_bench(*flags, "--workload", "fixed(640,128)@closed(2)") == 0
+    printed = capsys.readouterr().out
+    assert "Workload: fixed(640,128)@closed(2) (lengths from built-in" in printed
+    assert "9 requests all at once, at most 2 in flight, seed 1" in printed
+    assert last_line(printed)["workload"] == "fixed(640,128)@closed(2)"
+    run_bench(*flags, "--workload", "sharegpt@gamma(90,0.5)", "--max-concurrency", "3")
+    assert "at 90 req/s (burstiness 0.5), at most 3 in flight" in capsys.readouterr().out
+
+
+def test_a_saved_workload_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "saved.jsonl"
+    save_requests(path, make_workload("fixed(640,128)@constant(100)", 9, seed=3))
+    assert run_bench(*QUICK, "--goodput", "e2el:60000", "--workload", f"trace:{path}@replay(2)") == 0
+    assert (
+        f"(lengths from {path}, scale 0.015625), 9 requests at 200 req/s (replayed)"
+        in capsys.readouterr().out
+    )
 
 
 def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,9 +61,11 @@ async def test_the_server_gets_the_prompt_as_token_ids_and_the_length_to_generat
         await answer(body, response)
 
     request = make_request(num_prompt_tokens=5, num_output_tokens=2)
+    named = replace(request, shape=replace(request.shape, user="someone"))
     async with serve_script(remember) as base_url:
-        await run_load(target(base_url), [request])
-    [body] = bodies
+        await run_load(target(base_url), [request, named], max_concurrency=1)
+    body, body_of_named = bodies
+    assert body_of_named == {**body, "user": "someone"}
     assert body["prompt"] == request.prompt_token_ids(100)
     assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (2, True, True)
     assert body["stream_options"] == {"include_usage": True}

@@ -79,6 +79,8 @@ def test_a_workload_with_a_pace_of_its_own_needs_no_rate(capsys: pytest.CaptureF
         (["--rate", "1", "--seed", "-1"], "--seed -1"),
         (["--rate", "fast"], "--rate 'fast'"),
         ([], "--workload mixed has no pace of its own"),
+        (["--workload", "mixed@closed(8)"], "--workload mixed@closed(8) waits for answers"),
+        (["--workload", "trace:nowhere.csv"], "nowhere.csv cannot be read"),
         (["--rate", "1", "--model", "llama-3.1-70b"], "no room for KV"),
         (["--rate", "1", "--num-instances", "64", "--policy", "tp"], "32 attention heads"),
     ],

@@ -1,4 +1,5 @@
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,15 @@ def test_the_load_of_a_duration_goes_on_as_it_was() -> None:
     assert following[0].arrival_time >= 10.0
     whole = make_workload("sharegpt", len(load.measured) + 20, seed=0, request_rate=50.0)
     assert [*load.measured, *following] == whole
+
+
+def test_a_trace_is_measured_to_its_end_and_replayed_at_any_rate(tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    lines = [f"{time},10,5" for time in (0, 1, 2, 2, 2, 3, 10)]
+    path.write_text("\n".join(["Timestamp,Request tokens,Response tokens", *lines]))
+    load = LoadConfig(f"trace:{path}").at(6.0)
+    assert [r.arrival_time for r in load.measured] == [t / 10 for t in (0, 1, 2, 2, 2, 3, 10)]
+    assert not list(load.following)
 
 
 def test_a_number_of_requests_is_all_that_is_sent_at_any_rate() -> None:

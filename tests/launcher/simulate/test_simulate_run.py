@@ -6,7 +6,7 @@ from simulation import instances_with
 
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host, Load
-from loong.launcher.simulate.run import CUT_OFF, REFUSED, SimulatedRun, simulate
+from loong.launcher.simulate.run import CUT_OFF, REFUSED, SimulatedRun, request_of, simulate
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
@@ -43,6 +43,11 @@ def test_every_request_has_a_record_in_its_place_with_all_its_tokens() -> None:
     assert [record.request for record in records] == load
     assert [len(record.token_times) for record in records] == [3, 4, 5, 6, 7, 8]
     assert all(record.is_completed and record.ttft > 0 for record in records)
+
+
+def test_a_request_is_for_the_user_the_workload_names() -> None:
+    sent = WorkloadRequest(0.5, RequestShape((TokenRun(0, 9),), 4, "someone"))
+    assert request_of(3, sent, LOOSE).user == "someone"
 
 
 def test_a_request_that_can_never_fit_is_refused_and_counts_as_a_miss() -> None:
