@@ -49,15 +49,13 @@ class Scaling:
         if not decodes:
             return None
         num_steps = min(self._most_steps(instance_ids, decodes), max(v.num_remaining_tokens for v in decodes))
-        if seconds is not None:
-            step = self._decode_step(instance_ids, decodes, 1)
-            num_steps = min(num_steps, int(seconds / step.seconds)) if step is not None else 0
-        while num_steps:
-            step = self._decode_step(instance_ids, decodes, num_steps)
-            if step is not None:
-                return step.plan()
+        while (step := self._decode_step(instance_ids, decodes, num_steps)) is None:
             num_steps //= 2
-        return None
+            if not num_steps:
+                return None
+        if seconds is not None:
+            step.shorten(int(seconds / step.seconds))
+        return step.plan() if step.num_steps else None
 
     def _most_steps(self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]) -> int:
         """Steps that a lease may have. Of several instances it is never long, so that they can part soon."""
@@ -109,7 +107,7 @@ class Scaling:
         for prefill in prefills if not num_added else ():
             if self._add(step, prefill, budget, is_alone):
                 break
-        return step.plan() if step.shares else None
+        return None if step.is_empty else step.plan()
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Seconds that a step may take."""

@@ -37,7 +37,8 @@ class Step:
     max_tokens: int
     num_steps: int = 1
     min_tokens: int = 0
-    shares: list[Share] = field(default_factory=list)
+    decodes: list[tuple[RequestView, InstanceId]] = field(default_factory=list)  # with their masters
+    shares: list[Share] = field(default_factory=list)  # of prompts
     count: WorkCount = field(init=False)
     alone: PrefillTerms = field(init=False)
     wide: PrefillTerms = field(init=False)
@@ -68,11 +69,24 @@ class Step:
 
     def plan(self) -> BatchPlan:
         """The batch."""
-        return batch_of(self.group, self.shares, self.num_steps, self.seconds)
+        shares = [decode_share(view, master_id, self.num_steps) for view, master_id in self.decodes]
+        return batch_of(self.group, shares + self.shares, self.num_steps, self.seconds)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return not (self.decodes or self.shares)
 
     def add_decode(self, view: RequestView, master_id: InstanceId) -> None:
         """One token a step."""
-        self._add(view, decode_share(view, master_id, self.num_steps))
+        self.decodes.append((view, master_id))
+        self.free[master_id] -= min(self.num_steps, view.num_remaining_tokens)
+        self.count.add_decode(master_id, view.placement)
+
+    def shorten(self, num_steps: int) -> None:
+        """Let the lease have no more steps than that."""
+        self.num_steps = min(self.num_steps, num_steps)
+        self.count.is_lease = self.num_steps > 1
 
     def add_whole(self, view: RequestView, master_id: InstanceId, budget: float) -> int:
         """As much of a prompt as one instance computes within a step of `budget`; its KV must all be there.

@@ -1,7 +1,6 @@
 """What one request does in a batch: which master computes which positions, and where the KV stays."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from loong.core.instance import ESPGroup
@@ -9,9 +8,10 @@ from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
 from loong.core.request import RequestView
+from loong.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Share:
     """The part of one request in a batch."""
 
@@ -37,9 +37,10 @@ def next_positions(view: RequestView, num_tokens: int) -> range:
 
 def decode_share(view: RequestView, master_id: InstanceId, num_steps: int = 1) -> Share:
     """One token a step, for a lease of `num_steps` or until the request must end."""
-    num_tokens = min(num_steps, view.num_remaining_tokens)
-    block = QueryBlock(view.request_id, next_positions(view, 1), master_id, Transfer.QUERY)
-    return Share((block,), (KVSegment(view.request_id, next_positions(view, num_tokens), master_id),))
+    query = next_positions(view, 1)
+    stored = query if num_steps == 1 else next_positions(view, min(num_steps, view.num_remaining_tokens))
+    block = QueryBlock(view.request_id, query, master_id, Transfer.QUERY)
+    return Share((block,), (KVSegment(view.request_id, stored, master_id),))
 
 
 def whole_share(view: RequestView, num_tokens: int, master_id: InstanceId) -> Share:

@@ -59,7 +59,10 @@ def num_retained_tokens(batch: BatchPlan) -> int:
     """Tokens whose KV stays on another instance than the one that makes it (proactive scale-down)."""
     total = 0
     for request_id in batch.request_ids:
-        made = {block.master_id: block.positions for block in batch.blocks_of(request_id)}
+        blocks = batch.blocks_of(request_id)
+        if blocks[0].transfer is Transfer.QUERY:  # whose KV stays at its masters
+            continue
+        made = {block.master_id: block.positions for block in blocks}
         for segment in batch.writes_of(request_id):
             at_home = intersection(segment.positions, made.get(segment.instance_id, EMPTY))
             total += len(segment.positions) - len(at_home)

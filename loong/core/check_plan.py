@@ -54,7 +54,9 @@ class Case:
     def _parts_of(self, batch: BatchPlan) -> Iterator[Part]:
         for request_id in batch.request_ids:
             blocks = batch.blocks_of(request_id)
-            num_tokens = sum([len(block.positions) for block in blocks])
+            num_tokens = len(blocks[0].positions)
+            if len(blocks) > 1:
+                num_tokens = sum([len(block.positions) for block in blocks])
             yield Part(self.view(request_id), blocks, batch.writes_of(request_id), num_tokens)
 
 
@@ -137,8 +139,9 @@ def _check_positions(part: Part) -> None:
             f"request {view.request_id} is to compute {num_tokens} tokens, "
             f"but {view.num_uncomputed_tokens} are uncomputed"
         )
+    whole = range(first, first + num_tokens)
     positions = [block.positions for block in part.blocks]
-    if not is_partition(positions, range(first, first + num_tokens)):
+    if positions != [whole] and not is_partition(positions, whole):
         raise InvalidPlanError(
             f"the queries of request {view.request_id} are not positions {first} to "
             f"{first + num_tokens - 1}, each once: {positions}"
@@ -201,8 +204,9 @@ def _check_stored_once(batch: BatchPlan, part: Part) -> None:
     first, num_tokens = part.view.num_computed_tokens, part.num_tokens
     if batch.num_steps > 1:
         num_tokens = min(batch.num_steps, part.view.num_remaining_tokens)
+    whole = range(first, first + num_tokens)
     positions = [segment.positions for segment in part.writes]
-    if not is_partition(positions, range(first, first + num_tokens)):
+    if positions != [whole] and not is_partition(positions, whole):
         raise InvalidPlanError(
             f"the writes of request {part.view.request_id} are not positions {first} to "
             f"{first + num_tokens - 1}, each once: {positions}"

@@ -1,5 +1,6 @@
 """What `ClusterState` keeps of live requests and of batches in flight."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from loong.core.errors import InvalidEventError
@@ -74,12 +75,15 @@ class LiveRequest:
     def input_for(self, batch: BatchPlan) -> RequestInput:
         """What the workers of a batch must be told of this request."""
         first = self.placement.num_tokens
-        stop = first + sum(len(b.positions) for b in batch.blocks_of(self.request.request_id))
+        stop = first + sum([len(b.positions) for b in batch.blocks_of(self.request.request_id)])
         prompt, outputs = self.request.prompt_token_ids, self.output_token_ids
         num_prompt = len(prompt)
-        token_ids = prompt[first:stop]
-        if stop > num_prompt:
-            token_ids = (*token_ids, *outputs[max(0, first - num_prompt) : stop - num_prompt])
+        if first >= num_prompt:
+            token_ids: Sequence[TokenId] = tuple(outputs[first - num_prompt : stop - num_prompt])
+        elif stop > num_prompt:
+            token_ids = (*prompt[first:], *outputs[: stop - num_prompt])
+        else:
+            token_ids = prompt[first:stop]
         params = self.request.sampling_params if stop == num_prompt + len(outputs) else None
         needs_history = params is not None and params.has_penalties
         return RequestInput(

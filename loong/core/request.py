@@ -150,7 +150,7 @@ class RequestView:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens to compute before the next one can be sampled; 1 in the decode phase."""
-        return self.num_known_tokens - self.num_computed_tokens
+        return self.num_prompt_tokens + self.num_output_tokens - self.placement.num_tokens
 
     @property
     def num_remaining_tokens(self) -> int:

@@ -43,6 +43,9 @@ class Roll:
         """Whether a request that ran waits again."""
         request_id = view.request_id
         self.views[request_id] = view
+        if request_id in self.running and view.has_begun:  # as most are
+            self.running[request_id] = view
+            return False
         if view.has_begun:
             self.waiting.pop(request_id, None)
             self.running[request_id] = view

@@ -99,18 +99,33 @@ class WorkCount:
         self, blocks: tuple[QueryBlock, ...], writes: tuple[KVSegment, ...], placement: Placement
     ) -> None:
         """Count one more request, given its KV before the step."""
+        is_ringed = blocks[0].transfer is Transfer.KV and len(self.instances) > 1
+        if not is_ringed and len(blocks) == 1 and len(blocks[0].positions) == 1:
+            self.add_decode(blocks[0].master_id, placement)
+            return
         held = placement.tokens_by_instance()
-        if blocks[0].transfer is Transfer.KV and len(self.instances) > 1:
+        if is_ringed:
             _add_ring(self.instances, blocks, held)
             self.has_ring = True
-        elif len(blocks) == 1 and len(blocks[0].positions) == 1:
-            self.has_exchange |= _add_decode(self.instances, blocks[0].master_id, held)
         else:
             self.has_exchange |= _add_exchange(self.instances, blocks, held)
-        if not self.is_lease:  # whose KV never travels
-            _add_kept(self.instances, blocks, writes)
+        _add_kept(self.instances, blocks, writes)
         self.num_requests += 1
         self.num_segments += len(placement.segments)
+
+    def add_decode(self, master_id: InstanceId, placement: Placement) -> None:
+        """Count one token that its master stores, and that meets its history where that is."""
+        segments, master = placement.segments, self.instances[master_id]
+        master.num_tokens += 1
+        master.num_blocks += 1
+        master.num_attends += 1
+        if len(segments) == 1 and segments[0].instance_id == master_id:
+            master.num_decode_keys += 1 + len(segments[0].positions)
+        else:
+            master.num_decode_keys += 1
+            self.has_exchange |= _add_history(self.instances, master_id, placement.tokens_by_instance())
+        self.num_requests += 1
+        self.num_segments += len(segments)
 
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
         """All of it, for a group with all instances that have a part in it."""
@@ -129,15 +144,10 @@ def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], step:
     return count.step(batch.group, is_first=step == 0)
 
 
-def _add_decode(
+def _add_history(
     instances: Mapping[InstanceId, InstanceWork], master_id: InstanceId, held: Mapping[InstanceId, int]
 ) -> bool:
-    """One token that meets its history where it is; whether some of that is elsewhere."""
-    master = instances[master_id]
-    master.num_tokens += 1
-    master.num_blocks += 1
-    master.num_attends += 1
-    master.num_decode_keys += 1
+    """A single query meets what is held; whether some of that is elsewhere than at its master."""
     num_remote = 0
     for instance_id, num_keys in held.items():
         work = instances[instance_id]
@@ -145,7 +155,7 @@ def _add_decode(
         if instance_id != master_id:
             work.num_attends += 1
             num_remote += 1
-    master.num_sent_queries += num_remote
+    instances[master_id].num_sent_queries += num_remote
     return num_remote > 0
 
 
