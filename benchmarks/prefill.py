@@ -1,37 +1,45 @@
-"""How long does one GPU take for a prompt?
+"""How long does one GPU take for a prompt, or a group of them?
 
 From the batch's arrival at its worker to its first token, with dummy weights and random tokens, whole and
 in chunks, beside the floor: the operations of the layers and of causal attention over the rate of a large
-matrix product (790 TFLOP/s).
+matrix product (790 TFLOP/s). With `--dop`, one prompt is striped over each number of GPUs, its KV stays where
+it is made or, in another row, all on the first GPU (retention), and the ring's efficiency is one GPU's time
+over that of the group in all.
 """
 
 import argparse
+from collections.abc import Sequence
+from functools import partial
 from os import getloadavg
 from statistics import median
 
 import torch
-from one_gpu import OneGpu
+from gpu_group import GpuGroup, GpuInstance
+from one_gpu import FLOPS_PER_SECOND, PARAMS, Floors, OneGpu
 from result import print_result
+
+from loong.core.instance import ESPGroup
+from loong.core.instructions import RequestInput, RunBatch
+from loong.core.placement import KVSegment, Placement
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import stripe
+from loong.model.shapes import find_config
 
 LENGTHS = (1024, 8192, 32768, 131072)
 CHUNKS = (8192, 32768)
 NUM_SECONDS = 3.0  # of each length, but at least 3 runs
+MAX_TOKENS = 131072  # of a prompt on one GPU: beyond, activations need the memory
+LONG_SECONDS = 8.0  # a run that takes longer is not repeated
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens (%(default)s)")
-    parser.add_argument("--chunks", type=int, nargs="*", default=CHUNKS, help="tokens (%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/prefill.jsonl")
-    args = parser.parse_args()
-    load_before = getloadavg()[0]
-    gpu = OneGpu(args.model, num_slots=max(args.lengths))
+def measure_one(model: str, lengths: Sequence[int], chunks: Sequence[int]) -> list[dict[str, float]]:
+    """All lengths on one GPU."""
+    gpu = OneGpu(model, num_slots=max(lengths))
     print(f"started in {gpu.seconds_to_start:.1f} s")
     print(f"{'tokens':>8} {'chunk':>8} {'ms':>10} {'floor ms':>10} {'of floor':>9}")
-    rows = []
-    for length in args.lengths:
-        for chunk in (length, *(chunk for chunk in args.chunks if chunk < length)):
+    rows: list[dict[str, float]] = []
+    for length in lengths:
+        for chunk in (length, *(chunk for chunk in chunks if chunk < length)):
             first = gpu.prefill(length, chunk)
             num_runs = max(3, int(NUM_SECONDS / first))
             seconds = median(gpu.prefill(length, chunk) for _ in range(num_runs))
@@ -42,6 +50,69 @@ def main() -> None:
             print(
                 f"{length:>8} {chunk:>8} {seconds * 1e3:>10.1f} {floor * 1e3:>10.1f} {floor / seconds:>9.0%}"
             )
+    return rows
+
+
+def measure_groups(model: str, lengths: Sequence[int], dops: Sequence[int]) -> list[dict[str, float]]:
+    """All lengths on groups of each size that has room for them."""
+    group, floors = GpuGroup(model, max(dops), MAX_TOKENS), Floors.of(find_config(model, "dummy"))
+    print(f"started in {group.seconds_to_start:.1f} s")
+    print(f"{'tokens':>8} {'DoP':>4} {'kept on':>8} {'ms':>10} {'floor ms':>10} {'of floor':>9}", end=" ")
+    print(f"{'TFLOP/s a GPU':>14} {'efficiency':>11}")
+    rows, alone = [], dict[int, float]()
+    for length in lengths:
+        for dop, num_homes in sorted({(dop, homes) for dop in dops for homes in (dop, 1)}):
+            if length > num_homes * MAX_TOKENS:
+                continue
+            seconds, floor = group_prefill(group, length, dop, num_homes), floors.prefill(length) / dop
+            if dop == 1:
+                alone[length] = seconds
+            efficiency = alone.get(length, float("nan")) / (dop * seconds)
+            rows.append(
+                {"tokens": length, "dop": dop, "homes": num_homes, "seconds": seconds, "floor": floor}
+            )
+            rate = floors.prefill(length) * FLOPS_PER_SECOND / seconds / dop
+            shown = f"{seconds * 1e3:>10.1f} {floor * 1e3:>10.1f} {floor / seconds:>9.0%}"
+            print(f"{length:>8} {dop:>4} {num_homes:>8} {shown} {rate / 1e12:>14.0f} {efficiency:>11.0%}")
+    return rows
+
+
+def group_prefill(group: GpuGroup, length: int, dop: int, num_homes: int) -> float:
+    """Seconds of a prompt on a group, without what is compiled for it."""
+    times: list[float] = []
+    while not times or (len(times) < 4 and times[-1] < LONG_SECONDS):
+        command = striped_prompt(group.next_id(), length, dop, num_homes)
+        ran = group.on(dict.fromkeys(range(dop), partial(GpuInstance.run, commands=[command])))
+        begun_at = min(one.begun_at for (one,) in ran.values())
+        times.append(max(told for (one,) in ran.values() for told in one.told_at) - begun_at)
+    return median(times[1:] or times)
+
+
+def striped_prompt(batch_id: int, length: int, dop: int, num_homes: int) -> RunBatch:
+    """A prompt of random tokens whose stripes go round all GPUs, and whose KV ends on some."""
+    owner_id, stripes = "prompt", [stripe(range(length), i, dop) for i in range(dop)]
+    tokens = torch.randint(1000, (length,)).tolist()
+    plan = BatchPlan(
+        ESPGroup(tuple(range(dop))),
+        tuple(QueryBlock(owner_id, positions, i, Transfer.KV) for i, positions in enumerate(stripes)),
+        tuple(KVSegment(owner_id, positions, i % num_homes) for i, positions in enumerate(stripes)),
+    )
+    return RunBatch(batch_id, plan, (RequestInput(owner_id, tokens, length, 0, Placement(), PARAMS),))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens (%(default)s)")
+    parser.add_argument("--chunks", type=int, nargs="*", default=CHUNKS, help="tokens (%(default)s)")
+    parser.add_argument("--dop", type=int, nargs="*", default=(), help="GPUs of a group, such as 1 2 4")
+    parser.add_argument("--save", action="store_true", help="append the result to results/prefill.jsonl")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    if args.dop:
+        rows = measure_groups(args.model, args.lengths, args.dop)
+    else:
+        rows = measure_one(args.model, args.lengths, args.chunks)
     numbers = {"model": args.model, "torch": torch.__version__, "rows": rows}
     print_result("prefill", load_before, numbers, save=args.save)
 

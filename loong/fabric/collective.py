@@ -150,7 +150,7 @@ class CollectiveFabric:
                 work.wait()
 
     def _transfer(self, sent: Mapping[int, Tensor], come: Mapping[int, Tensor], channel: Channel) -> Pending:
-        """One group of sends and receives, by rank. What a process sends itself it receives in the same call."""
+        """One group of sends and receives, by rank. What goes to itself comes in the same call."""
         self.check()
         group = self._groups[channel.plane]
         ops = []
