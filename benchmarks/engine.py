@@ -2,8 +2,9 @@
 
 It starts servers with dummy weights and sends them streams over HTTP. `ttft`: one prompt at a time, to its
 first token. `tpot`: so many requests of 1,024 tokens at once, the median time between tokens while all of
-them run. `offline`: 512 requests of 1,000 tokens in and 1,000 out at once, with latency targets so loose that
-they bind nothing. Beside each what vLLM 0.26.0 took on the same kind of machine, for the same model.
+them run. `gaps`: how long the GPU waits between two decode steps, from a trace. `offline`: 512 requests of
+1,000 tokens in and 1,000 out at once, with latency targets so loose that they bind nothing. Beside each what
+vLLM 0.26.0 took on the same kind of machine, for the same model.
 """
 
 import argparse
@@ -18,22 +19,30 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
+import aiohttp
 import torch
 from result import print_result
+from step_gaps import gaps_of
 
 from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.workloads.client import Target, run_load
 from loong.workloads.record import RequestRecord
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
-PARTS = ("ttft", "tpot", "offline")
+PARTS = ("ttft", "tpot", "gaps", "offline")
 VOCABULARY = 32000
 TTFT_VLLM = {1024: 0.029, 8192: 0.212, 32768: 1.20, 131000: 10.2}  # seconds, of 131,072 tokens the last
 TPOT_VLLM = {1: 4.70e-3, 32: 6.01e-3, 128: 10.2e-3}
 OFFLINE_VLLM = 9660.0  # output tokens a second
 TPOT_TOKENS = (1024, 300)  # in and out
 OFFLINE_TOKENS = (1000, 1000)
-OFFLINE_FLAGS = ("--target-ttft", "300", "--target-tpot", "1", "--max-step-time", "0.3")
+OFFLINE_FLAGS = (
+    *("--target-ttft", "300", "--target-tpot", "1", "--max-step-time", "0.6"),
+    *("--max-num-batched-tokens", "16384", "--lease-steps", "64", "--gpu-memory-utilization", "0.9"),
+)
+GAP_REQUESTS = (1, 256)
+GAP_TOKENS = (1000, 4000)
+TRACE_SECONDS = 0.8
 NUM_SECONDS = 3.0  # of each length of `ttft`, but at least 3 runs
 
 seeds = count()  # no two prompts are alike
@@ -45,18 +54,40 @@ class Client:
     def __init__(self, base_url: str, model: str) -> None:
         self._target = Target(base_url, model, VOCABULARY)
 
+    def trace_of(self, num_requests: int) -> Path:
+        """A trace of a moment at which so many requests decode; they are given up then."""
+        return asyncio.run(self._trace_of(num_requests))
+
+    async def _trace_of(self, num_requests: int) -> Path:
+        requests = equal_requests(num_requests, *GAP_TOKENS)
+        async with aiohttp.ClientSession(self._target.base_url) as http:
+            load = asyncio.create_task(run_load(self._target, requests))
+            running = f'num_requests_running{{model_name="{self._target.model}"}} {num_requests}.0'
+            while running not in await (await http.get("/metrics")).text():  # noqa: ASYNC110 - a poll
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(1.0)
+            await http.post("/start_profile")
+            await asyncio.sleep(TRACE_SECONDS)
+            written = await (await http.post("/stop_profile")).json()
+            load.cancel()
+        return Path(written["trace"])
+
     def send(self, num_requests: int, num_prompt_tokens: int, num_output_tokens: int) -> list[RequestRecord]:
         """So many equal requests at once; exits if one fails."""
-        shapes = (
-            RequestShape((TokenRun(next(seeds), num_prompt_tokens),), num_output_tokens)
-            for _ in range(num_requests)
-        )
-        requests = [WorkloadRequest(0.0, shape) for shape in shapes]
+        requests = equal_requests(num_requests, num_prompt_tokens, num_output_tokens)
         records = asyncio.run(run_load(self._target, requests))  # uvloop's clock ticks in ms
         for record in records:
             if record.error is not None:
                 raise SystemExit(f"a request failed: {record.error}")
         return records
+
+
+def equal_requests(
+    num_requests: int, num_prompt_tokens: int, num_output_tokens: int
+) -> list[WorkloadRequest]:
+    """Requests that are due at once."""
+    prompts = (TokenRun(next(seeds), num_prompt_tokens) for _ in range(num_requests))
+    return [WorkloadRequest(0.0, RequestShape((prompt,), num_output_tokens)) for prompt in prompts]
 
 
 Measure: TypeAlias = Callable[[Client], dict[str, object]]
@@ -99,6 +130,23 @@ def gaps_while_all_run(records: Sequence[RequestRecord]) -> list[float]:
     ]
 
 
+def gaps(client: Client) -> dict[str, object]:
+    """Seconds that the GPU waits inside a lease and between two."""
+    client.trace_of(1)  # the first trace takes long to begin
+    rows: dict[str, object] = {}
+    for num_requests in GAP_REQUESTS:
+        found = gaps_of(client.trace_of(num_requests))
+        row = {
+            name: {"median": median(values), "worst": max(values), "count": len(values)}
+            for name, values in (("inside", found.inside), ("between", found.between))
+            if values
+        }
+        told = ", ".join(f"{name} {1e6 * value['median']:,.0f} us" for name, value in row.items())
+        print(f"gaps with {num_requests:>4} requests: {told} (steps of {1e3 * median(found.steps):.2f} ms)")
+        rows[str(num_requests)] = row
+    return rows
+
+
 def offline(client: Client, num_requests: int) -> dict[str, object]:
     """Output tokens a second from the first request sent to the last token."""
     records = client.send(num_requests, *OFFLINE_TOKENS)
@@ -116,8 +164,9 @@ def measured(
     """What each measure finds on a server that is started for them."""
     if not measures:
         return {}
-    config = ServerConfig(model, 1, 1, tuple(flags), start_timeout=300.0)
     with TemporaryDirectory() as folder:
+        traces = ("--trace-dir", str(logs or folder)) if "gaps" in measures else ()
+        config = ServerConfig(model, 1, 1, (*flags, *traces), start_timeout=300.0)
         log = (logs or Path(folder)) / f"server-{'-'.join(measures)}.log"
         with embedded_server(config, "esp", log) as base_url:
             client = Client(base_url, model)
@@ -142,6 +191,7 @@ def main() -> None:
     measures: Mapping[str, Measure] = {
         "ttft": partial(ttft, lengths=args.lengths),
         "tpot": tpot,
+        "gaps": gaps,
         "offline": partial(offline, num_requests=args.num_requests),
     }
     flags = ("--load-format", "dummy", "--device", args.device, *args.server_args.split())
