@@ -61,7 +61,7 @@ def measure_groups(model: str, lengths: Sequence[int], dops: Sequence[int]) -> l
     print(f"{'TFLOP/s a GPU':>14} {'efficiency':>11}")
     rows, alone = [], dict[int, float]()
     for length in lengths:
-        for dop, num_homes in sorted({(dop, homes) for dop in dops for homes in (dop, 1)}):
+        for dop, num_homes in sorted({(size, homes) for size in dops for homes in (size, 1)}):
             if length > num_homes * MAX_TOKENS:
                 continue
             seconds, floor = group_prefill(group, length, dop, num_homes), floors.prefill(length) / dop
