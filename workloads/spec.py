@@ -1,31 +1,27 @@
 """A workload in a line of text: `0.7*sharegpt+0.3*zipf(1.2,10,200000)@gamma(4,0.5)`."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
 from loong.workloads.arrivals import Arrivals, Closed, Paced, Replay
 from loong.workloads.data_file import PLAIN_PATH, QUOTED_PATH, DataFile
-from loong.workloads.laws import LAWS, Law
+from loong.workloads.families import FAMILIES, built, family_usage, whole
 from loong.workloads.mix import Mix, Single
 from loong.workloads.named import NAMES, Named
 from loong.workloads.scanner import NUMBER, Scanner
-from loong.workloads.shared_prefix import SharedPrefix
 
 AnySource: TypeAlias = Single | Mix
-Family: TypeAlias = type[Law] | type[SharedPrefix]
 
-_ALL: tuple[Family, ...] = (*LAWS, SharedPrefix)
-FAMILIES = {family.name: family for family in _ALL}
 FILE = "trace:"
 ARRIVALS: dict[str, tuple[tuple[str, ...], Callable[..., Arrivals]]] = {
     "poisson": (("RATE",), Paced),
     "gamma": (("RATE", "BURSTINESS"), Paced),
     "constant": (("RATE",), lambda rate: Paced(rate, float("inf"))),
-    "closed": (("CONCURRENCY",), lambda concurrency: Closed(_whole("CONCURRENCY", concurrency))),
+    "closed": (("CONCURRENCY",), lambda concurrency: Closed(whole("CONCURRENCY", concurrency))),
     "replay": (("SPEEDUP",), Replay),
 }
 
@@ -79,13 +75,6 @@ def usage() -> str:
     return ", ".join((*NAMES, *map(family_usage, FAMILIES.values()), f"{FILE}FILE"))
 
 
-def family_usage(family: Family) -> str:
-    """Return how a spec of this family is written, such as `fixed(INPUT[,OUTPUT])`."""
-    needed = ",".join(each.word for each in _parameters(family) if each.is_needed)
-    others = "".join(f"[,{each.word}]" for each in _parameters(family) if not each.is_needed)
-    return f"{family.name}({needed}{others})" if needed else f"{family.name}[({others[2:-1]})]"
-
-
 def _part(scanner: Scanner) -> tuple[float, Single]:
     start = scanner.position
     weight = scanner.take(NUMBER)
@@ -113,7 +102,7 @@ def _source(scanner: Scanner) -> Single:
         scanner.fail(f"{name!r} is no workload; choose from {usage()}", start)
     numbers = scanner.numbers() or []
     with scanner.blaming(start):
-        return _built(FAMILIES[name], numbers)
+        return built(FAMILIES[name], numbers)
 
 
 def _speedup(scanner: Scanner) -> Replay | None:
@@ -141,41 +130,3 @@ def _arrivals(scanner: Scanner) -> Arrivals | None:
         scanner.fail(f"{name}({','.join(words)}) does not take {len(numbers)} numbers", start)
     with scanner.blaming(start):
         return build(*numbers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Parameter:
-    """A number of a family; `word` is its name in help."""
-
-    name: str
-    is_whole: bool
-    is_needed: bool
-
-    @property
-    def word(self) -> str:
-        return self.name.upper()
-
-
-def _parameters(family: Family) -> list[_Parameter]:
-    """The numbers that a spec of this family takes, in order."""
-    in_order = sorted(fields(family), key=lambda each: each.kw_only is True)
-    return [_Parameter(each.name, each.type is not float, each.default is MISSING) for each in in_order]
-
-
-def _built(family: Family, numbers: Sequence[float]) -> Law | SharedPrefix:
-    parameters = _parameters(family)
-    if not sum(each.is_needed for each in parameters) <= len(numbers) <= len(parameters):
-        raise ConfigError(f"{family_usage(family)} does not take {len(numbers)} numbers")
-    build: Callable[..., Law | SharedPrefix] = family
-    return build(
-        **{
-            each.name: _whole(each.word, number) if each.is_whole else number
-            for each, number in zip(parameters, numbers, strict=False)
-        }
-    )
-
-
-def _whole(word: str, number: float) -> int:
-    if not abs(number) < 2**53 or number != int(number):
-        raise ConfigError(f"{word} {number:g} is no whole number")
-    return int(number)
