@@ -1,7 +1,7 @@
 """Whole runs in virtual time, by the loop that serves real clusters."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from loong.core.cluster_state import ClusterState
@@ -49,7 +49,7 @@ def timed_request(number: int, num_prompt: int, num_output: int, arrival_time: f
 def simulate(
     policy: str | Policy,
     capacities: Iterable[int],
-    requests: Sequence[Request],
+    requests: Iterable[Request],
     *,
     config: PolicyConfig | None = None,
     cost_model: CostModel | None = None,

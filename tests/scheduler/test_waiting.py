@@ -1,0 +1,99 @@
+"""However many others come, and whatever they ask for, nobody waits for ever."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import CPU
+from simulation import Run, instances_with, simulate, timed_request
+
+from loong.core.cost_model import CostModel
+from loong.core.plan import IterationPlan
+from loong.core.request import Request
+from loong.core.snapshot import Snapshot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+
+CONFIG = PolicyConfig(
+    target_ttft=0.05,
+    ttft_factor=1.0,
+    target_tpot=0.02,
+    max_step_time=0.02,
+    max_num_batched_tokens=512,
+    lease_steps=8,
+    chunk_tokens=64,
+)
+
+
+@dataclass
+class Crowd:
+    """Requests of one shape that come, `gap` seconds apart, until `one` has ended or `limit` has passed."""
+
+    one: Request
+    num_prompt: int
+    num_output: int
+    gap: float
+    limit: float
+    is_over: bool = False
+
+    def arrivals(self) -> Iterator[Request]:
+        """Those before it, it, and those after it, each drawn when the one before has come."""
+        is_told = False
+        for number in count(1):
+            time = number * self.gap
+            if not is_told and time >= self.one.arrival_time:
+                is_told = True
+                yield self.one
+            if self.is_over or time > self.limit:
+                return
+            yield timed_request(number, self.num_prompt, self.num_output, time)
+
+    def run(self, name: str, capacities: list[int]) -> Run:
+        """How they are served under a policy."""
+        plan_for = make_policy(name, CONFIG)
+
+        def watched(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+            view = snapshot.request.get(self.one.request_id)
+            has_come = snapshot.now > self.one.arrival_time
+            self.is_over = has_come and (view is None or view.has_ended)
+            return plan_for(snapshot, cost_model)
+
+        return simulate(watched, capacities, self.arrivals(), cost_model=CPU)
+
+
+# Whole prompts and no decode beside them: while prompts come, what they have begun stands still.
+PROMPTS_FIRST = ("replicas", "static-sp", "tp")
+LIMIT = 4.0  # seconds that a crowd comes for: 80 of the config's TTFT targets, and hundreds of steps
+
+
+@st.composite
+def crowds(draw: st.DrawFn, name: str) -> tuple[list[int], Crowd]:
+    """Pools, one request that needs at most half of what it may, and others that come early and late.
+
+    The others may be longer or shorter, and may ask for much less or much more than there is.
+    """
+    kind = POLICIES[name]
+    num_instances = draw(st.integers(kind.min_instances, min(3, kind.max_instances or 3)))
+    capacity = draw(st.sampled_from([50, 100, 250, 800, 3000]))
+    half = admissible_tokens(name, instances_with([capacity] * num_instances)) // 2
+    length = draw(st.integers(1, half))
+    one = timed_request(0, length, draw(st.integers(1, min(40, half - length + 1))), draw(st.floats(0, 0.03)))
+    num_prompt = draw(st.sampled_from([1, 10, capacity // 5, capacity - 40]))
+    num_output = draw(st.integers(1, min(100, capacity - num_prompt + 1)))
+    num_at_once = num_instances * draw(st.sampled_from([0.5, 1.0, 1.5]))
+    gap = max(0.008, (20e-6 * num_prompt + 50e-6 * num_output) / num_at_once)
+    return [capacity] * num_instances, Crowd(one, num_prompt, num_output, gap, LIMIT)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_nobody_waits_for_ever_however_many_others_come(name: str, data: st.DataObject) -> None:
+    capacities, crowd = data.draw(crowds(name))
+    times = crowd.run(name, capacities).token_times[crowd.one.request_id]
+    assert times[0] < LIMIT / 2, "it began, if at all, when the crowd had gone"
+    if name not in PROMPTS_FIRST:
+        assert times[-1] < LIMIT, "it went on, if at all, when the crowd had gone"
