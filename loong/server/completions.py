@@ -79,7 +79,8 @@ async def complete(
         eos_token_ids=server.tokenizer.eos_token_ids,
         vocab_size=limits.vocab_size,
     )
-    request = Request(f"{shape_type.id_prefix}-{uuid4().hex}", tuple(prompt), params, arrival_time=0.0)
+    request_id = f"{shape_type.id_prefix}-{uuid4().hex}"
+    request = Request(request_id, tuple(prompt), params, arrival_time=0.0, user=fields.user)
     model = server.settings.served_model_name
     asked = Asked(request, model, int(time.time()), fields.return_token_ids, fields.stream_options)
     shape = shape_type(asked, server.tokenizer)

@@ -25,9 +25,10 @@ from loong.server.errors import ApiError, bad_request
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKEN_IDS = 256
+MAX_USER_LENGTH = 256  # characters
 MAX_MESSAGES = 4096
 
-_HARMLESS = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+_HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 _NEUTRAL: dict[str, object] = {  # fields that are not supported, and the value that asks for nothing
     "n": 1,
     "best_of": 1,
@@ -89,6 +90,7 @@ class GenerationFields(Schema, ABC):
     stop: StopStrings = []
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
     ignore_eos: bool = False
+    user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""  # between whom `--fairness user` shares
     skip_special_tokens: bool = True
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()

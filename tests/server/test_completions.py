@@ -64,6 +64,7 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
     assert {name: getattr(params, name) for name in asked} == asked
     assert params.num_logprobs == 2
     assert params.stop_token_ids == (5, 257, 259)
+    assert engine.requests[0].user == "me"
 
 
 async def test_ignoring_the_end_of_sequence_keeps_the_clients_stop_tokens(serving: Serving) -> None:
