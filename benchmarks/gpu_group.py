@@ -32,7 +32,7 @@ from loong.worker.transfer import SegmentMover
 
 T = TypeVar("T")
 
-_DEADLINE = 20.0
+_DEADLINE = 60.0  # seconds: kernels may have to be compiled in between
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from loong.kernels.softmax import join_pair
 
 _MAX_CHUNKS = 32  # programs that put to one member
 _NUM_WARPS = 8
-_POLLS_A_LOOK = tl.constexpr(64)  # at the host's memory, which is far
+_LINE = 16  # flags apart, so that many programs can poll without delaying those who write
+_POLLS_A_LOOK = tl.constexpr(1024)  # at whether waiting was given up: 0.7 ms or so apart
 _EPOCHS = tl.constexpr(EPOCHS)
 
 
@@ -50,8 +51,8 @@ class Mailbox:
     memory: Tensor  # [num_bytes] uint8: all of it, so that places in it mean the same to every member
     queries: Tensor  # [N, T, H, D], by sender
     parts: Partial  # out [N, T, H, D] of the queries' dtype, lse [N, T, H] float32, by sender
-    query_flags: Tensor  # [N, C] int64, by sender
-    part_flags: Tensor  # [N, C] int64, by sender
+    query_flags: Tensor  # [N, C, 16] int64, by sender; of each line, the first is the flag
+    part_flags: Tensor  # [N, C, 16] int64, likewise
 
     @classmethod
     def laid(
@@ -77,8 +78,8 @@ class Mailbox:
             memory=memory,
             queries=take(dtype, *shape),
             parts=Partial(take(dtype, *shape), take(torch.float32, num_instances, num_tokens, num_heads)),
-            query_flags=take(torch.int64, num_instances, num_chunks),
-            part_flags=take(torch.int64, num_instances, num_chunks),
+            query_flags=take(torch.int64, num_instances, num_chunks, _LINE),
+            part_flags=take(torch.int64, num_instances, num_chunks, _LINE),
         )
 
     def offset(self, tensor: Tensor) -> int:
@@ -111,6 +112,7 @@ def exchange_queries(
         num_instances=dims["N"],
         num_tokens_room=dims["T"],
         num_chunks=dims["C"],
+        line=_LINE,
         flags_room=triton.next_power_of_2(dims["N"] * dims["C"]),
         row_size=row_size,
         width=min(triton.next_power_of_2(row_size), 4096),
@@ -141,7 +143,7 @@ def exchange_partials(
     dims.bind("part.out", part.out, "N T H D", mailbox.parts.out.dtype)
     dims.bind("part.lse", part.lse, "N T H", torch.float32)
     dims.bind("out", out, "T H D", mailbox.parts.out.dtype)
-    _exchange_partials[(dims["N"] * dims["C"] + dims["T"],)](
+    _exchange_partials[(dims["N"] * dims["C"] + 1 + dims["T"],)](
         *part,
         out,
         *peers,
@@ -156,7 +158,9 @@ def exchange_partials(
         num_instances=dims["N"],
         num_tokens_room=dims["T"],
         num_chunks=dims["C"],
-        flags_room=triton.next_power_of_2(dims["N"]),
+        line=_LINE,
+        members_room=triton.next_power_of_2(dims["N"]),
+        flags_room=triton.next_power_of_2(dims["N"] * dims["C"]),
         num_heads=dims["H"],
         heads_room=triton.next_power_of_2(dims["H"]),
         head_dim=dims["D"],
@@ -168,7 +172,7 @@ def exchange_partials(
 def _check(mailbox: Mailbox, peers: Peers, patience: Patience) -> Dims:
     dims = Dims()
     dims.bind("mailbox.queries", mailbox.queries, "N T H D")
-    dims.bind("mailbox.query_flags", mailbox.query_flags, "N C", torch.int64)
+    dims.bind("mailbox.query_flags", mailbox.query_flags, "N C L", torch.int64)
     dims.bind("peers.addresses", peers.addresses, "N", torch.int64)
     dims.bind("peers.num_tokens", peers.num_tokens, "N", torch.int64)
     dims.bind("peers.epoch", peers.epoch, "1", torch.int64)
@@ -193,6 +197,7 @@ def _exchange_queries(
     num_instances: tl.constexpr,
     num_tokens_room: tl.constexpr,
     num_chunks: tl.constexpr,
+    line: tl.constexpr,
     flags_room: tl.constexpr,
     row_size: tl.constexpr,
     width: tl.constexpr,
@@ -211,12 +216,12 @@ def _exchange_queries(
                     column = start + tl.arange(0, width)
                     values = tl.load(q + token * row_size + column, column < row_size)
                     tl.store(target_row + column, values, column < row_size)
-            _raise(address + flags_offset + (instance * num_chunks + chunk) * 8, due)
+            _raise(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
     else:
         flag = tl.arange(0, flags_room)
         sender = flag // num_chunks
         is_awaited = flag % num_chunks < tl.load(num_tokens + sender, sender < num_instances, 0)
-        _await(flags + tl.where(is_awaited, flag, 0), is_awaited, sender, due, word, stop, limit)
+        _watch(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, sender, due, word, stop, limit)
 
 
 @triton.jit(do_not_specialize=["layer", "instance"])
@@ -241,13 +246,18 @@ def _exchange_partials(
     num_instances: tl.constexpr,
     num_tokens_room: tl.constexpr,
     num_chunks: tl.constexpr,
+    line: tl.constexpr,
+    members_room: tl.constexpr,
     flags_room: tl.constexpr,
     num_heads: tl.constexpr,
     heads_room: tl.constexpr,
     head_dim: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """Programs put a chunk to a master each; those behind them wait for puts, and merge a token each."""
+    """Programs put a chunk to a master each; those behind them wait for puts, and merge a token each.
+
+    The one between watches for those that wait, for it takes long to look at the memory of the host.
+    """
     program, num_puts = tl.program_id(0), num_instances * num_chunks
     due = tl.load(epoch) + layer
     head, dim = tl.arange(0, heads_room), tl.arange(0, width)
@@ -268,22 +278,26 @@ def _exchange_partials(
                 values = tl.load(part_out + row * head_dim + element, is_element)
                 tl.store(target_out + target_row * head_dim + element, values, is_element)
                 tl.store(target_lse + target_row + head, lse, is_head)
-            _raise(address + flags_offset + (instance * num_chunks + chunk) * 8, due)
+            _raise(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
+    elif program == num_puts:
+        flag = tl.arange(0, flags_room)
+        sender = flag // num_chunks
+        is_member = tl.load(addresses + sender, sender < num_instances, 0) != 0
+        is_awaited = is_member & (flag % num_chunks < tl.load(num_tokens + instance))
+        _watch(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, sender, due, word, stop, limit)
     else:
-        token = program - num_puts
+        token = program - num_puts - 1
         total = tl.zeros([heads_room, width], tl.float32)
         total_lse = tl.full([heads_room], float("-inf"), tl.float32)
         if token < tl.load(num_tokens + instance):
-            sender = tl.arange(0, flags_room)
-            is_awaited = tl.load(addresses + sender, sender < num_instances, 0) != 0
-            flag = sender * num_chunks + token % num_chunks
-            _await(flags + tl.where(is_awaited, flag, 0), is_awaited, sender, due, word, stop, limit)
-            for member in tl.static_range(num_instances):
-                is_member = tl.load(addresses + member) != 0
-                came = (member * num_tokens_room + token).to(tl.int64) * num_heads
-                lse = tl.load(
-                    came_lse + came + head, is_head & is_member, float("-inf"), cache_modifier=".cg"
-                )
+            member = tl.arange(0, members_room)
+            is_late = tl.load(addresses + member, member < num_instances, 0) != 0
+            its_flag = member * num_chunks + token % num_chunks
+            _await(flags + tl.where(is_late, its_flag, 0) * line, is_late, due, stop)
+            for source in tl.static_range(num_instances):
+                is_there = is_head & (tl.load(addresses + source) != 0)
+                came = (source * num_tokens_room + token).to(tl.int64) * num_heads
+                lse = tl.load(came_lse + came + head, is_there, float("-inf"), cache_modifier=".cg")
                 is_seen = (lse > float("-inf"))[:, None] & is_dim
                 values = tl.load(came_out + came * head_dim + element, is_seen, 0.0, cache_modifier=".cg")
                 total, total_lse = join_pair(total, total_lse, values.to(tl.float32), lse)
@@ -299,7 +313,7 @@ def _raise(flag: tl.tensor, epoch: tl.tensor) -> None:
 
 
 @triton.jit
-def _await(
+def _watch(
     flags: tl.tensor,
     is_awaited: tl.tensor,
     source: tl.tensor,
@@ -312,19 +326,43 @@ def _await(
     num_polls = tl.full((), 0, tl.int64)
     begun_at = now(num_polls)
     last = epoch | (_EPOCHS - 1)
-    is_late = is_awaited & (tl.load(flags, volatile=True) < epoch)
-    num_late = tl.sum(is_late.to(tl.int32), 0)
+    num_late = _num_late(flags, is_awaited, epoch)
     while num_late > 0:
         num_polls += 1
-        is_late = is_awaited & (tl.load(flags, volatile=True) < epoch)
-        num_late = tl.sum(is_late.to(tl.int32), 0)
+        num_late = _num_late(flags, is_awaited, epoch)
         if (num_late > 0) & (num_polls % _POLLS_A_LOOK == 0):
             if now(num_polls) - begun_at > limit:
+                is_late = is_awaited & (tl.load(flags, volatile=True) < epoch)
                 tl.store(word + 1, tl.max(tl.where(is_late, source, 0), 0).to(tl.int64))
                 tl.store(word, last)
             if tl.load(word, volatile=True) >= epoch:
                 num_late = tl.zeros_like(num_late)
                 tl.store(stop, last)
+    _acquire(flags)
+
+
+@triton.jit
+def _await(flags: tl.tensor, is_awaited: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
+    """Spin until some flags are raised, or another program has stopped all waits."""
+    num_polls = tl.full((), 0, tl.int64)
+    num_late = _num_late(flags, is_awaited, epoch)
+    while num_late > 0:
+        num_polls += 1
+        num_late = _num_late(flags, is_awaited, epoch)
+        if tl.load(stop, num_polls % _POLLS_A_LOOK == 0, epoch - 1, volatile=True) >= epoch:
+            num_late = tl.zeros_like(num_late)
+    _acquire(flags)
+
+
+@triton.jit
+def _num_late(flags: tl.tensor, is_awaited: tl.tensor, epoch: tl.tensor) -> tl.tensor:
+    is_late = is_awaited & (tl.load(flags, volatile=True) < epoch)
+    return tl.sum(is_late.to(tl.int32), 0)
+
+
+@triton.jit
+def _acquire(flags: tl.tensor) -> None:
+    """Let the program read what was written before the flags were raised; use `.cg` loads."""
     never = tl.full(flags.shape, -1, tl.int64)
     tl.atomic_cas(flags, never, never, sem="acquire", scope="sys")  # compilers drop one that adds 0
     tl.debug_barrier()
