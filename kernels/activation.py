@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.contract import Dims
 
 _WIDTH = 2048  # elements a program
@@ -21,11 +22,17 @@ def silu_and_mul(gate_up: Tensor, *, out: Tensor) -> None:
     dims.bind("gate_up", gate_up, f"T {2 * dims['F']}")
     if out.numel() == 0:
         return
-    _gate_tile[dims["T"], triton.cdiv(dims["F"], _WIDTH)](gate_up, out, dims["F"], width=_WIDTH)
+    _gate_tile[dims["T"], triton.cdiv(dims["F"], _WIDTH)](
+        gate_up, out, dims["F"], width=_WIDTH, **chain_options()
+    )
 
 
 @triton.jit
-def _gate_tile(gate_up: tl.tensor, out: tl.tensor, size: tl.tensor, width: tl.constexpr) -> None:
+def _gate_tile(
+    gate_up: tl.tensor, out: tl.tensor, size: tl.tensor, width: tl.constexpr, is_chained: tl.constexpr
+) -> None:
+    let_next_start(is_chained)
+    follow(is_chained)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * width + tl.arange(0, width)
     is_column = column < size

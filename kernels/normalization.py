@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.contract import Dims
 
 
@@ -25,7 +26,15 @@ def add_rms_norm(residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, a
         return
     width = triton.next_power_of_2(dims["E"])
     _norm_token[(dims["T"],)](
-        residual, added, weight, out, eps, dims["E"], width=width, num_warps=max(1, min(16, width // 512))
+        residual,
+        added,
+        weight,
+        out,
+        eps,
+        dims["E"],
+        width=width,
+        num_warps=max(1, min(16, width // 512)),
+        **chain_options(),
     )
 
 
@@ -38,7 +47,10 @@ def _norm_token(
     eps: tl.tensor,
     size: tl.tensor,
     width: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
+    let_next_start(is_chained)
+    follow(is_chained)
     column = tl.arange(0, width)
     is_column = column < size
     element = tl.program_id(0).to(tl.int64) * size + column

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.contract import Dims
 
 _HEADS_AT_ONCE = 16
@@ -59,6 +60,7 @@ def rotate_and_store(
         half=dims["D"] // 2,
         width=triton.next_power_of_2(dims["D"] // 2),
         heads_at_once=_HEADS_AT_ONCE,
+        **chain_options(),
     )
 
 
@@ -93,7 +95,10 @@ def _finish_heads(
     half: tl.constexpr,
     width: tl.constexpr,
     heads_at_once: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
+    let_next_start(is_chained)
+    follow(is_chained)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads_at_once + tl.arange(0, heads_at_once)
     dim = tl.arange(0, width)

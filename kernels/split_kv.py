@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
 from loong.kernels.pool_tile import load_kv
@@ -82,6 +83,7 @@ def attend_slots(
         tile=tile,
         num_warps=4,
         num_stages=3,
+        **chain_options(),
     )
     _merge_pieces[num_requests, dims["H"]](
         *workspace.pieces,
@@ -94,6 +96,7 @@ def attend_slots(
         tile=tile,
         at_once=_PIECES_AT_ONCE,
         num_warps=1,
+        **chain_options(),
     )
 
 
@@ -142,7 +145,9 @@ def _attend_cuts(
     head_dim: tl.constexpr,
     width: tl.constexpr,
     tile: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
+    follow(is_chained)
     kv_head, cut = tl.program_id(0), tl.program_id(1)
     size = _cut_size(cu_seqlens, num_requests, tl.num_programs(1), tile)
     begin = cut * size
@@ -168,6 +173,7 @@ def _attend_cuts(
             tl.store(piece_lse + piece + head, lse, row < group_size)
         begin = stop
         request += 1
+    let_next_start(is_chained)
 
 
 @triton.jit
@@ -210,7 +216,10 @@ def _merge_pieces(
     width: tl.constexpr,
     tile: tl.constexpr,
     at_once: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
+    let_next_start(is_chained)
+    follow(is_chained)
     request, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     size = _cut_size(cu_seqlens, num_requests, num_cuts, tile)
     begin, end = tl.load(cu_seqlens + request), tl.load(cu_seqlens + request + 1)
