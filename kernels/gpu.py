@@ -3,6 +3,7 @@
 from loong.kernels.activation import silu_and_mul
 from loong.kernels.block_attention import attend_blocks
 from loong.kernels.draw import DrawWorkspace, draw
+from loong.kernels.linear import LinearWorkspace, is_faster, linear
 from loong.kernels.merging import merge_into
 from loong.kernels.normalization import add_rms_norm
 from loong.kernels.penalties import penalize
@@ -12,6 +13,7 @@ from loong.kernels.split_kv import SplitWorkspace, attend_slots, best_num_cuts
 
 __all__ = [
     "DrawWorkspace",
+    "LinearWorkspace",
     "SplitWorkspace",
     "add_rms_norm",
     "attend_blocks",
@@ -19,6 +21,8 @@ __all__ = [
     "best_num_cuts",
     "copy_rows",
     "draw",
+    "is_faster",
+    "linear",
     "merge_into",
     "penalize",
     "rotate_and_store",

@@ -200,6 +200,12 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in their dtype, rounded once."""
+    wide = x.float() @ weight.float().T
+    return (wide if bias is None else wide + bias.float()).to(x.dtype)
+
+
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Return `silu(gate) * up`, elementwise, in their dtype, rounded after the activation."""
     return F.silu(gate) * up

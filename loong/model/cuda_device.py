@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
@@ -28,6 +29,8 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self._has_tiles = dtype != torch.float32
         self._workspaces: dict[int, gpu.SplitWorkspace] = {}  # by room; kept, for graphs hold their memory
+        num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
+        self._linear_workspace = gpu.LinearWorkspace.empty(num_processors, self.torch_device)
 
     def use(self) -> None:
         """See Device."""
@@ -40,6 +43,15 @@ class CudaDevice:
     def wait(self) -> None:
         """See Device."""
         torch.cuda.current_stream().synchronize()
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Device."""
+        workspace = self._linear_workspace
+        if not gpu.is_faster(x, weight, workspace):
+            return F.linear(x, weight, bias)
+        out = x.new_empty(len(x), len(weight))
+        gpu.linear(x, weight, bias, workspace=workspace, out=out)
+        return out
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from loong.kernels import Partial, reference
 from loong.kernels.attend_task import AttendTask
@@ -38,6 +39,9 @@ class Device(Protocol):
 
     def wait(self) -> None:
         """Return once all is done that the calling thread has asked for."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x [T, in] mapped to [T, out] by weight [out, in] and bias [out]."""
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None
@@ -116,6 +120,10 @@ class CpuDevice:
 
     def wait(self) -> None:
         """See Device."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Device."""
+        return F.linear(x, weight, bias)
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None

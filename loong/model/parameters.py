@@ -6,7 +6,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
@@ -17,14 +16,10 @@ EMBEDDING, NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """An affine map."""
+    """An affine map; see `Device.linear`."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map the last dim of x [..., in] to [..., out]."""
-        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from loong.model.device import CpuDevice, Device
-from loong.model.parameters import LayerParameters, Parameters
+from loong.model.parameters import LayerParameters, Linear, Parameters
 from loong.model.rope import make_rotary
 from loong.model.tensor_parallel import Shard, TensorParallel
 
@@ -56,17 +56,20 @@ class Decoder:
         for index, layer in enumerate(self.parameters.layers):
             device.add_rms_norm(hidden, layer.attention_norm, eps, out=normed, added=added)
             q = self._project(layer, normed, angles, *attention.new_kv(index))
-            added = self._tensor_parallel.all_reduce(layer.o(attention(index, q).flatten(1)))
+            added = self._linear(layer.o, attention(index, q).flatten(1))
+            added = self._tensor_parallel.all_reduce(added)
             device.add_rms_norm(hidden, layer.mlp_norm, eps, out=normed, added=added)
-            added = self._tensor_parallel.all_reduce(layer.down(self._gate(layer.gate_up(normed))))
+            added = self._linear(layer.down, self._gate(self._linear(layer.gate_up, normed)))
+            added = self._tensor_parallel.all_reduce(added)
         device.add_rms_norm(hidden, self.parameters.norm, eps, out=normed, added=added)
         return normed
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [N, vocab] float32 of hidden states [N, E], the same on every rank."""
-        part = F.linear(hidden, self.parameters.lm_head)
-        part = F.pad(part, (0, self.shard.padded_vocab_size - part.shape[-1]))
+        part = self._device.linear(hidden, self.parameters.lm_head, None)
+        if part.shape[-1] < self.shard.padded_vocab_size:
+            part = F.pad(part, (0, self.shard.padded_vocab_size - part.shape[-1]))
         return self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size].float().contiguous()
 
     def _project(
@@ -75,7 +78,7 @@ class Decoder:
         """Return this rank's q [T, H, D], rotated, and write its keys and values to `rows` of kv."""
         config, num_heads = self.shard.config, self.shard.num_heads
         num_all = num_heads + 2 * self.shard.num_kv_heads
-        qkv = layer.qkv(normed).view(len(normed), num_all, config.head_dim)
+        qkv = self._linear(layer.qkv, normed).view(len(normed), num_all, config.head_dim)
         q = qkv.new_empty(len(qkv), num_heads, config.head_dim)
         self._device.rotate_and_store(
             qkv,
@@ -88,6 +91,9 @@ class Decoder:
             eps=config.rms_norm_eps,
         )
         return q
+
+    def _linear(self, linear: Linear, x: Tensor) -> Tensor:
+        return self._device.linear(x, linear.weight, linear.bias)
 
     def _gate(self, gate_up: Tensor) -> Tensor:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)

@@ -1,0 +1,203 @@
+"""Products of few rows with a large weight: they take as long as the weight takes to be read.
+
+The weight is the left operand of the matrix products: that one has 64 rows or more, the other as few as 16.
+Where tiles would not fill the multiprocessors, they may be cut into pieces. Whoever comes last to a tile adds
+them up in their order, so that a result does not depend on who that is.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from loong.kernels.chain import chain_options, follow, let_next_start, prefetch
+from loong.kernels.contract import Dims
+
+
+class Tiling(NamedTuple):
+    """How a weight is read."""
+
+    height: int  # of a tile of the weight
+    depth: int
+    num_stages: int  # tiles under way
+    num_warps: int
+    num_ahead: int = 0  # tiles asked for before there is anything to multiply them with
+    fill: float = 1.0  # of the multiprocessors: to so many programs tiles are cut into pieces
+
+
+class Tilings(NamedTuple):
+    """What was fastest on an H200 for up to a number of rows; None: the library was."""
+
+    small: Tiling | None  # of weights with no more than a tile a multiprocessor
+    large: Tiling
+
+
+_MIN_BATCH = 16
+_MIN_HEIGHT = 64
+_MAX_NUM_PIECES = 4
+_TILINGS = {
+    4: Tilings(Tiling(64, 256, 5, 4, num_ahead=2, fill=0.5), Tiling(64, 256, 5, 4, num_ahead=2)),
+    16: Tilings(Tiling(64, 256, 5, 4, num_ahead=2, fill=0.5), Tiling(64, 128, 5, 4)),
+    32: Tilings(Tiling(64, 256, 4, 4, num_ahead=2), Tiling(64, 128, 4, 4)),
+    64: Tilings(Tiling(64, 128, 6, 4, num_ahead=2), Tiling(128, 128, 4, 4)),
+    128: Tilings(None, Tiling(128, 64, 3, 8)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWorkspace:
+    """Room for the pieces of any product, made once, for use by one stream at a time."""
+
+    num_processors: int
+    pieces: Tensor  # [num_processors, the most numbers of a small tile] float32
+    num_arrived: Tensor  # [num_processors] int32, of each tile; zeros between calls
+
+    @classmethod
+    def empty(cls, num_processors: int, device: torch.device) -> "LinearWorkspace":
+        """Return room for weights that are cut for so many multiprocessors."""
+        sizes = [_batch(num_rows) * small.height for num_rows, (small, _) in _TILINGS.items() if small]
+        return cls(
+            num_processors,
+            torch.empty(num_processors, max(sizes), dtype=torch.float32, device=device),
+            torch.zeros(num_processors, dtype=torch.int32, device=device),
+        )
+
+
+def is_faster(x: Tensor, weight: Tensor, workspace: LinearWorkspace) -> bool:
+    """Whether `linear` takes x [M, K] and weight [N, K], and is faster than the library."""
+    return x.dtype.itemsize == 2 and _tiling(x, weight, workspace) is not None
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, workspace: LinearWorkspace, out: Tensor
+) -> None:
+    """Write x [M, K] times weight [N, K] transposed, plus bias [N], to out [M, N]; see `reference.linear`.
+
+    Contract:
+        All of one dtype of two bytes, contiguous. Where `is_faster` is false: ValueError.
+        workspace: overwritten.
+        Accumulates in float32, in an order that depends on N, K and whether M is beyond 16, and on nothing
+            else of M. Allocates nothing.
+    """
+    dims = Dims()
+    dims.bind("x", x, "M K")
+    dims.bind("weight", weight, "N K", x.dtype)
+    dims.bind("out", out, "M N", x.dtype)
+    if bias is not None:
+        dims.bind("bias", bias, "N", x.dtype)
+    tiling = _tiling(x, weight, workspace)
+    if tiling is None or x.dtype.itemsize != 2:
+        raise ValueError(f"no tiling for x {list(x.shape)} of {x.dtype} and weight {list(weight.shape)}")
+    if out.numel():
+        _multiply(x, weight, bias, workspace, out, tiling)
+
+
+def _tiling(x: Tensor, weight: Tensor, workspace: LinearWorkspace) -> Tiling | None:
+    tilings = next((tilings for num_rows, tilings in _TILINGS.items() if len(x) <= num_rows), None)
+    if tilings is None or x.shape[1] % 8 != 0:  # the copy engine takes rows of whole 16 bytes
+        return None
+    is_small = triton.cdiv(len(weight), _MIN_HEIGHT) <= workspace.num_processors
+    return tilings.small if is_small else tilings.large
+
+
+def _batch(num_rows: int) -> int:
+    batch: int = triton.next_power_of_2(num_rows)
+    return max(_MIN_BATCH, batch)
+
+
+def _multiply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, workspace: LinearWorkspace, out: Tensor, tiling: Tiling
+) -> None:
+    height, depth, num_stages, num_warps, num_ahead, fill = tiling
+    (num_rows, size), num_columns = x.shape, len(weight)
+    batch, num_tiles = _batch(num_rows), triton.cdiv(num_columns, height)
+    num_pieces = min(max(1, int(fill * workspace.num_processors) // num_tiles), _MAX_NUM_PIECES)
+    _multiply_tile[num_tiles, num_pieces](
+        TensorDescriptor.from_tensor(x, [batch, depth]),
+        TensorDescriptor.from_tensor(weight, [height, depth]),
+        weight,
+        bias,
+        out,
+        workspace.pieces,
+        workspace.num_arrived,
+        num_rows,
+        num_columns,
+        size,
+        batch=batch,
+        height=height,
+        depth=depth,
+        num_pieces=num_pieces,
+        num_ahead=num_ahead if size % (num_pieces * num_ahead * depth or 1) == 0 else 0,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        **chain_options(),
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _multiply_tile(
+    x: tl.tensor_descriptor,
+    weight: tl.tensor_descriptor,
+    weight_start: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    pieces: tl.tensor,
+    num_arrived: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    size: tl.tensor,
+    batch: tl.constexpr,
+    height: tl.constexpr,
+    depth: tl.constexpr,
+    num_pieces: tl.constexpr,
+    num_ahead: tl.constexpr,
+    is_chained: tl.constexpr,
+) -> None:
+    tile, piece = tl.program_id(0), tl.program_id(1)
+    num_steps = tl.cdiv(tl.cdiv(size, depth), num_pieces)
+    begin = piece * num_steps * depth
+    end = tl.minimum(begin + num_steps * depth, size)
+    if num_ahead > 0:
+        row = tl.minimum(tl.arange(0, height) + tile * height, num_columns - 1).to(tl.int64)
+        prefetch(weight_start + row * size + begin, num_ahead * depth, is_chained)
+    follow(is_chained)
+    result = tl.zeros([height, batch], tl.float32)
+    for start in tl.range(begin, end, depth):
+        columns = weight.load([tile * height, start])
+        rows = x.load([0, start])
+        result = tl.dot(columns, tl.trans(rows), result, input_precision="ieee")
+    let_next_start(is_chained)
+    if num_pieces == 1:
+        _store_tile(result, bias, out, tile, num_rows, num_columns)
+    else:
+        place = tl.arange(0, height)[:, None] * batch + tl.arange(0, batch)[None, :]
+        pieces += tile * (num_pieces * height * batch) + place
+        tl.store(pieces + piece * (height * batch), result)
+        tl.debug_barrier()
+        if tl.atomic_add(num_arrived + tile, 1, sem="acq_rel") == num_pieces - 1:
+            total = tl.load(pieces, cache_modifier=".cg")  # of the second-level cache: others have written it
+            for other in tl.static_range(1, num_pieces):
+                total += tl.load(pieces + other * (height * batch), cache_modifier=".cg")
+            _store_tile(total, bias, out, tile, num_rows, num_columns)
+            tl.store(num_arrived + tile, 0)
+
+
+@triton.jit
+def _store_tile(
+    result: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    tile: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+) -> None:
+    column = tl.arange(0, result.shape[0]) + tile * result.shape[0]
+    row = tl.arange(0, result.shape[1])
+    if bias is not None:
+        result += tl.load(bias + column, column < num_columns, 0.0).to(tl.float32)[:, None]
+    is_element = (row < num_rows)[None, :] & (column < num_columns)[:, None]
+    tl.store(out + row.to(tl.int64)[None, :] * num_columns + column[:, None], result, is_element)
