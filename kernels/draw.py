@@ -1,7 +1,8 @@
 """Drawing the next token of each row on the device, without sorting the vocabulary.
 
 Probabilities are integers, in units of 2**-44 of the likeliest token's, so their sums are exact and a row's
-token does not depend on the order of addition. One program draws one row.
+token does not depend on the order of addition. Several programs look for a row's likeliest token; one
+draws.
 """
 
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.contract import Dims
 from loong.kernels.draw_params import DrawParams
 from loong.kernels.philox import uniform
 from loong.kernels.top_tokens import MAX_CANDIDATES, gather_candidates, keep_top, least_of_candidates
 
 _BLOCK = 2048  # tokens at once
+_NUM_PARTS = 16  # of a row, to look for its likeliest token
 _MAX_VOCABULARY = 2**18  # whose weights, all equal, still sum to less than 2**63
 _ONE = tl.constexpr(float(2**44))  # the likeliest token's weight
 
@@ -29,6 +32,8 @@ class DrawWorkspace:
     candidate_logits: Tensor  # [N, C] float32, C = 4096
     candidate_weights: Tensor  # [N, C] int64
     candidates: Tensor  # [N, C] int64, token ids
+    peaks: Tensor  # [N, 16] float32, the largest logit of each part of a row
+    peak_tokens: Tensor  # [N, 16] int64
 
     @classmethod
     def empty(cls, max_num_rows: int, vocab_size: int, device: torch.device) -> "DrawWorkspace":
@@ -42,6 +47,8 @@ class DrawWorkspace:
             room(MAX_CANDIDATES.value, torch.float32),
             room(MAX_CANDIDATES.value, torch.int64),
             room(MAX_CANDIDATES.value, torch.int64),
+            room(_NUM_PARTS, torch.float32),
+            room(_NUM_PARTS, torch.int64),
         )
 
 
@@ -69,9 +76,22 @@ def draw(
         raise ValueError(f"a vocabulary must have at most {_MAX_VOCABULARY} tokens, got {dims['V']}")
     if dims["N"] == 0:
         return
-    block = min(_BLOCK, triton.next_power_of_2(dims["V"]))
+    block = min(_BLOCK, max(_NUM_PARTS, triton.next_power_of_2(dims["V"])))
+    _find_peaks[dims["N"], _NUM_PARTS](
+        logits,
+        workspace.peaks,
+        workspace.peak_tokens,
+        workspace.candidate_logits,
+        dims["V"],
+        block=block,
+        num_parts=_NUM_PARTS,
+        num_warps=max(1, block // 256),
+        **chain_options(),
+    )
     _draw_row[(dims["N"],)](
         logits,
+        workspace.peaks,
+        workspace.peak_tokens,
         *params,
         workspace.weights,
         workspace.candidate_logits,
@@ -81,13 +101,53 @@ def draw(
         largest,
         dims["V"],
         block=block,
+        num_parts=_NUM_PARTS,
         num_warps=max(1, block // 128),
+        **chain_options(),
     )
+
+
+@triton.jit
+def _find_peaks(
+    logits: tl.tensor,
+    peaks: tl.tensor,
+    peak_tokens: tl.tensor,
+    samples: tl.tensor,
+    size: tl.tensor,
+    block: tl.constexpr,
+    num_parts: tl.constexpr,
+    is_chained: tl.constexpr,
+) -> None:
+    """Write a part's largest logit, infinite if one is NaN, and the lowest id that has it.
+
+    The `block` samples of a row are the largest logits of as many classes of its tokens.
+    """
+    let_next_start(is_chained)
+    follow(is_chained)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    part_size = tl.cdiv(tl.cdiv(size, block), num_parts) * block
+    best = tl.full([block], float("-inf"), tl.float32)
+    best_token = tl.zeros([block], tl.int64)
+    for start in tl.range(part * part_size, tl.minimum((part + 1) * part_size, size), block, num_stages=3):
+        token = start + tl.arange(0, block)
+        x = tl.load(logits + row * size + token, token < size, float("-inf"))
+        x = tl.where(x == x, x, float("inf"))
+        best_token = tl.where(x > best, token, best_token)
+        best = tl.maximum(best, x)
+    peak = tl.max(best, 0)
+    place = row * num_parts + part
+    tl.store(peaks + place, peak)
+    tl.store(peak_tokens + place, tl.min(tl.where(best == peak, best_token, size), 0).to(tl.int64))
+    num_samples: tl.constexpr = block // num_parts
+    sample = tl.max(tl.reshape(best, [num_samples, num_parts]), 1)
+    tl.store(samples + row * MAX_CANDIDATES + part * num_samples + tl.arange(0, num_samples), sample)
 
 
 @triton.jit
 def _draw_row(
     logits: tl.tensor,
+    peaks: tl.tensor,
+    peak_tokens: tl.tensor,
     temperature: tl.tensor,
     top_k: tl.tensor,
     top_p: tl.tensor,
@@ -102,13 +162,19 @@ def _draw_row(
     largest: tl.tensor,
     size: tl.tensor,
     block: tl.constexpr,
+    num_parts: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
+    follow(is_chained)
     row = tl.program_id(0).to(tl.int64)
     logits, weights = logits + row * size, weights + row * size
     candidate_logits += row * MAX_CANDIDATES
     candidate_weights += row * MAX_CANDIDATES
     candidates += row * MAX_CANDIDATES
-    peak, token = _likeliest(logits, candidate_logits, size, block)
+    part = row * num_parts + tl.arange(0, num_parts)
+    part_peaks = tl.load(peaks + part)
+    peak = tl.max(part_peaks, 0)
+    token = tl.min(tl.where(part_peaks == peak, tl.load(peak_tokens + part), size), 0)
     tl.store(largest + row, peak)
     degree = tl.load(temperature + row)
     if (degree > 0) & (tl.abs(peak) < float("inf")):
@@ -135,26 +201,6 @@ def _draw_row(
         if is_gathered:
             token = tl.load(candidates + token)
     tl.store(tokens + row, token)
-
-
-@triton.jit
-def _likeliest(logits: tl.tensor, samples: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tuple:
-    """Return the largest logit, infinite if one is NaN, and the lowest id that has it.
-
-    Every `block`th token makes a class; the largest logit of each class is written to `samples`.
-    """
-    best = tl.full([block], float("-inf"), tl.float32)
-    best_token = tl.zeros([block], tl.int64)
-    for start in tl.range(0, size, block, num_stages=3):
-        token = start + tl.arange(0, block)
-        x = tl.load(logits + token, token < size, float("-inf"))
-        x = tl.where(x == x, x, float("inf"))
-        best_token = tl.where(x > best, token, best_token)
-        best = tl.maximum(best, x)
-    tl.store(samples + tl.arange(0, block), best)
-    tl.debug_barrier()
-    peak = tl.max(best, 0)
-    return peak, tl.min(tl.where(best == peak, best_token, size), 0).to(tl.int64)
 
 
 @triton.jit
