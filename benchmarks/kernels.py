@@ -23,6 +23,7 @@ from loong.kernels.attend_task import AttendTask
 from loong.kernels.draw_params import DrawParams
 from loong.kernels.gpu import (
     DrawWorkspace,
+    LinearWorkspace,
     SplitWorkspace,
     add_rms_norm,
     attend_blocks,
@@ -30,6 +31,8 @@ from loong.kernels.gpu import (
     best_num_cuts,
     copy_rows,
     draw,
+    is_faster,
+    linear,
     merge_into,
     rotate_and_store,
     silu_and_mul,
@@ -244,6 +247,27 @@ def model_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
     yield Case(f"silu and mul {num_tokens}", gates, 3 * element_bytes * shape.mlp_size)
 
 
+def linear_cases(shape: Shape, num_rows: int) -> Iterator[Case]:
+    """The products with the weights of a layer and of the output, and the library's."""
+    hidden, mlp, num_heads = shape.hidden_size, shape.mlp_size, shape.num_heads + 2 * shape.num_kv_heads
+    workspace = LinearWorkspace.empty(torch.cuda.get_device_properties(DEVICE).multi_processor_count, DEVICE)
+    for name, num_columns, size in (
+        ("qkv", num_heads * shape.head_dim, hidden),
+        ("o", hidden, hidden),
+        ("gate and up", 2 * mlp, hidden),
+        ("down", hidden, mlp),
+        ("output", shape.vocab_size, hidden),
+    ):
+        x, out = values(num_rows, size), values(num_rows, num_columns)
+        weights = [values(num_columns, size) for _ in range(NUM_LAYERS)]
+        ours: list[Call] = [partial(linear, x, w, None, workspace=workspace, out=out) for w in weights]
+        library: list[Call] = [partial(torch.mm, x, w.T, out=out) for w in weights]
+        cost = (num_columns * size * DTYPE.itemsize, 2 * num_rows * num_columns * size)
+        if is_faster(x, weights[0], workspace):
+            yield Case(f"linear {name} {num_rows}", ours, *cost)
+        yield Case(f"linear {name} {num_rows}, library", library, *cost)
+
+
 def draw_cases(shape: Shape, num_rows: int) -> Iterator[Case]:
     """The next tokens, of all and of the likeliest."""
 
@@ -252,9 +276,13 @@ def draw_cases(shape: Shape, num_rows: int) -> Iterator[Case]:
 
     seeds = torch.arange(num_rows, device=DEVICE)
     tokens, largest = column(0, torch.int64), column(0, torch.float32)
-    for name, top_k, top_p in (("of all", shape.vocab_size, 1.0), ("of top-k and top-p", 50, 0.95)):
+    for name, temperature, top_k, top_p in (
+        ("the likeliest", 0.0, shape.vocab_size, 1.0),
+        ("of all", 0.7, shape.vocab_size, 1.0),
+        ("of top-k and top-p", 0.7, 50, 0.95),
+    ):
         params = DrawParams(
-            temperature=column(0.7, torch.float64),
+            temperature=column(temperature, torch.float64),
             top_k=column(top_k, torch.int64),
             top_p=column(top_p, torch.float64),
             min_p=column(0, torch.float64),
@@ -277,6 +305,8 @@ def cases(shape: Shape) -> Iterator[Case]:
     """All rows of the table, made one after the other, so that one's memory is free for the next."""
     yield from decode_cases(shape)
     yield from prefill_cases(shape)
+    for num_rows in (1, 32, 64, 128):
+        yield from linear_cases(shape, num_rows)
     for num_rows in (1, 128):
         yield from draw_cases(shape, num_rows)
     for num_tokens in (128, 16384):

@@ -1,8 +1,8 @@
 """Drawing the next token of each row on the device, without sorting the vocabulary.
 
 Probabilities are integers, in units of 2**-44 of the likeliest token's, so their sums are exact and a row's
-token does not depend on the order of addition. Several programs look for a row's likeliest token; one
-draws.
+token does not depend on the order of addition. Several programs look for a row's likeliest token;
+one draws.
 """
 
 from dataclasses import dataclass
