@@ -12,7 +12,7 @@ from loong.kernels.draw_params import DrawParams
 from loong.worker.draw import draw_params
 
 GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a master in a step of a group
-BATCH_SIZES = (*GROUP_SIZES, 384, 512)  # of an instance alone
+BATCH_SIZES = (*GROUP_SIZES, 320, 384, 448, 512)  # of an instance alone
 _MAX_SIZE = BATCH_SIZES[-1]
 _NUM_COLUMNS = 3 + len(DrawParams._fields)
 
