@@ -7,10 +7,10 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import CPU
+from machines import CPU, H200, H200_CAPACITY
 from simulation import Run, instances_with, simulate, timed_request
 
-from loong.core.cost_model import CostModel
+from loong.core.cost_model import CostModel, prefill_time
 from loong.core.plan import IterationPlan
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
@@ -51,9 +51,11 @@ class Crowd:
                 return
             yield timed_request(number, self.num_prompt, self.num_output, time)
 
-    def run(self, name: str, capacities: list[int]) -> Run:
+    def run(
+        self, name: str, capacities: list[int], config: PolicyConfig = CONFIG, cost_model: CostModel = CPU
+    ) -> Run:
         """How they are served under a policy."""
-        plan_for = make_policy(name, CONFIG)
+        plan_for = make_policy(name, config)
 
         def watched(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
             view = snapshot.request.get(self.one.request_id)
@@ -61,7 +63,7 @@ class Crowd:
             self.is_over = has_come and (view is None or view.has_ended)
             return plan_for(snapshot, cost_model)
 
-        return simulate(watched, capacities, self.arrivals(), cost_model=CPU)
+        return simulate(watched, capacities, self.arrivals(), cost_model=cost_model)
 
 
 # Whole prompts and no decode beside them: while prompts come, what they have begun stands still.
@@ -97,3 +99,11 @@ def test_nobody_waits_for_ever_however_many_others_come(name: str, data: st.Data
     assert times[0] < LIMIT / 2, "it began, if at all, when the crowd had gone"
     if name not in PROMPTS_FIRST:
         assert times[-1] < LIMIT, "it went on, if at all, when the crowd had gone"
+
+
+def test_a_long_prompt_goes_on_beside_short_ones_and_decodes_that_take_all_of_every_step() -> None:
+    long = timed_request(0, 50_000, 4, 1.003)
+    crowd = Crowd(long, num_prompt=4000, num_output=200, gap=0.125, limit=100.0)
+    config = PolicyConfig(target_tpot=0.02)
+    run = crowd.run("esp", [H200_CAPACITY], config, H200)
+    assert run.ttft(long) < 2 * prefill_time(H200, 50_000, 0, 1) / config.late_share < crowd.limit
