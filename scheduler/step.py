@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import ceil, sqrt
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.instance import ESPGroup
@@ -228,34 +228,27 @@ def choose_masters(
 ) -> list[tuple[RequestView, InstanceId]] | None:
     """A master with room for `num_steps` tokens for each decoding request; None if there is none for one.
 
-    Instances that hold KV of the request already come first, which keeps groups small; then those that are
-    master of fewer.
+    A request stays with the instance of its newest KV while that has no more than its share, so that its KV
+    is in few pieces. Then come instances that hold some of it, which keeps groups small, and of these those
+    that are master of fewer.
     """
     room = dict(free)
     if len(room) == 1:
         (only_id,) = room
         fits = sum(min(num_steps, view.num_remaining_tokens) for view in views) <= room[only_id]
         return [(view, only_id) for view in views] if fits else None
-    num_requests = dict.fromkeys(room, 0)
+    num_requests, fair_share = dict.fromkeys(room, 0), ceil(len(views) / len(room))
     masters = []
     for view in views:
         num_tokens = min(num_steps, view.num_remaining_tokens)
-        master_id = _best_master(
-            [i for i in view.placement.instance_ids if room[i] >= num_tokens], room, num_requests
-        )
-        if master_id is None:
-            master_id = _best_master([i for i in room if room[i] >= num_tokens], room, num_requests)
-        if master_id is None:
-            return None
+        master_id = view.placement.segments[-1].instance_id
+        if num_requests[master_id] >= fair_share or room[master_id] < num_tokens:
+            holders = [i for i in view.placement.instance_ids if room[i] >= num_tokens]
+            able = holders or [i for i in room if room[i] >= num_tokens]
+            if not able:
+                return None
+            master_id = min(able, key=lambda i: (num_requests[i], -room[i], i))
         masters.append((view, master_id))
         room[master_id] -= num_tokens
         num_requests[master_id] += 1
     return masters
-
-
-def _best_master(
-    candidates: Sequence[InstanceId], room: Mapping[InstanceId, int], num_requests: Mapping[InstanceId, int]
-) -> InstanceId | None:
-    if len(candidates) < 2:
-        return candidates[0] if candidates else None
-    return min(candidates, key=lambda i: (num_requests[i], -room[i], i))
