@@ -268,7 +268,7 @@ class Room:
 
 def _future(view: RequestView) -> tuple[int, int]:
     """Output tokens to come whose KV is kept, and all that is known (of which one makes no KV)."""
-    return view.num_remaining_tokens - 1, view.num_known_tokens
+    return view.max_tokens - view.num_output_tokens - 1, view.num_prompt_tokens + view.num_output_tokens
 
 
 def _deadline(arrival_time: float, ttft: float, earliest: float) -> tuple[float, bool]:

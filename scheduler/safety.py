@@ -93,6 +93,6 @@ def _num_declared(view: RequestView) -> int:
 def _claim(view: RequestView, survey: Survey) -> Claim:
     num_held = view.num_computed_tokens
     if view.batch_id is not None:
-        batch = next(batch for batch in survey.snapshot.batches if batch.batch_id == view.batch_id)
-        num_held += sum(len(segment.positions) for segment in batch.plan.writes_of(view.request_id))
+        plan = survey.snapshot.batch[view.batch_id].plan
+        num_held += sum([len(segment.positions) for segment in plan.writes_of(view.request_id)])
     return Claim(view.request_id, num_held, _num_declared(view) - num_held)

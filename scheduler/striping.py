@@ -24,8 +24,8 @@ def batch_of(
 ) -> BatchPlan:
     """The batch in which `group` carries out `shares`, a step in `predicted_time`."""
     parts = tuple(shares)
-    queries = tuple(block for part in parts for block in part.queries)
-    writes = tuple(segment for part in parts for segment in part.writes)
+    queries = tuple([block for part in parts for block in part.queries])
+    writes = tuple([segment for part in parts for segment in part.writes])
     return BatchPlan(group, queries, writes, num_steps, predicted_time)
 
 

@@ -124,8 +124,9 @@ def survey(snapshot: Snapshot) -> Survey:
 
 def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
     """Count as free what a request that has ended holds until its batch ends."""
-    batch = next(batch for batch in snapshot.batches if batch.batch_id == view.batch_id)
-    for segment in (*view.placement.segments, *batch.plan.writes_of(view.request_id)):
+    assert view.batch_id is not None, "it is in a batch"
+    plan = snapshot.batch[view.batch_id].plan
+    for segment in (*view.placement.segments, *plan.writes_of(view.request_id)):
         if segment.instance_id in free:
             free[segment.instance_id] += len(segment.positions)
 
@@ -160,8 +161,7 @@ def _unit_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[Instan
     batch_id = snapshot.instance[instance_id].batch_id
     if batch_id is None:
         return Unit((instance_id,))
-    batch = next(batch for batch in snapshot.batches if batch.batch_id == batch_id)
-    return Unit.of_batch(batch, snapshot.now, full)
+    return Unit.of_batch(snapshot.batch[batch_id], snapshot.now, full)
 
 
 def _joined(parts: Collection[Unit]) -> Unit:

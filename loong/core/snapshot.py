@@ -74,6 +74,11 @@ class Snapshot:
         """Live requests by id."""
         return {view.request_id: view for view in (*self.waiting, *self.running)}
 
+    @cached_property
+    def batch(self) -> dict[int, RunningBatch]:
+        """Batches in flight by id."""
+        return {batch.batch_id: batch for batch in self.batches}
+
     @property
     def kv_capacity(self) -> int:
         """Tokens of KV that all instances hold; host tiers do not count."""
