@@ -10,11 +10,12 @@ from simulation import instances_with, timed_request
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import prefill_time
 from loong.core.events import Event, InstanceLost
+from loong.core.instance import ESPGroup
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
-from loong.core.work import InstanceWork, Phase
+from loong.core.work import InstanceWork, Phase, StepWork
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.calibration import Calibration
 from loong.scheduler.config import PolicyConfig
@@ -78,6 +79,9 @@ def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
     assert prefill_time(model, 100, 10, 1) == pytest.approx(factor * prefill_time(BASE, 100, 10, 1))
     work = InstanceWork(num_requests=1, num_tokens=100, num_blocks=1, num_keys=100, num_pairs=5000)
     assert model.instance_time(work) == pytest.approx(factor * BASE.instance_time(work))
+    step = StepWork(ESPGroup((0,)), {0: work}, has_ring=False, has_exchange=False)
+    assert model.step_time(step) == pytest.approx(factor * BASE.step_time(step))
+    assert model.migration_time(1000, 0, 1) == BASE.migration_time(1000, 0, 1)
 
 
 def test_predictions_that_come_true_are_left_as_they_are() -> None:
