@@ -41,8 +41,8 @@ OFFLINE_FLAGS = (
     *("--max-num-batched-tokens", "16384", "--lease-steps", "64", "--gpu-memory-utilization", "0.9"),
 )
 GAP_REQUESTS = (1, 256)
-GAP_TOKENS = (1000, 4000)
-TRACE_SECONDS = 0.8
+GAP_TOKENS = (1000, 2000)
+TRACE_SECONDS = 2.5  # a few leases
 NUM_SECONDS = 3.0  # of each length of `ttft`, but at least 3 runs
 
 seeds = count()  # no two prompts are alike

@@ -11,6 +11,8 @@ _EXAMPLES = """\
 examples:
   loong profile --output tiny.json
   loong profile ./Llama-3.1-8B --num-instances 2 -tp 2 --output llama.json
+  loong profile llama-3.1-8b --load-format dummy --device cuda --num-instances 1 --max-chunk-tokens 8192 \\
+      --max-decode-requests 256 --max-prompt-time 1.5
   loong serve --cost-model tiny.json
 """
 
@@ -38,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         max_chunk_tokens=args.max_chunk_tokens,
         max_prompt_tokens=args.max_prompt_tokens,
         max_decode_requests=args.max_decode_requests,
+        max_prompt_seconds=args.max_prompt_time,
     )
     profile(chosen_cluster(args, args.start_timeout), limits, args.duration, args.output)
     return 0
@@ -71,6 +74,13 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         default=limits.max_decode_requests,
         metavar="N",
         help="of a decode step (%(default)s)",
+    )
+    group.add_argument(
+        "--max-prompt-time",
+        type=seconds,
+        default=limits.max_prompt_seconds,
+        metavar="S",
+        help="of the prompts that decode together, by the roofline (%(default)g)",
     )
     group.add_argument(
         "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)g)"

@@ -140,6 +140,7 @@ class BatchRunner:
         device = self._backend.device
         yield device, "attend_slots", "attention"
         yield device, "attend_blocks", "attention"
+        yield device, "linear", "linear"
         if self._steps is not None:
             yield self._steps, "launch", "step"
 

@@ -25,7 +25,7 @@ def test_a_trace_tells_what_every_worker_did_and_where_it_began(tmp_path: Path) 
             and event["args"]["name"].startswith(f"instance {instance_id}")
         }
         names = [event["name"] for event in events if event.get("pid") in pids and event["ph"] == "X"]
-        assert {"step", "attention", "exchange", "ring step"} <= set(names)
+        assert {"step", "attention", "exchange", "ring step", "linear"} <= set(names)
         assert names.count("step") == 5
     assert not any(
         event.get("name") == "step" for event in json.loads((tmp_path / again).read_text())["traceEvents"]

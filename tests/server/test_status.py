@@ -167,3 +167,9 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None
 
 def test_settings_do_not_print_keys() -> None:
     assert "secret" not in repr(ServerSettings("tiny", api_keys=("secret",)))
+
+
+async def test_traces_are_refused_by_a_server_that_writes_none(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        for path in ("/start_profile", "/stop_profile"):
+            assert "--trace-dir" in (await error_of(url, path, 404))["message"]
