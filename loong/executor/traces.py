@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import strftime
@@ -20,6 +21,7 @@ class WorkerTraces:
 
     def __init__(self, executor: WorkersExecutor, folder: Path) -> None:
         self._executor, self._folder = executor, folder
+        self._numbers = count(1)
 
     def start(self) -> None:
         """Begin with the next batches."""
@@ -28,7 +30,7 @@ class WorkerTraces:
     async def write(self) -> Path:
         """End after the batches in flight; the one file with what all workers did."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        target = self._folder / strftime("trace-%Y%m%d-%H%M%S.json")
+        target = self._folder / f"{strftime('trace-%Y%m%d-%H%M%S')}-{next(self._numbers)}.json"
         with TemporaryDirectory(dir=self._folder) as folder:
             files = await self._executor.write_traces(Path(folder))
             await asyncio.to_thread(join_traces, files, target)
