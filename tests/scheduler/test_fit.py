@@ -42,6 +42,8 @@ PRIOR = WorkCostModel(
     )
 )
 
+UNSEEN = 10  # the seed of samples that no fit here is given
+
 
 def another_model(seed: int) -> WorkCostModel:
     """Every coefficient is off, by a factor of up to three."""
@@ -67,7 +69,7 @@ def typical_error(found: Fit, samples: Sequence[Sample]) -> float:
 def test_coefficients_are_recovered_from_samples_without_noise(seed: int) -> None:
     truth = another_model(seed)
     found = fit(PRIOR, samples_of(truth, seed))
-    assert np.abs(relative_errors(found.model, samples_of(truth, seed + 10))).max() < 0.01
+    assert np.abs(relative_errors(found.model, samples_of(truth, UNSEEN))).max() < 0.01
     for name in set(NAMES) - set(found.undetermined):
         expected = getattr(truth.coefficients, name)
         assert getattr(found.model.coefficients, name) == pytest.approx(expected, rel=0.1, abs=1e-8), name
@@ -87,14 +89,14 @@ def test_what_the_samples_do_not_tell_stays_and_is_named() -> None:
 def test_noise_leaves_an_error_that_is_smaller_than_itself(seed: int) -> None:
     truth, random = another_model(seed), Random(seed)
     noisy = changed(samples_of(truth, seed), lambda: random.lognormvariate(0, 0.1))
-    assert typical_error(fit(PRIOR, noisy), samples_of(truth, seed + 10)) < 0.05
+    assert typical_error(fit(PRIOR, noisy), samples_of(truth, UNSEEN)) < 0.05
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tenth_of_samples_that_stalled_changes_little(seed: int) -> None:
     truth, random = another_model(seed), Random(seed)
     stalled = changed(samples_of(truth, seed), lambda: random.uniform(2, 30) if random.random() < 0.1 else 1)
-    assert typical_error(fit(PRIOR, stalled), samples_of(truth, seed + 10)) < 0.05
+    assert typical_error(fit(PRIOR, stalled), samples_of(truth, UNSEEN)) < 0.05
 
 
 def test_samples_that_contradict_each_other_tell_nothing() -> None:
