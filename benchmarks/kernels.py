@@ -263,7 +263,7 @@ def linear_cases(shape: Shape, num_rows: int) -> Iterator[Case]:
         ours: list[Call] = [partial(linear, x, w, None, workspace=workspace, out=out) for w in weights]
         library: list[Call] = [partial(multiply_by_library, x, w, out) for w in weights]
         cost = (num_columns * size * DTYPE.itemsize, 2 * num_rows * num_columns * size)
-        if is_faster(x, weights[0], workspace):
+        if is_faster(x, weights[0]):
             yield Case(f"linear {name} {num_rows}", ours, *cost)
         yield Case(f"linear {name} {num_rows}, library", library, *cost)
 

@@ -29,23 +29,26 @@ class Tiling(NamedTuple):
     fill: float = 1.0  # of the multiprocessors: to so many programs tiles are cut into pieces
 
 
-class Tilings(NamedTuple):
-    """What was fastest on an H200 for up to a number of rows; None: the library was."""
+class Choice(NamedTuple):
+    """What was fastest on an H200, for x of no more rows and weights of no fewer."""
 
-    small: Tiling | None  # of weights with no more than a tile a multiprocessor
-    large: Tiling
+    max_num_rows: int
+    min_num_columns: int  # of the result: rows of the weight
+    tiling: Tiling
 
 
 _MIN_BATCH = 16
-_MIN_HEIGHT = 64
 _MAX_NUM_PIECES = 4
-_TILINGS = {
-    4: Tilings(Tiling(64, 256, 5, 4, num_ahead=2, fill=0.5), Tiling(64, 256, 5, 4, num_ahead=2)),
-    16: Tilings(Tiling(64, 256, 5, 4, num_ahead=2, fill=0.5), Tiling(64, 128, 5, 4)),
-    32: Tilings(Tiling(64, 256, 4, 4, num_ahead=2), Tiling(64, 128, 4, 4)),
-    64: Tilings(Tiling(64, 128, 6, 4, num_ahead=2), Tiling(128, 128, 4, 4)),
-    128: Tilings(None, Tiling(128, 64, 3, 8)),
-}
+_CHOICES = (  # the first counts; where there is none, the library is faster
+    Choice(4, 0, Tiling(64, 256, 5, 4, num_ahead=2, fill=0.5)),
+    Choice(16, 8448, Tiling(64, 128, 5, 4)),
+    Choice(16, 0, Tiling(64, 256, 5, 4, num_ahead=2, fill=0.5)),
+    Choice(32, 8448, Tiling(64, 128, 4, 4)),
+    Choice(32, 0, Tiling(64, 256, 4, 4, num_ahead=2)),
+    Choice(64, 8448, Tiling(128, 128, 4, 4)),
+    Choice(64, 0, Tiling(64, 128, 6, 4, num_ahead=2)),
+    Choice(128, 24576, Tiling(128, 64, 3, 8)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +56,23 @@ class LinearWorkspace:
     """Room for the pieces of any product, made once, for use by one stream at a time."""
 
     num_processors: int
-    pieces: Tensor  # [num_processors, the most numbers of a small tile] float32
+    pieces: Tensor  # [num_processors, the most numbers of a tile] float32
     num_arrived: Tensor  # [num_processors] int32, of each tile; zeros between calls
 
     @classmethod
     def empty(cls, num_processors: int, device: torch.device) -> "LinearWorkspace":
         """Return room for weights that are cut for so many multiprocessors."""
-        sizes = [_batch(num_rows) * small.height for num_rows, (small, _) in _TILINGS.items() if small]
+        size = max(_batch(choice.max_num_rows) * choice.tiling.height for choice in _CHOICES)
         return cls(
             num_processors,
-            torch.empty(num_processors, max(sizes), dtype=torch.float32, device=device),
+            torch.empty(num_processors, size, dtype=torch.float32, device=device),
             torch.zeros(num_processors, dtype=torch.int32, device=device),
         )
 
 
-def is_faster(x: Tensor, weight: Tensor, workspace: LinearWorkspace) -> bool:
+def is_faster(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear` takes x [M, K] and weight [N, K], and is faster than the library."""
-    return x.dtype.itemsize == 2 and _tiling(x, weight, workspace) is not None
+    return _tiling(x, weight) is not None
 
 
 def linear(
@@ -89,19 +92,20 @@ def linear(
     dims.bind("out", out, "M N", x.dtype)
     if bias is not None:
         dims.bind("bias", bias, "N", x.dtype)
-    tiling = _tiling(x, weight, workspace)
-    if tiling is None or x.dtype.itemsize != 2:
+    tiling = _tiling(x, weight)
+    if tiling is None:
         raise ValueError(f"no tiling for x {list(x.shape)} of {x.dtype} and weight {list(weight.shape)}")
     if out.numel():
         _multiply(x, weight, bias, workspace, out, tiling)
 
 
-def _tiling(x: Tensor, weight: Tensor, workspace: LinearWorkspace) -> Tiling | None:
-    tilings = next((tilings for num_rows, tilings in _TILINGS.items() if len(x) <= num_rows), None)
-    if tilings is None or x.shape[1] % 8 != 0:  # the copy engine takes rows of whole 16 bytes
+def _tiling(x: Tensor, weight: Tensor) -> Tiling | None:
+    (num_rows, size), num_columns = x.shape, len(weight)
+    if x.dtype.itemsize != 2 or size % 8 != 0:  # the copy engine takes rows of whole 16 bytes
         return None
-    is_small = triton.cdiv(len(weight), _MIN_HEIGHT) <= workspace.num_processors
-    return tilings.small if is_small else tilings.large
+    choices = (c for c in _CHOICES if num_rows <= c.max_num_rows and num_columns >= c.min_num_columns)
+    choice = next(choices, None)
+    return None if choice is None else choice.tiling
 
 
 def _batch(num_rows: int) -> int:

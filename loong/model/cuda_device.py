@@ -46,11 +46,10 @@ class CudaDevice:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device."""
-        workspace = self._linear_workspace
-        if not gpu.is_faster(x, weight, workspace):
+        if not gpu.is_faster(x, weight):
             return F.linear(x, weight, bias)
         out = x.new_empty(len(x), len(weight))
-        gpu.linear(x, weight, bias, workspace=workspace, out=out)
+        gpu.linear(x, weight, bias, workspace=self._linear_workspace, out=out)
         return out
 
     def add_rms_norm(
