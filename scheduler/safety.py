@@ -45,6 +45,14 @@ class Bank:
         self._slack = slack
         return True
 
+    def lends_to(self, request_id: RequestId, num_slots: int) -> bool:
+        """The same for one request."""
+        slack = self._slack[: self._place[request_id]]  # of all that it comes after
+        if num_slots and slack.min(initial=num_slots) < num_slots:
+            return False
+        slack -= num_slots
+        return True
+
     def num_more(self, request_ids: Iterable[RequestId]) -> int | None:
         """How many slots each of these may take besides; None if as many as there are."""
         num_after = self._num_after(dict.fromkeys(request_ids, 1))
@@ -80,7 +88,7 @@ def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Saf
     wishes |= {prefill.view.request_id: prefill.num_tokens for prefill in prefills}
     paused_ids = frozenset[RequestId]()
     if not bank.lends(wishes):
-        paused_ids = frozenset(i for i, num_slots in wishes.items() if not bank.lends({i: num_slots}))
+        paused_ids = frozenset(i for i, num_slots in wishes.items() if not bank.lends_to(i, num_slots))
     num_more = bank.num_more(v.request_id for v in decodes if v.request_id not in paused_ids)
     return Safety(paused_ids, lease_steps if num_more is None else min(lease_steps, 1 + num_more))
 

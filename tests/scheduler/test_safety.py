@@ -65,6 +65,16 @@ def test_after_whatever_was_lent_all_can_still_end(
         assert can_all_end(after(lent, all_more), num_left)
 
 
+@given(claims_of_few, st.integers(0, 20), st.data())
+def test_lending_to_one_is_lending_to_several_of_whom_there_is_one(
+    claims: list[Claim], num_free: int, data: st.DataObject
+) -> None:
+    one, several = Bank(claims, num_free), Bank(claims, num_free)
+    for claim in data.draw(st.permutations([*claims, *claims])):
+        wish = data.draw(st.integers(0, 6))
+        assert one.lends_to(claim.request_id, wish) == several.lends({claim.request_id: wish})
+
+
 @given(claims_of_few, st.integers(0, 20))
 def test_who_needs_least_never_waits(claims: list[Claim], num_free: int) -> None:
     least = min(claims, key=lambda claim: claim.num_needed)
