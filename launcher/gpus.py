@@ -1,5 +1,6 @@
 """The GPUs of this host, as its driver tells without taking any of their memory."""
 
+import os
 from dataclasses import dataclass
 
 from loong.core.errors import ConfigError
@@ -19,9 +20,11 @@ class Gpu:
 
 
 def host_gpus() -> tuple[Gpu, ...]:
-    """All GPUs of this host. Raises `ConfigError` if there is none."""
-    query = "--query-gpu=name,memory.total,memory.free"
-    lines = output_of("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+    """The GPUs of this host that workers will see. Raises `ConfigError` if there is none."""
+    query = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
+    lines = output_of("nvidia-smi", *query).splitlines()
     if not lines:
         raise ConfigError("--device cuda needs an NVIDIA GPU, but nvidia-smi tells of none")
     return tuple(_parsed(line) for line in lines)

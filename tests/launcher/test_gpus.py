@@ -59,3 +59,15 @@ def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
         ConfigError, match="--num-instances is 1 and --tensor-parallel-size 2, but this host has 1"
     ):
         fit_gpu_kv_capacity(CONFIG, gpus, (1, 2), None, 1.0)
+
+
+def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_driver(tmp_path, monkeypatch, "all")
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\nfor last; do :; done\n[ "$last" = --id=2,3 ] && echo "NVIDIA H200, 9, 8"\n'
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert host_gpus() == (Gpu("NVIDIA H200", 9 << 20, 8 << 20),)
