@@ -111,7 +111,7 @@ def exchange_time(instance: GpuInstance, batch_id: int, num_tokens: int, dop: in
             exchange.merge(layer, parts)
 
     with instance.fabric.batch(batch_id, tuple(range(dop))):
-        exchange.begin(batch_id, dict.fromkeys(range(dop), num_tokens))
+        exchange.begin(dict.fromkeys(range(dop), num_tokens))
         replay = instance.backend.capture(exchanges)
         events = [_event() for _ in range(NUM_REPLAYS + 1)]
         for event in events:

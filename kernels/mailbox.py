@@ -23,14 +23,13 @@ from torch import Tensor
 
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
-from loong.kernels.signals import EPOCHS, Patience, now
+from loong.kernels.signals import Patience
 from loong.kernels.softmax import join_pair
+from loong.kernels.waits import await_flags, watch_flags
 
 _MAX_CHUNKS = 32  # programs that put to one member
 _NUM_WARPS = 8
 _LINE = 16  # flags apart, so that many programs can poll without delaying those who write
-_POLLS_A_LOOK = tl.constexpr(1024)  # at whether waiting was given up: 0.7 ms or so apart
-_EPOCHS = tl.constexpr(EPOCHS)
 
 
 class Peers(NamedTuple):
@@ -38,7 +37,8 @@ class Peers(NamedTuple):
 
     addresses: Tensor  # [N] int64: where each member's memory begins, as this device sees it; 0: no member
     num_tokens: Tensor  # [N] int64: of which each is the master; 0 of those that are no members
-    epoch: Tensor  # [1] int64: that of the layer 0 of the step
+    ranks: Tensor  # [N] int64: what each is called where somebody waits for it in vain
+    epoch: Tensor  # [1] int64: that of the step's layer 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,28 @@ class Mailbox:
     def offset(self, tensor: Tensor) -> int:
         """Where a tensor of this mailbox begins, in bytes."""
         return tensor.data_ptr() - self.memory.data_ptr()
+
+
+def await_members(opened: Tensor, peers: Peers, patience: Patience) -> None:
+    """Let the stream go on once the flags of all members are at least `peers.epoch`.
+
+    Contract:
+        opened [N] int64, of any stride: a flag in this process's memory for each instance.
+    """
+    dims = Dims()
+    dims.bind("opened", opened, "N", torch.int64, is_contiguous=False)
+    dims.bind("peers.addresses", peers.addresses, "N", torch.int64)
+    _await_members[(1,)](
+        opened,
+        peers.addresses,
+        peers.ranks,
+        peers.epoch,
+        *patience,
+        opened.stride(0),
+        num_instances=dims["N"],
+        members_room=triton.next_power_of_2(dims["N"]),
+        num_warps=1,
+    )
 
 
 def exchange_queries(
@@ -134,7 +156,7 @@ def exchange_partials(
 
     Contract:
         part: attention of `mailbox.queries` over the KV of this instance, out [N, T, H, D] of their dtype and
-            lse [N, T, H] float32; where lse is -inf, out is not read.
+            lse [N, T, H] float32; where lse is -inf, out is not sent.
         out [T, H, D] of that dtype; rows from num_tokens[instance] on become 0. Partials are merged in
             float32, in the order of instances.
         As `exchange_queries` otherwise.
@@ -175,9 +197,30 @@ def _check(mailbox: Mailbox, peers: Peers, patience: Patience) -> Dims:
     dims.bind("mailbox.query_flags", mailbox.query_flags, "N C L", torch.int64)
     dims.bind("peers.addresses", peers.addresses, "N", torch.int64)
     dims.bind("peers.num_tokens", peers.num_tokens, "N", torch.int64)
+    dims.bind("peers.ranks", peers.ranks, "N", torch.int64)
     dims.bind("peers.epoch", peers.epoch, "1", torch.int64)
     dims.bind("patience.word", patience.word, "2", torch.int64)
     return dims
+
+
+@triton.jit
+def _await_members(
+    opened: tl.tensor,
+    addresses: tl.tensor,
+    ranks: tl.tensor,
+    epoch: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    stride: tl.tensor,
+    num_instances: tl.constexpr,
+    members_room: tl.constexpr,
+) -> None:
+    member = tl.arange(0, members_room)
+    is_awaited = tl.load(addresses + member, member < num_instances, 0) != 0
+    flags = opened + tl.where(is_awaited, member, 0) * stride
+    rank = tl.load(ranks + member, is_awaited, 0)
+    watch_flags(flags, is_awaited, rank, tl.load(epoch), word, stop, limit)
 
 
 @triton.jit(do_not_specialize=["layer", "instance"])
@@ -185,6 +228,7 @@ def _exchange_queries(
     q: tl.tensor,
     addresses: tl.tensor,
     num_tokens: tl.tensor,
+    ranks: tl.tensor,
     epoch: tl.tensor,
     flags: tl.tensor,
     word: tl.tensor,
@@ -221,7 +265,8 @@ def _exchange_queries(
         flag = tl.arange(0, flags_room)
         sender = flag // num_chunks
         is_awaited = flag % num_chunks < tl.load(num_tokens + sender, sender < num_instances, 0)
-        _watch(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, sender, due, word, stop, limit)
+        rank = tl.load(ranks + sender, is_awaited, 0)
+        watch_flags(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, rank, due, word, stop, limit)
 
 
 @triton.jit(do_not_specialize=["layer", "instance"])
@@ -231,6 +276,7 @@ def _exchange_partials(
     out: tl.tensor,
     addresses: tl.tensor,
     num_tokens: tl.tensor,
+    ranks: tl.tensor,
     epoch: tl.tensor,
     came_out: tl.tensor,
     came_lse: tl.tensor,
@@ -274,9 +320,9 @@ def _exchange_partials(
                 row = (master * num_tokens_room + token).to(tl.int64) * num_heads
                 target_row = (instance * num_tokens_room + token).to(tl.int64) * num_heads
                 lse = tl.load(part_lse + row + head, is_head, float("-inf"))
-                is_element = (lse > float("-inf"))[:, None] & is_dim
-                values = tl.load(part_out + row * head_dim + element, is_element)
-                tl.store(target_out + target_row * head_dim + element, values, is_element)
+                values = tl.load(part_out + row * head_dim + element, is_head[:, None] & is_dim)
+                is_seen = (lse > float("-inf"))[:, None] & is_dim
+                tl.store(target_out + target_row * head_dim + element, values, is_seen)
                 tl.store(target_lse + target_row + head, lse, is_head)
             _raise(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
     elif program == num_puts:
@@ -284,7 +330,8 @@ def _exchange_partials(
         sender = flag // num_chunks
         is_member = tl.load(addresses + sender, sender < num_instances, 0) != 0
         is_awaited = is_member & (flag % num_chunks < tl.load(num_tokens + instance))
-        _watch(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, sender, due, word, stop, limit)
+        rank = tl.load(ranks + sender, is_awaited, 0)
+        watch_flags(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, rank, due, word, stop, limit)
     else:
         token = program - num_puts - 1
         total = tl.zeros([heads_room, width], tl.float32)
@@ -293,14 +340,15 @@ def _exchange_partials(
             member = tl.arange(0, members_room)
             is_late = tl.load(addresses + member, member < num_instances, 0) != 0
             its_flag = member * num_chunks + token % num_chunks
-            _await(flags + tl.where(is_late, its_flag, 0) * line, is_late, due, stop)
+            await_flags(flags + tl.where(is_late, its_flag, 0) * line, is_late, due, stop)
             for source in tl.static_range(num_instances):
                 is_there = is_head & (tl.load(addresses + source) != 0)
                 came = (source * num_tokens_room + token).to(tl.int64) * num_heads
                 lse = tl.load(came_lse + came + head, is_there, float("-inf"), cache_modifier=".cg")
-                is_seen = (lse > float("-inf"))[:, None] & is_dim
-                values = tl.load(came_out + came * head_dim + element, is_seen, 0.0, cache_modifier=".cg")
-                total, total_lse = join_pair(total, total_lse, values.to(tl.float32), lse)
+                is_value = is_there[:, None] & is_dim
+                values = tl.load(came_out + came * head_dim + element, is_value, 0.0, cache_modifier=".cg")
+                values = tl.where((lse > float("-inf"))[:, None], values.to(tl.float32), 0.0)
+                total, total_lse = join_pair(total, total_lse, values, lse)
         place = out + token.to(tl.int64) * num_heads * head_dim
         tl.store(place + element, total.to(out.dtype.element_ty), is_head[:, None] & is_dim)
 
@@ -310,59 +358,3 @@ def _raise(flag: tl.tensor, epoch: tl.tensor) -> None:
     """As `signals.raise_flag`; whether waits were given up was looked at before, while data was loaded."""
     tl.debug_barrier()
     tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
-
-
-@triton.jit
-def _watch(
-    flags: tl.tensor,
-    is_awaited: tl.tensor,
-    source: tl.tensor,
-    epoch: tl.tensor,
-    word: tl.tensor,
-    stop: tl.tensor,
-    limit: tl.tensor,
-) -> None:
-    """As `signals.await_flag`, of several flags (pointers [F], all to be read) at once."""
-    num_polls = tl.full((), 0, tl.int64)
-    begun_at = now(num_polls)
-    last = epoch | (_EPOCHS - 1)
-    num_late = _num_late(flags, is_awaited, epoch)
-    while num_late > 0:
-        num_polls += 1
-        num_late = _num_late(flags, is_awaited, epoch)
-        if (num_late > 0) & (num_polls % _POLLS_A_LOOK == 0):
-            if now(num_polls) - begun_at > limit:
-                is_late = is_awaited & (tl.load(flags, volatile=True) < epoch)
-                tl.store(word + 1, tl.max(tl.where(is_late, source, 0), 0).to(tl.int64))
-                tl.store(word, last)
-            if tl.load(word, volatile=True) >= epoch:
-                num_late = tl.zeros_like(num_late)
-                tl.store(stop, last)
-    _acquire(flags)
-
-
-@triton.jit
-def _await(flags: tl.tensor, is_awaited: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
-    """Spin until some flags are raised, or another program has stopped all waits."""
-    num_polls = tl.full((), 0, tl.int64)
-    num_late = _num_late(flags, is_awaited, epoch)
-    while num_late > 0:
-        num_polls += 1
-        num_late = _num_late(flags, is_awaited, epoch)
-        if tl.load(stop, num_polls % _POLLS_A_LOOK == 0, epoch - 1, volatile=True) >= epoch:
-            num_late = tl.zeros_like(num_late)
-    _acquire(flags)
-
-
-@triton.jit
-def _num_late(flags: tl.tensor, is_awaited: tl.tensor, epoch: tl.tensor) -> tl.tensor:
-    is_late = is_awaited & (tl.load(flags, volatile=True) < epoch)
-    return tl.sum(is_late.to(tl.int32), 0)
-
-
-@triton.jit
-def _acquire(flags: tl.tensor) -> None:
-    """Let the program read what was written before the flags were raised; use `.cg` loads."""
-    never = tl.full(flags.shape, -1, tl.int64)
-    tl.atomic_cas(flags, never, never, sem="acquire", scope="sys")  # compilers drop one that adds 0
-    tl.debug_barrier()

@@ -20,8 +20,11 @@ class DecodeExchange(Protocol):
     def num_instances(self) -> int:
         """N."""
 
-    def begin(self, batch_id: int, num_tokens: Mapping[InstanceId, int]) -> None:
-        """Let the next steps be those of these instances, each the master of so many tokens, T at most."""
+    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
+        """Let the next steps, in the batch that is open, be those of these masters of so many tokens.
+
+        They are all members of the group, and T tokens at most.
+        """
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
         """The queries [N * T, H, D] of all masters, of q [T, H, D] on each.
@@ -38,7 +41,7 @@ class Alone:
 
     num_instances = 1
 
-    def begin(self, batch_id: int, num_tokens: Mapping[InstanceId, int]) -> None:
+    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """See DecodeExchange."""
 
     def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - see DecodeExchange
@@ -58,8 +61,8 @@ class FabricExchange:
         self._fabric, self._instance_id, self._device = fabric, instance_id, device
         self._num_tokens: Mapping[InstanceId, int] = {}
 
-    def begin(self, batch_id: int, num_tokens: Mapping[InstanceId, int]) -> None:  # noqa: ARG002
-        """See DecodeExchange; the fabric knows the batch."""
+    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
+        """See DecodeExchange."""
         self._num_tokens = num_tokens
 
     def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order

@@ -5,17 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
-import torch
 from torch import Tensor
 
-from loong.attention.step import concatenate
 from loong.core.events import ProducedToken
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.request import FinishReason, SamplingParams
 from loong.fabric.protocol import Fabric
-from loong.worker.decode_state import DecodeBatch, DecodeRow
+from loong.worker.decode_state import DecodeBatch, DecodeRow, Pieces
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
@@ -84,7 +82,6 @@ class DecodeLease:
         """The lease as it begins, with slots for all that may be stored here."""
         peers = (i for i in command.plan.group.instance_ids if i != self._instance_id)
         return DecodeBatch(
-            command.batch_id,
             self._instance_id,
             [self._row(command, given) for given in _own(command, self._instance_id)],
             {i: [self._held(given) for given in _own(command, i)] for i in peers},
@@ -94,13 +91,14 @@ class DecodeLease:
         request_id, params = given.request_id, given.sampling_params
         assert params is not None
         held = self._held(given)
-        free = [self._pool.allocate(request_id, s.positions) for s in command.plan.writes_of(request_id)]
-        return DecodeRow(given.token_ids[0], given.placement.num_tokens, held, torch.cat(free), params)
+        writes = command.plan.writes_of(request_id)
+        free = tuple(self._pool.allocate(request_id, segment.positions) for segment in writes)
+        return DecodeRow(given.token_ids[0], given.placement.num_tokens, held, free, params)
 
-    def _held(self, given: RequestInput) -> Tensor:
-        """The slots [n] of what a request has here."""
-        pieces = given.placement.on(self._instance_id)
-        return concatenate(self._pool.slots(given.request_id, positions) for positions in pieces)
+    def _held(self, given: RequestInput) -> Pieces:
+        """The slots of what a request has here."""
+        held = given.placement.on(self._instance_id)
+        return tuple(self._pool.slots(given.request_id, positions) for positions in held)
 
 
 def _own(command: RunBatch, instance_id: InstanceId) -> list[RequestInput]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,17 +19,20 @@ _MAX_SIZE = BATCH_SIZES[-1]
 _NUM_COLUMNS = 3 + len(DrawParams._fields)
 
 
+Pieces: TypeAlias = tuple[Tensor, ...]  # slots [n] int64, on the host, one piece after the other
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
     """One request as a lease begins, at its master: `token_id` is at `position`, behind all KV there is.
 
-    `held` and `free` [n] int64, on the host, are the slots here of its KV, and of tokens it may yet compute.
+    `held` and `free` are the slots here of its KV, and of tokens it may yet compute.
     """
 
     token_id: TokenId
     position: int
-    held: Tensor
-    free: Tensor
+    held: Pieces
+    free: Pieces
     params: SamplingParams
 
 
@@ -35,14 +40,13 @@ class DecodeRow:
 class DecodeBatch:
     """A lease as it begins on one instance.
 
-    `rows` are the requests whose master it is. `served` has, for each other member, the slots [n] int64 that
-    its requests have here, in the order of its rows.
+    `rows` are the requests whose master it is. `served` has, for each other member, the slots that its
+    requests have here, in the order of its rows.
     """
 
-    batch_id: int
     instance_id: InstanceId
     rows: Sequence[DecodeRow]
-    served: Mapping[InstanceId, Sequence[Tensor]]
+    served: Mapping[InstanceId, Sequence[Pieces]]
 
     @property
     def num_tokens(self) -> Mapping[InstanceId, int]:
@@ -80,32 +84,42 @@ class DecodeState:
         self.starts, self.num_keys = self.memory[columns.numel() :].view(2, num_queries)
 
     def fill(self, batch: DecodeBatch, first_row: int, vocab_size: int) -> Tensor:
-        """Take in a lease, whose own queries are those from `first_row` on; zero must be all there is.
+        """Take in a lease, whose own queries are those from `first_row` on, where all is zero, on the host.
 
         Returns all slots [n] int64 that `starts` tells of.
         """
         rows = batch.rows
         positions = [row.position for row in rows]
-        self.tokens[: len(rows)] = torch.tensor([row.token_id for row in rows], dtype=torch.int64)
-        self.positions[: len(rows)] = torch.tensor(positions, dtype=torch.int64)
-        lengths = [len(row.held) + len(row.free) for row in rows]
-        self.limits[: len(rows)] = torch.tensor(lengths, dtype=torch.int64)
+        _set(self.tokens, [row.token_id for row in rows])
+        _set(self.positions, positions)
+        _set(self.limits, [_num_slots(row.held) + _num_slots(row.free) for row in rows])
         params = draw_params([row.params for row in rows], [p + 1 for p in positions], vocab_size)
         for column, values in zip(self.params, params, strict=True):
             column[: len(rows)] = values
         return self._list_slots(batch, first_row)
 
     def _list_slots(self, batch: DecodeBatch, first_row: int) -> Tensor:
-        own = {first_row + i: (row.held, row.free) for i, row in enumerate(batch.rows)}
-        others = {
-            instance_id * batch.size + i: (slots, slots[:0])
-            for instance_id, lists in batch.served.items()
-            for i, slots in enumerate(lists)
-        }
-        lists = own | others
-        queries = torch.tensor(list(lists))
-        num_held = torch.tensor([len(held) for held, _ in lists.values()])
-        num_slots = torch.tensor([len(held) + len(free) for held, free in lists.values()])
-        self.num_keys[queries] = num_held
-        self.starts[queries] = num_slots.cumsum(0) - num_slots
-        return torch.cat([slots for pair in lists.values() for slots in pair])
+        pieces = [piece for row in batch.rows for piece in (*row.held, *row.free)]
+        own = slice(first_row, first_row + len(batch.rows))
+        _set(self.num_keys[own], [_num_slots(row.held) for row in batch.rows])
+        ends = list(accumulate(self.limits[: len(batch.rows)].tolist(), initial=0))
+        _set(self.starts[own], ends[:-1])
+        end = ends[-1]
+        for instance_id, lists in batch.served.items():
+            served = slice(instance_id * batch.size, instance_id * batch.size + len(lists))
+            lengths = list(map(_num_slots, lists))
+            ends = list(accumulate(lengths, initial=end))
+            _set(self.num_keys[served], lengths)
+            _set(self.starts[served], ends[:-1])
+            end = ends[-1]
+            pieces += chain.from_iterable(lists)
+        return torch.cat(pieces)
+
+
+def _num_slots(pieces: Pieces) -> int:
+    return sum(map(len, pieces))
+
+
+def _set(column: Tensor, values: Sequence[int]) -> None:
+    """Write the first elements; for so few, NumPy is ten times as quick as torch."""
+    column.numpy()[: len(values)] = values

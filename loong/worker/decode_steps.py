@@ -74,7 +74,8 @@ class DecodeSteps:
         upload = self._backend.device.upload
         self._state.memory.copy_(upload(host.memory))
         self._slots[: len(slots)].copy_(upload(slots))
-        self._exchange.begin(batch.batch_id, batch.num_tokens)
+        if is_group:
+            self._exchange.begin(batch.num_tokens)
         self._next_step = self._steps[is_group, batch.size]
 
     def launch(self) -> Reading:

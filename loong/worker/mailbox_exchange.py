@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from loong.core.placement import InstanceId
-from loong.fabric.arena import Arena, Clock, first_epoch
+from loong.fabric.arena import Arena, Clock
 from loong.kernels import Partial
-from loong.kernels.mailbox import Mailbox, Peers, exchange_partials, exchange_queries
-from loong.kernels.signals import wait
+from loong.kernels.mailbox import Mailbox, Peers, await_members, exchange_partials, exchange_queries
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.decode_state import GROUP_SIZES
@@ -38,19 +37,19 @@ class MailboxExchange:
         }
         self._members = torch.zeros(2, self.num_instances, dtype=torch.int64, device=device.torch_device)
         clock = arena.clocks[Clock.DECODE : Clock.DECODE + 1]
-        self._peers = Peers(self._members[0], self._members[1], clock)
+        self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
+        ranks = torch.tensor(self._ranks, device=device.torch_device)
+        self._peers = Peers(self._members[0], self._members[1], ranks, clock)
 
-    def begin(self, batch_id: int, num_tokens: Mapping[InstanceId, int]) -> None:
-        """See DecodeExchange. The device waits until all members have opened the batch."""
-        ranks = {i: self._arena.world.rank(i, self._tp_rank) for i in num_tokens}
-        members = torch.zeros(2, self.num_instances, dtype=torch.int64)
-        for instance_id, rank in ranks.items():
-            members[0, instance_id] = self._arena.host_addresses[rank]
-            members[1, instance_id] = num_tokens[instance_id]
-        self._members.copy_(self._device.upload(members))
-        opened = self._arena.opened
-        for rank in ranks.values():
-            wait(opened[rank : rank + 1], first_epoch(batch_id), rank, self._patience)
+    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
+        """See DecodeExchange. The device waits until all members have opened the batch that is open here."""
+        addresses = [0] * self.num_instances
+        for instance_id in num_tokens:
+            addresses[instance_id] = self._arena.host_addresses[self._ranks[instance_id]]
+        counts = [num_tokens.get(instance_id, 0) for instance_id in range(self.num_instances)]
+        self._members.copy_(self._device.upload(torch.tensor([addresses, counts])))
+        opened = self._arena.opened[self._tp_rank :: self._arena.world.tp_size]
+        await_members(opened, self._peers, self._patience)
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
         """See DecodeExchange."""

@@ -77,7 +77,7 @@ def take_steps(rank: int, folder: Path, steps: Steps, room: int, limit: int) -> 
         addresses = [memory.data_ptr() if n >= 0 else 0 for memory, n in zip(arenas, counts, strict=True)]
         epoch = torch.tensor([(step + 1) * EPOCHS])
         num_tokens = torch.tensor(counts).clamp(min=0)
-        peers = Peers(torch.tensor(addresses), num_tokens, epoch)
+        peers = Peers(torch.tensor(addresses), num_tokens, 10 + torch.arange(num_instances), epoch)
         for layer in range(NUM_LAYERS):
             q = poisoned(room, NUM_HEADS, HEAD_DIM, dtype=torch.float32, device=CPU)
             q[: num_tokens[rank]] = queries_of(step, layer, rank, int(num_tokens[rank]))
@@ -116,13 +116,14 @@ def test_who_waits_in_vain_gives_up_and_says_for_whom(tmp_path: Path) -> None:
     (result,) = run_on_ranks(take_steps, 1, tmp_path, [(1, 2)], 2, SHORT)
     assert isinstance(result, tuple)
     word = result[1]
-    assert word.tolist() == [2 * EPOCHS - 1, 1]
+    assert word.tolist() == [2 * EPOCHS - 1, 11]
 
 
 def test_what_a_mailbox_has_no_room_for_is_refused() -> None:
     box = mailbox(torch.zeros(ARENA_BYTES, dtype=torch.uint8), 2, 3)
     assert box.offset(box.queries) == 256
-    peers = Peers(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), torch.zeros(1).long())
+    none = torch.zeros(2, dtype=torch.int64)
+    peers = Peers(none, none, none, none[:1])
     patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), ENDLESS)
     q = torch.zeros(4, NUM_HEADS, HEAD_DIM)
     with pytest.raises(ValueError, match="q must have T=3"):
