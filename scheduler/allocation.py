@@ -26,7 +26,8 @@ class Group:
     """Units that are to run one batch, and the prompts they compute, most urgent first.
 
     `spare` is the slots that nobody was promised, `dop` the number of instances, `available_in` the seconds
-    until all are free.
+    until all are free, `num_decodes` the decoding requests on it, those in flight too, and `longest` the work
+    of its longest prompt.
     """
 
     units: list[Unit]
@@ -34,20 +35,19 @@ class Group:
     spare: int = 0
     dop: int = field(init=False)
     available_in: float = field(init=False)
+    num_decodes: int = field(init=False)
+    longest: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dop = sum(len(unit.instance_ids) for unit in self.units)
-        self.available_in = max(unit.available_in for unit in self.units)
+        self.dop = sum([len(unit.instance_ids) for unit in self.units])
+        self.available_in = max([unit.available_in for unit in self.units])
+        self.num_decodes = sum([unit.num_decodes for unit in self.units])
+        self.longest = max([prefill.work for prefill in self.prefills], default=0.0)
 
     @property
     def is_ready(self) -> bool:
         """Whether all its units are."""
         return all(unit.is_ready for unit in self.units)
-
-    @property
-    def num_decodes(self) -> int:
-        """Decoding requests on it, those in flight too."""
-        return sum(unit.num_decodes for unit in self.units)
 
     def wait_of(self, prefill: Prefill) -> float:
         """Seconds until it begins a prompt: what it does now, and what is due before."""
@@ -89,12 +89,16 @@ class Allocation:
 
     def is_long(self, prefill: Prefill) -> bool:
         """Whether a prompt would keep an instance for many steps."""
-        return prefill.work > LONG_STEPS * self.config.max_step_time
+        return prefill.work > self._least_long
+
+    @property
+    def _least_long(self) -> float:
+        return LONG_STEPS * self.config.max_step_time
 
     def _expects_shorts(self) -> bool:
         """Whether short prompts came lately, and so may come again."""
-        terms, limit = self.cost_model.prefill_terms(1), LONG_STEPS * self.config.max_step_time
-        return any(terms.time(n, 0, n * n) <= limit for n in self.survey.snapshot.recent_prompt_lengths)
+        terms, least_long = self.cost_model.prefill_terms(1), self._least_long
+        return any(terms.time(n, 0, n * n) <= least_long for n in self.survey.snapshot.recent_prompt_lengths)
 
     def _useful_units(self, shorts: Sequence[Prefill], longs: Sequence[Prefill]) -> Iterable[Unit]:
         """Where anything rests, and what else these prompts, or decodes that lack room, may want to have.
@@ -187,16 +191,18 @@ class Allocation:
 
     def _soonest(self, prefill: Prefill) -> list[Group]:
         """The one group that would finish a prompt first. What is added to a full step waits for its end."""
-        roomy = [group for group in self.groups if group.spare >= self.demand(prefill)]
+        demand, least_long = self.demand(prefill), self._least_long
         alone, full = prefill.work, self.config.max_step_time
-        roomy.sort(
+        soonest = min(
+            (group for group in self.groups if group.spare >= demand),
             key=lambda g: (
-                g.wait_of(prefill) + (full if any(map(self.is_long, g.prefills)) else alone),
+                g.wait_of(prefill) + (full if g.longest > least_long else alone),
                 g.num_decodes / g.dop,
                 -g.spare,
-            )
+            ),
+            default=None,
         )
-        return roomy[:1]
+        return [] if soonest is None else [soonest]
 
     def demand(self, prefill: Prefill) -> int:
         """Slots that a prompt needs to begin: its own, and a first lease's."""
