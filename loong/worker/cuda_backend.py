@@ -51,7 +51,9 @@ class CudaBackend:
 
         is_alone = sockets.world.num_instances == 1
         spare_bytes = 0 if is_alone else num_mailbox_bytes(sockets.world.num_instances, shard)
-        return connect_gpus(self._fabric, sockets, self._index, spare_bytes)
+        fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
+        self.takes_leases = sockets.world.tp_size == 1 or isinstance(fabric, SymmetricFabric)
+        return fabric
 
     def decode_exchange(
         self,

@@ -64,11 +64,12 @@ def test_ranks_of_one_instance_give_the_tokens_of_transformers(
         assert [token.token_id for token in outputs[request.request_id]] == tokens
 
 
+@pytest.mark.parametrize("group", [(0,), (2, 1), (1, 0, 2)])
 def test_steps_that_do_not_wait_for_the_host_give_the_tokens_of_transformers(
-    on_gpus: Cluster, folder: Path
+    on_gpus: Cluster, folder: Path, group: tuple[int, ...]
 ) -> None:
     requests = [greedy_request(random_prompt(9 + n, seed=n), 20 + n, num_logprobs=None) for n in range(11)]
-    outputs = on_gpus.run(requests, in_group(0, num_steps=7))
+    outputs = on_gpus.run(requests, in_group(*group, num_steps=7))
     for request in requests:
         tokens, _ = expected(folder, request.prompt_token_ids, request.sampling_params.max_tokens)
         assert [token.token_id for token in outputs[request.request_id]] == tokens

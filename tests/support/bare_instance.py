@@ -51,11 +51,11 @@ class BareInstance:
         stop: Stop | None,
         backend: Backend,
     ) -> None:
-        model = load_model(str(folder), "safetensors", None, 0, SingleDevice(), backend.device)
-        config, device = model.shard.config, backend.device.torch_device
-        self._pool = KVPool(
-            config.num_layers, config.num_kv_heads, config.head_dim, 256, torch.float32, device
-        )
+        ranks = SingleDevice() if fabric.world.tp_size == 1 else fabric.tensor_parallel
+        model = load_model(str(folder), "safetensors", None, 0, ranks, backend.device)
+        shard, device = model.shard, backend.device.torch_device
+        config, num_kv_heads = shard.config, shard.num_kv_heads
+        self._pool = KVPool(config.num_layers, num_kv_heads, config.head_dim, 256, torch.float32, device)
         self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend)
         self._runner.warm_up()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop

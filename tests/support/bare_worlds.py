@@ -21,9 +21,14 @@ def run_commands(
     stops: Mapping[InstanceId, Stop] | None = None,
     *,
     takes_leases: bool = False,
+    tp_size: int = 1,
 ) -> list[list[Outcome]]:
-    """The outcomes of all commands on each instance. `stops` is what instances are told of every lease."""
-    by_rank = run_in_world(_on_instance, World(num_instances, 1), folder, commands, stops or {}, takes_leases)
+    """The outcomes of all commands on each process. `stops` is what instances are told of every lease.
+
+    They are told by their tensor-parallel rank 0; what the others hear comes too late.
+    """
+    world = World(num_instances, tp_size)
+    by_rank = run_in_world(_on_instance, world, folder, commands, stops or {}, takes_leases)
     return cast("list[list[Outcome]]", by_rank)
 
 
@@ -37,5 +42,6 @@ def _on_instance(
     takes_leases: bool,
 ) -> list[Outcome]:
     backend = CpuBackend(takes_leases=takes_leases)
-    instance = BareInstance(fabric, instance_id, folder, stops.get(instance_id), backend)
+    stop = stops.get(instance_id) if tp_rank == 0 else None
+    instance = BareInstance(fabric, instance_id, folder, stop, backend)
     return [instance.carry_out(command) for command in commands]

@@ -95,3 +95,18 @@ def test_a_request_that_ends_by_a_token_ends_its_part_of_the_lease(folder: Path)
     assert [outcomes[1].num_steps for outcomes in by_rank] == [num_steps] * 2
     assert [token.token_id for _, token in by_rank[1][1].tokens] == tokens[1 : 1 + num_steps]
     assert by_rank[1][1].num_slots_used == by_rank[1][0].num_slots_used + num_steps
+
+
+@pytest.mark.parametrize("group", [(0,), (1, 0)])
+def test_all_ranks_of_all_members_take_the_same_steps(folder: Path, group: tuple[int, ...]) -> None:
+    """Though only rank 0 of the leader is told to stop in time."""
+    story = Story(folder, group, (NUM_TOKENS, NUM_TOKENS))
+    story.lease(Lease(group, (group[-1], group[0]), 9))
+    stops = {group[0]: Stop(4, told_in=2)}
+    by_rank = run_commands(folder, 2, story.commands, stops, takes_leases=True, tp_size=2)
+    members = [outcomes[1] for rank, outcomes in enumerate(by_rank) if rank // 2 in group]
+    assert [outcome.num_steps for outcome in members] == [4] * len(members)
+    told = [token for outcome in members for _, token in outcome.tokens]
+    for live in story.lives:
+        tokens = [token.token_id for token in told if token.request_id == live.request.request_id]
+        assert sorted(tokens) == sorted(2 * live.output_token_ids[1:5])  # each rank of its master tells them
