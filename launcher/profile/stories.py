@@ -33,6 +33,7 @@ MAX_CHUNKS = 6  # of a prompt
 MAX_LEASE_STEPS = 16
 ROOM_FOR_OUTPUT = 64  # tokens of a request
 LEAST_ROOM = 1024  # tokens of an instance
+LEAST_CHUNK = 2  # tokens: one alone counts as a decode, but no captured step takes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Narrator:
                 yield IterationPlan(migrations=(KVMigration(there.arriving, segment.instance_id),))
 
     def _arrive(self, num_prompt_tokens: int) -> RequestId:
-        return self.stage.arrive(num_prompt_tokens, self.random)
+        return self.stage.arrive(max(LEAST_CHUNK, num_prompt_tokens), self.random)
 
     def _size(self, largest: int) -> int:
         """From 1 to `largest`, or 1 if that is less; every order of magnitude is as likely."""
@@ -130,8 +131,8 @@ class Narrator:
         timely = self._timely(self.limits.max_step_seconds, num_cached)
         largest = min(timely, self.limits.max_chunk_tokens, min(free.values())) // len(views)
         longest = max(view.num_prompt_tokens for view in views)
-        size = max(1, min(largest, max(longest // MAX_CHUNKS, self._size(largest))))
-        return [form(view, min(size, view.num_uncomputed_tokens)) for view in views]
+        size = max(LEAST_CHUNK, min(largest, max(longest // MAX_CHUNKS, self._size(largest))))
+        return [form(view, _chunk_of(view.num_uncomputed_tokens, size)) for view in views]
 
     def _striped_kv(self, view: RequestView, num_tokens: int) -> Share:
         return striped_share(view, num_tokens, self.group, Transfer.KV)
@@ -156,6 +157,11 @@ class Narrator:
 
 Form: TypeAlias = Callable[[RequestView, int], Share]
 KINDS: tuple[Callable[[Narrator], Story], ...] = (Narrator.prefill, Narrator.decode, Narrator.move)
+
+
+def _chunk_of(num_left: int, size: int) -> int:
+    """So many of the tokens that are left, or one more where that one would be left alone."""
+    return num_left if num_left - size < LEAST_CHUNK else size
 
 
 def _both(first: BatchPlan, second: BatchPlan) -> BatchPlan:
