@@ -52,6 +52,10 @@ class Prefill:
         """Whether some of its KV exists, so that it is bound to instances."""
         return self.num_cached > 0
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether it has waited for so long that none that came after it begins before it does."""
+        return not self.is_begun and now - self.view.arrival_time > PATIENCE * self.ttft
+
 
 Order: TypeAlias = Callable[[Iterable[Prefill], float, float], list[Prefill]]
 """Most urgent first, given the time and the seconds of work that the cluster does in a second."""
@@ -125,7 +129,7 @@ class Dispatch:
         found = Dispatched([], [], room)
         is_late_begun = any(p.is_late and p.is_begun for p in prefills)
         last_arrival = float("inf")
-        overdue = [p for p in prefills if now - p.view.arrival_time > PATIENCE * p.ttft]
+        overdue = [p for p in prefills if p.is_overdue(now)]
         overdue.sort(key=lambda p: p.view.arrival_time)
         for prefill in dict.fromkeys((*overdue, *prefills)):
             view = prefill.view
@@ -143,7 +147,7 @@ class Dispatch:
                 found.prefills.append(prefill)
             else:
                 found.refused.append((view, Refusal.NO_ROOM))
-                if now - view.arrival_time > PATIENCE * prefill.ttft:
+                if prefill.is_overdue(now):
                     last_arrival = min(last_arrival, view.arrival_time)
         found.prefills.sort(key=attrgetter("rank"))
         return found

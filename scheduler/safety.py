@@ -5,8 +5,9 @@ while others decode. So when slots are few, some wait with what they have until 
 that all are stuck together and one must be computed again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 
 import numpy as np
@@ -27,7 +28,10 @@ class Claim:
 
 
 class Bank:
-    """Free slots, lent so that all can end one after the other: those first who need least."""
+    """Free slots, lent so that all can end one after the other: those first who need least.
+
+    Who holds nothing yet is in nobody's way, and need not be able to end: it can go last.
+    """
 
     def __init__(self, claims: Iterable[Claim], num_free: int) -> None:
         ordered = sorted(claims, key=attrgetter("num_needed"))
@@ -35,35 +39,45 @@ class Bank:
         needed, held = np.array([(c.num_needed, c.num_held) for c in ordered], np.int64).reshape(-1, 2).T
         # What all after each may take before it would not find all that it needs when its turn comes.
         self._slack: NDArray[np.int64] = num_free + held.cumsum() - held - needed
+        self._holds: NDArray[np.bool_] = held > 0
 
     def lends(self, wishes: Mapping[RequestId, int]) -> bool:
         """Take so many slots for each request, unless another might then not end."""
-        num_after = self._num_after(wishes)
-        slack = self._slack - num_after
-        if (slack[num_after > 0] < 0).any():
+        wished = self._by_place(wishes)
+        num_after = _sum_after(wished)
+        slack, holds = self._slack - num_after, self._holds | (wished > 0)
+        if (slack[holds & (num_after > 0)] < 0).any():
             return False
-        self._slack = slack
+        self._slack, self._holds = slack, holds
         return True
 
     def lends_to(self, request_id: RequestId, num_slots: int) -> bool:
         """The same for one request."""
-        slack = self._slack[: self._place[request_id]]  # of all that it comes after
-        if num_slots and slack.min(initial=num_slots) < num_slots:
+        place = self._place[request_id]
+        slack = self._slack[:place]  # of all that it comes after
+        if num_slots and slack[self._holds[:place]].min(initial=num_slots) < num_slots:
             return False
         slack -= num_slots
+        self._holds[place] |= num_slots > 0
         return True
 
     def num_more(self, request_ids: Iterable[RequestId]) -> int | None:
         """How many slots each of these may take besides; None if as many as there are."""
-        num_after = self._num_after(dict.fromkeys(request_ids, 1))
-        limits = self._slack[num_after > 0] // num_after[num_after > 0]
+        wished = self._by_place(dict.fromkeys(request_ids, 1))
+        num_after = _sum_after(wished)
+        is_bound = (self._holds | (wished > 0)) & (num_after > 0)
+        limits = self._slack[is_bound] // num_after[is_bound]
         return max(0, int(limits.min())) if len(limits) else None
 
-    def _num_after(self, wishes: Mapping[RequestId, int]) -> NDArray[np.int64]:
-        """How many slots those after each wish to take."""
+    def _by_place(self, wishes: Mapping[RequestId, int]) -> NDArray[np.int64]:
         num_slots = np.zeros_like(self._slack)
         num_slots[[self._place[request_id] for request_id in wishes]] = list(wishes.values())
-        return num_slots[::-1].cumsum()[::-1] - num_slots
+        return num_slots
+
+
+def _sum_after(num_slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many slots those after each wish to take."""
+    return num_slots[::-1].cumsum()[::-1] - num_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +89,7 @@ class Safety:
 
 
 def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Safety:
-    """Whom to let go on of those at rest, the oldest first, and of `prefills`, in their order."""
+    """Whom to let go on of those at rest, the oldest first, and of `prefills`, most urgent first."""
     decodes = [view for unit in survey.resting for view in unit.decodes]
     views = [view for view in survey.snapshot.running if not view.has_ended]
     views += [prefill.view for prefill in prefills if not prefill.view.has_begun]
@@ -85,12 +99,25 @@ def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Saf
         return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
     bank = Bank((_claim(view, survey) for view in views), num_free)
     wishes = {view.request_id: 1 for view in sorted(decodes, key=attrgetter("arrival_time"))}
-    wishes |= {prefill.view.request_id: prefill.num_tokens for prefill in prefills}
-    paused_ids = frozenset[RequestId]()
-    if not bank.lends(wishes):
-        paused_ids = frozenset(i for i, num_slots in wishes.items() if not bank.lends_to(i, num_slots))
+    paused_ids = set[RequestId]()
+    if not bank.lends(wishes | {prefill.view.request_id: prefill.num_tokens for prefill in prefills}):
+        paused_ids = {i for i, num_slots in wishes.items() if not bank.lends_to(i, num_slots)}
+        paused_ids.update(_paused_prompts(bank, prefills, survey.snapshot.now))
     num_more = bank.num_more(v.request_id for v in decodes if v.request_id not in paused_ids)
-    return Safety(paused_ids, lease_steps if num_more is None else min(lease_steps, 1 + num_more))
+    return Safety(frozenset(paused_ids), lease_steps if num_more is None else min(lease_steps, 1 + num_more))
+
+
+def _paused_prompts(bank: Bank, prefills: Sequence[Prefill], now: float) -> Iterator[RequestId]:
+    """Prompts that are to wait. Those that are overdue come first, and until they begin no later one does."""
+    overdue = sorted((p for p in prefills if p.is_overdue(now)), key=lambda p: p.view.arrival_time)
+    last_arrival = inf
+    for prefill in dict.fromkeys((*overdue, *prefills)):
+        view = prefill.view
+        is_overtaking = not prefill.is_begun and view.arrival_time > last_arrival
+        if is_overtaking or not bank.lends_to(view.request_id, prefill.num_tokens):
+            yield view.request_id
+            if prefill.is_overdue(now):
+                last_arrival = min(last_arrival, view.arrival_time)
 
 
 def _num_declared(view: RequestView) -> int:

@@ -107,3 +107,21 @@ def test_a_long_prompt_goes_on_beside_short_ones_and_decodes_that_take_all_of_ev
     config = PolicyConfig(target_tpot=0.02)
     run = crowd.run("esp", [H200_CAPACITY], config, H200)
     assert run.ttft(long) < 2 * prefill_time(H200, 30_000, 0, 1) / config.late_share < crowd.limit
+
+
+@pytest.mark.parametrize(
+    ("capacities", "shape", "others"),
+    [
+        ([250], (228, 1), (11, 13)),
+        ([83] * 3, (240, 2), (1, 13)),
+        ([83] * 3, (200, 1), (1, 40)),
+        ([500] * 2, (900, 1), (16, 60)),
+        ([40] * 6, (200, 1), (3, 20)),
+    ],
+)
+def test_a_prompt_that_needs_nearly_all_slots_gets_them_while_small_ones_come(
+    capacities: list[int], shape: tuple[int, int], others: tuple[int, int]
+) -> None:
+    large = timed_request(0, *shape, 0.05)
+    crowd = Crowd(large, *others, gap=0.006, limit=10.0)
+    assert crowd.run("esp", capacities).ttft(large) < crowd.limit / 2
