@@ -18,6 +18,7 @@ from loong.kernels.signals import EPOCHS, Patience, await_flag, raise_flag
 MAX_PROGRAMS = 128  # of a call: they wait for one another, so all must find room at once
 _EPOCHS = tl.constexpr(EPOCHS)
 _WIDTH = 2048  # elements at once
+_PATIENCE = tl.constexpr(1024)  # of all programs but the first
 _ALIGNMENT = 16  # elements, and bytes: so many let every thread move 16 bytes at once
 _ALIGNED = tl.constexpr(_ALIGNMENT)
 
@@ -27,10 +28,11 @@ class Inbox:
     """Where the shards of `size` ranks meet, at the same offsets in bytes of each rank's memory.
 
     At `shards`: room [2, size, shard_bytes] by turn and source, so that a rank may begin a call while others
-    end the one before; whole 16 bytes each. At `flags`: int64 [MAX_PROGRAMS, size] by program and source. addresses [world] int64
-    and opened [world] int64, a flag of each rank that says which batch it is in: those of this instance are
-    `first_rank` and those after it, `rank` counts from there. clock [1] int64: the last epoch that was used.
-    num_done [1] int32 of zeros. All tensors are on the device; memory, uint8, is this rank's own.
+    end the one before; whole 16 bytes each. At `flags`: int64 [MAX_PROGRAMS, size] by program and source.
+    addresses [world] int64 and opened [world] int64, a flag of each rank that says which batch it is in:
+    those of this instance are `first_rank` and those after it, `rank` counts from there. clock [1] int64: the
+    last epoch that was used. num_done [1] int32 of zeros. All tensors are on the device; memory, uint8, is
+    this rank's own.
     """
 
     memory: Tensor
@@ -134,10 +136,10 @@ def _exchange_shards(
     if is_aligned:
         end = tl.multiple_of(end, _ALIGNED)
     room = shards + (epoch % 2) * size * shard_bytes  # of this turn
+    patience = tl.where(program == 0, 1, _PATIENCE)
     for peer in tl.static_range(size):
-        await_flag(
-            opened + first_rank + peer, epoch // _EPOCHS * _EPOCHS, first_rank + peer, word, stop, limit
-        )
+        at, due = first_rank + peer, epoch // _EPOCHS * _EPOCHS
+        await_flag(opened + at, due, at, word, stop, limit, patience)
     for start in range(begin, end, width):
         element = start + tl.arange(0, width)
         values = tl.load(x + element, element < end)
@@ -149,7 +151,7 @@ def _exchange_shards(
         raise_flag(flag, epoch, stop)
     own_flags = (memory + flags).to(tl.pointer_type(tl.int64)) + program * size
     for source in tl.static_range(size):
-        await_flag(own_flags + source, epoch, first_rank + source, word, stop, limit)
+        await_flag(own_flags + source, epoch, first_rank + source, word, stop, limit, patience)
     for start in range(begin, end, width):
         element = start + tl.arange(0, width)
         is_element = element < end

@@ -21,7 +21,7 @@ from loong.kernels.contract import Dims
 
 EPOCHS = 1 << 24  # in a batch
 _EPOCHS = tl.constexpr(EPOCHS)
-_POLLS_A_LOOK = tl.constexpr(64)  # at the host's memory, which is far: 20 us or so apart
+_POLLS_A_LOOK = tl.constexpr(64)
 _IS_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
@@ -70,11 +70,20 @@ def raise_flag(flag: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
 
 @triton.jit
 def await_flag(
-    flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, stop: tl.tensor, limit: tl.tensor
+    flag: tl.tensor,
+    epoch: tl.tensor,
+    source: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    patience: tl.tensor,
 ) -> None:
     """Spin until the flag (a pointer to int64) is at least `epoch`, or until `Patience` ends.
 
-    The program may then read what was written before the flag was set; `.cg` loads see it.
+    The program may then read what was written before the flag was set; `.cg` loads see it. The host's memory
+    is far, and who looks at it at once waits for one another. So of many programs that wait together, let all
+    but one have `patience` above 1, and look so many times less often: they see in `stop` when that one gives
+    up.
     """
     num_polls = tl.full((), 0, tl.int64)
     begun_at = now(num_polls)
@@ -84,6 +93,8 @@ def await_flag(
         num_polls += 1
         is_waiting = tl.load(flag, volatile=True) < epoch
         if is_waiting & (num_polls % _POLLS_A_LOOK == 0):
+            is_waiting = tl.load(stop, volatile=True) < epoch
+        if is_waiting & (num_polls % (_POLLS_A_LOOK * patience) == 0):
             if now(num_polls) - begun_at > limit:
                 tl.store(word + 1, source)
                 tl.store(word, last)
@@ -116,4 +127,4 @@ def _signal(
 def _wait(
     flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, stop: tl.tensor, limit: tl.tensor
 ) -> None:
-    await_flag(flag, epoch.to(tl.int64), source.to(tl.int64), word, stop, limit.to(tl.int64))
+    await_flag(flag, epoch.to(tl.int64), source.to(tl.int64), word, stop, limit.to(tl.int64), 1)

@@ -178,27 +178,30 @@ class CollectiveFabric:
         return list(shards.values())
 
     def _keep_watch(self) -> None:
-        """End the communicators once somebody is lost or has left, or nothing comes for too long."""
+        """End the communicators once something is owed by who is lost or has left, or comes too late."""
         while not self._is_closed:
             self._changed.wait(_LOOK_SECONDS)
             self._changed.clear()
             try:
-                for plane in Plane:
-                    self._sockets.raise_if_broken(plane)
-                self._raise_if_late()
+                if self._is_something_owed():
+                    for plane in Plane:
+                        self._sockets.raise_if_broken(plane)
+                    self._raise_if_late()
             except ClusterError as error:
                 self._broken = error
                 for group in self._groups.values():
                     group.abort()
                 return
 
-    def _raise_if_late(self) -> None:
+    def _is_something_owed(self) -> bool:
         with self._lock:
             while self._under_way and self._under_way[0].is_completed():
                 self._under_way.popleft()
                 self._oldest_since = monotonic()
-            is_late = bool(self._under_way) and monotonic() - self._oldest_since > self._sockets.deadline
-        if is_late:
+            return bool(self._under_way)
+
+    def _raise_if_late(self) -> None:
+        if monotonic() - self._oldest_since > self._sockets.deadline:
             raise ClusterError(f"a peer was silent for {self._sockets.deadline:g} s; nobody knows which")
 
     def _is_message(self, tensor: Tensor) -> bool:

@@ -25,10 +25,10 @@ from loong.fabric.world import neighbours
 _LAST_ID = (1 << 38) - 1  # of a batch or a migration: its epochs are the last that fit a flag
 MIB = 1 << 20
 SIZES: Mapping[Channel, PipeSize] = {
-    Channel.RING: PipeSize(3, 16 * MIB),
+    Channel.RING: PipeSize(2, 32 * MIB),
     Channel.QUERIES: PipeSize(2, 2 * MIB),
     Channel.PARTIALS: PipeSize(2, 2 * MIB),
-    Channel.SEGMENT: PipeSize(3, 16 * MIB),
+    Channel.SEGMENT: PipeSize(2, 32 * MIB),
 }
 
 
