@@ -36,17 +36,18 @@ def turn(fabric: Fabric, ring: tuple[int, ...], num_steps: int) -> None:
         fabric.tensor_parallel.all_reduce(held)
 
 
+def turn_and_die(fabric: Fabric, ring: tuple[int, ...], num_steps: int) -> None:
+    turn(fabric, ring, num_steps)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def turn_until_one_is_killed(
     fabric: Fabric, instance_id: int, tp_rank: int, victim: tuple[int, int]
 ) -> tuple[int, int]:
     """Rotate round a ring until it breaks; returns whose loss this process was told."""
-    ring = (0, 2, 1)
-    with fabric.batch(0, ring):
-        turn(fabric, ring, 25)
-    if (instance_id, tp_rank) == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(PeerLostError) as caught, fabric.batch(1, ring):
-        turn(fabric, ring, 25)
+    ring, num_steps = (0, 2, 1), 25 if (instance_id, tp_rank) == victim else 50
+    with pytest.raises(PeerLostError) as caught, fabric.batch(0, ring):
+        turn_and_die(fabric, ring, num_steps)
     return caught.value.instance_id, caught.value.tp_rank
 
 
