@@ -9,7 +9,8 @@ import triton.language as tl
 
 from loong.kernels.signals import EPOCHS, now
 
-_POLLS_A_LOOK = tl.constexpr(1024)  # at whether waiting was given up: 0.7 ms or so apart
+# Looks at whether waiting was given up are 0.7 ms or so apart; interpreted polls are slow enough.
+_POLLS_A_LOOK = tl.constexpr(16 if triton.knobs.runtime.interpret else 1024)
 _EPOCHS = tl.constexpr(EPOCHS)
 
 
@@ -30,7 +31,7 @@ def watch_flags(
     num_polls = tl.full((), 0, tl.int64)
     begun_at = now(num_polls)
     last = epoch | (_EPOCHS - 1)
-    num_late = _num_late(flags, is_awaited, epoch)
+    num_late = _num_late(flags, is_awaited & (tl.load(stop, volatile=True) < epoch), epoch)
     while num_late > 0:
         num_polls += 1
         num_late = _num_late(flags, is_awaited, epoch)

@@ -58,6 +58,7 @@ class DecodeSteps:
 
     def capture(self) -> None:
         """Prepare a step for every batch size, the largest first, whose memory then serves the others."""
+        self._exchange.begin({})
         for size in reversed(BATCH_SIZES):
             self._steps[False, size] = self._backend.capture(partial(self._step, size, 0, Alone()))
             if self._has_groups and size in GROUP_SIZES:

@@ -9,12 +9,12 @@ from processes import run_on_ranks
 from torch import Tensor
 
 from loong.kernels import Partial, reference
-from loong.kernels.mailbox import Mailbox, Peers, exchange_partials, exchange_queries
+from loong.kernels.mailbox import Mailbox, Peers, await_members, exchange_partials, exchange_queries
 from loong.kernels.signals import EPOCHS, Patience
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM = 2, 3, 24
 ARENA_BYTES = 1 << 20
-ENDLESS, SHORT = 1 << 40, 500  # polls
+ENDLESS, SHORT = 1 << 40, 50  # polls
 CPU = torch.device("cpu")
 
 Steps = list[tuple[int, ...]]  # the tokens of each instance in each step; of those that are no members: -1
@@ -111,12 +111,23 @@ def test_any_group_gets_the_attention_of_all_its_members(tmp_path: Path, room: i
         assert result[1].tolist() == [0, 0]
 
 
-def test_who_waits_in_vain_gives_up_and_says_for_whom(tmp_path: Path) -> None:
-    arena(tmp_path, 1)
+def test_who_waits_in_vain_gives_up_says_for_whom_and_tells_nobody_what_it_made(tmp_path: Path) -> None:
+    other = mailbox(arena(tmp_path, 1), 2, 2)
     (result,) = run_on_ranks(take_steps, 1, tmp_path, [(1, 2)], 2, SHORT)
     assert isinstance(result, tuple)
     word = result[1]
     assert word.tolist() == [2 * EPOCHS - 1, 11]
+    assert other.query_flags[0, 0, 0] == EPOCHS
+    assert not other.part_flags.any()
+
+
+@pytest.mark.parametrize(("opened", "told"), [((7, 5), [0, 0]), ((7, 4), [EPOCHS - 1, 21])])
+def test_all_members_are_waited_for_and_nobody_else(opened: tuple[int, int], told: list[int]) -> None:
+    flags = torch.tensor([opened[0], 0, opened[1]])
+    patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), SHORT)
+    addresses, ranks = torch.tensor([1, 0, 1]), torch.tensor([11, 0, 21])
+    await_members(flags, Peers(addresses, torch.zeros(3).long(), ranks, torch.tensor([5])), patience)
+    assert patience.word.tolist() == told
 
 
 def test_what_a_mailbox_has_no_room_for_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Decode leases over mailboxes in shared memory, by interpreted kernels, give the tokens of transformers."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -12,6 +13,7 @@ from socket_worlds import Carrier, run_in_world
 
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
+from loong.fabric.errors import PeerLostError
 from loong.fabric.protocol import Fabric
 from loong.fabric.symmetric import SymmetricFabric
 from loong.fabric.traffic import Channel
@@ -58,3 +60,30 @@ def test_groups_that_change_between_leases_give_the_tokens_of_transformers(folde
         assert [token.token_id for token in told if token.request_id == name] == live.output_token_ids
     traffic = [outcome.traffic[Channel.QUERIES] for outcomes in by_rank for outcome in outcomes]
     assert all(sent.messages == 0 for sent in traffic)  # what kernels put is no message
+
+
+def lose_a_member(
+    fabric: Fabric,
+    instance_id: InstanceId,
+    tp_rank: int,
+    folder: Path,
+    commands: Sequence[RunBatch | ReleaseKV],
+) -> str:
+    """What becomes of a lease of which a member dies, on the one that is left."""
+    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend(takes_leases=True))
+    prompt, lease = commands
+    instance.carry_out(prompt)
+    if instance_id == 1:
+        os._exit(0)
+    with pytest.raises(PeerLostError) as raised:
+        instance.carry_out(lease)
+    return str(raised.value)
+
+
+def test_a_lease_ends_at_once_when_a_member_is_lost(folder: Path) -> None:
+    story = Story(folder, (0, 1), (NUM_TOKENS,))
+    story.lease(Lease((0, 1), (0,), 5))
+    survivor, _ = run_in_world(
+        lose_a_member, World(2, 1), folder, story.commands, carrier=Carrier.ARENAS, num_victims=1
+    )
+    assert str(survivor).endswith("batch 2: instance 1 (tensor-parallel rank 0) is lost")
