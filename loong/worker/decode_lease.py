@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 
 from torch import Tensor
 
@@ -58,7 +57,8 @@ class DecodeLease:
         rows = dict(enumerate(_own(command, self._instance_id)))
         live, end = set(plan.request_ids), plan.num_steps
         reading = self._steps.launch()
-        for step in count():
+        step = 0
+        while True:
             if is_alone:
                 end = min(end, max(stop_step(), step + 1))
             following = self._steps.launch() if step + 1 < end else None
@@ -73,7 +73,7 @@ class DecodeLease:
             if following is None or not live:
                 return step + 1
             reading = following
-        raise AssertionError
+            step += 1
 
     def _is_alone(self, command: RunBatch) -> bool:
         return command.plan.group.dop == 1 and self._fabric.tensor_parallel.size == 1
