@@ -9,7 +9,6 @@ vLLM 0.26.0 took on the same kind of machine, for the same model.
 
 import argparse
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -97,11 +96,12 @@ def ttft(client: Client, lengths: Sequence[int]) -> dict[str, object]:
     """Seconds to the first token of one prompt, by its length."""
     rows: dict[str, object] = {}
     for length in lengths:
-        vllm = TTFT_VLLM.get(length, math.nan)
+        vllm = TTFT_VLLM.get(length)
         (first,) = client.send(1, length, 2)
         records = [client.send(1, length, 2)[0] for _ in range(max(3, int(NUM_SECONDS / first.ttft)))]
         seconds = median(record.ttft for record in records)
-        print(f"TTFT of {length:>7} tokens: {seconds * 1e3:>9.1f} ms   vLLM {vllm * 1e3:>8.0f} ms")
+        shown = "" if vllm is None else f"   vLLM {vllm * 1e3:>8.0f} ms"
+        print(f"TTFT of {length:>7} tokens: {seconds * 1e3:>9.1f} ms{shown}")
         rows[str(length)] = {"seconds": seconds, "first": first.ttft, "vllm": vllm}
     return rows
 

@@ -1,6 +1,7 @@
 """A server from its start to its last request."""
 
 import asyncio
+import gc
 import logging
 import signal
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ async def _serve(config: ServeConfig) -> int:
     ):
         async with local_workers(config.cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
+            gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
             observers: tuple[Observer, ...] = (timeline, recalibration, *logs)

@@ -5,6 +5,7 @@ order, so no two of them wait for each other in a circle. An error in either thr
 the process: the engine decides what becomes of its work.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -147,6 +148,7 @@ class Worker:
         pool = self._pools[self._config.instance_id]
         runner = BatchRunner(self._config.instance_id, self._model, pool, self._fabric, self._backend)
         runner.warm_up()
+        gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
         instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
         reports.send(WorkerReady(instance_id, tp_rank))
         tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
