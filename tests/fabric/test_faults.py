@@ -68,6 +68,25 @@ def own_pid() -> torch.Tensor:
     return torch.tensor([os.getpid()], device="cpu")
 
 
+def lose_one_that_owes_nothing(fabric: Fabric, instance_id: int, tp_rank: int) -> list[float]:
+    """Instance 1 dies when it has sent all; instance 0 learns of it inside the batch, which ends well."""
+    incoming = torch.zeros(2)
+    with fabric.batch(0, (0, 1)):
+        finish(fabric.ring_step((0, 1), torch.full((2,), float(instance_id)), incoming))
+        if instance_id == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLostError):
+            fabric.exchange_control((0, 1), own_pid())
+    return incoming.tolist()
+
+
+def test_a_loss_is_no_error_of_a_batch_that_has_got_all_it_is_owed(carrier: Carrier) -> None:
+    results = run_in_world(
+        lose_one_that_owes_nothing, World(2, 1), deadline=NEVER, num_victims=1, carrier=carrier
+    )
+    assert results == [[1.0, 1.0], KILLED]
+
+
 def turn_while_one_is_stopped(fabric: Fabric, instance_id: int, tp_rank: int, size: int) -> tuple[int, float]:
     """Instance 1 stops itself; instance 0 turns the ring with blocks of `size`, and ends it in the end."""
     incoming = torch.zeros(size)
