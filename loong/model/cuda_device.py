@@ -1,6 +1,7 @@
 """An NVIDIA GPU and its kernels: Triton's, and cuDNN's for large tiles of attention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -31,10 +32,20 @@ class CudaDevice:
         self._workspaces: dict[int, gpu.SplitWorkspace] = {}  # by room; kept, for graphs hold their memory
         num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
         self._linear_workspace = gpu.LinearWorkspace.empty(num_processors, self.torch_device)
+        self._is_capturing = False
 
     def use(self) -> None:
         """See Device."""
         torch.cuda.set_device(self.torch_device)
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While a step is captured, and before, when it is tried: its launches will cost the host nothing."""
+        self._is_capturing = True
+        try:
+            yield
+        finally:
+            self._is_capturing = False
 
     def upload(self, tensor: Tensor) -> Tensor:
         """See Device."""
@@ -45,8 +56,8 @@ class CudaDevice:
         torch.cuda.current_stream().synchronize()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """See Device."""
-        if not gpu.is_faster(x, weight):
+        """See Device. The kernel for few rows is quicker, but for the host that launches it."""
+        if not (self._is_capturing and gpu.is_faster(x, weight)):
             return F.linear(x, weight, bias)
         out = x.new_empty(len(x), len(weight))
         gpu.linear(x, weight, bias, workspace=self._linear_workspace, out=out)

@@ -72,11 +72,12 @@ class CudaBackend:
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
         """See Backend. `call` is run once before, so that all it needs is compiled and there."""
-        call()
-        self.device.wait()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with self.device.capturing():
             call()
+            self.device.wait()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._memory):
+                call()
         self._memory = graph.pool()
         return graph.replay
 
