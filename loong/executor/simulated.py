@@ -202,14 +202,18 @@ class SimulatedExecutor:
         self._schedule(time, MigrationFinished(time, told.migration_id, is_committed=True))
 
     def _lose(self, instance_id: InstanceId) -> None:
-        """Drop the batches and migrations that an instance took part in: they never end."""
+        """Drop the batches and migrations that an instance was to take part in: they never end, or begin."""
         for batch_id, running in tuple(self._running.items()):
             if instance_id in running.plan.group.instance_ids:
                 del self._running[batch_id]
                 self._processors.cancel(batch_id, self._now)
         for migration_id, migration in tuple(self._migrations.items()):
-            if instance_id in (migration.segment.instance_id, migration.destination_id):
+            if instance_id in _ends(migration):
                 del self._migrations[migration_id]
+        self._due = [
+            (time, order, _without(instance_id, item) if isinstance(item, tuple) else item)
+            for time, order, item in self._due
+        ]
 
     def _schedule(self, time: float, item: Event | _Instructions) -> None:
         heapq.heappush(self._due, (time, next(self._order), item))
@@ -218,3 +222,24 @@ class SimulatedExecutor:
         request = next(self._arrivals, None)
         if request is not None:
             self._schedule(request.arrival_time, RequestArrived(request.arrival_time, request))
+
+
+def _ends(migration: KVMigration) -> tuple[InstanceId, InstanceId]:
+    return migration.segment.instance_id, migration.destination_id
+
+
+def _without(instance_id: InstanceId, told: _Instructions) -> _Instructions:
+    """What of these does not need an instance."""
+    return tuple(instruction for instruction in told if not _needs(instruction, instance_id))
+
+
+def _needs(instruction: Instruction, instance_id: InstanceId) -> bool:
+    match instruction:
+        case RunBatch():
+            return instance_id in instruction.plan.group.instance_ids
+        case MoveKV():
+            return instance_id in _ends(instruction.migration)
+        case StopLease() | ReleaseKV():
+            return False
+        case _:
+            assert_never(instruction)

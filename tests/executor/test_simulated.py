@@ -11,6 +11,7 @@ from loong.core.events import (
     BatchFinished,
     Drained,
     Event,
+    InstanceJoined,
     InstanceLost,
     MigrationFinished,
     RequestAborted,
@@ -200,3 +201,25 @@ def test_a_lost_instance_ends_what_it_took_part_in_without_another_word() -> Non
     events = stage.rest()
     assert events[-1] == InstanceLost(0.01, 0)
     assert len(stage.state.snapshot(0).waiting) == 2
+
+
+@pytest.mark.parametrize("lost_id", [0, 1])
+def test_a_batch_that_was_to_start_on_a_lost_instance_never_does(lost_id: int) -> None:
+    """Not even if an instance of that id is back by then."""
+    joined = InstanceJoined(0.02, instances_with([1000, 1000])[lost_id])
+    requests = [timed_request(n, 10, 1) for n in range(2)]
+    stage = Stage(requests, [InstanceLost(0.01, lost_id), joined], plan_time=0.05)
+    for _ in requests:
+        stage.next_event()
+    waiting = stage.state.snapshot(0).waiting
+    stage.commit(IterationPlan(tuple(prefill((view,), (i,)) for i, view in enumerate(waiting))))
+    told = [event for event in stage.rest() if isinstance(event, TokensProduced)]
+    assert [token.request_id for event in told for token in event.tokens] == [f"r00{1 - lost_id}"]
+
+
+@pytest.mark.parametrize("lost_id", [0, 1])
+def test_a_migration_that_was_to_start_at_a_lost_instance_never_does(lost_id: int) -> None:
+    stage = Stage([timed_request(0, 10, 100)], [InstanceLost(0.8, lost_id)], plan_time=0.5).prefilled()
+    assert stage.executor.now < 0.8
+    stage.commit(IterationPlan(migrations=(KVMigration(KVSegment("r000", range(5), 0), 1),)))
+    assert stage.rest() == [InstanceLost(0.8, lost_id)]
