@@ -126,8 +126,11 @@ def coalesce(ranges: Iterable[range]) -> tuple[range, ...]:
 
 
 def _continues(earlier: range, later: range) -> bool:
-    """Whether `later` goes on where `earlier` ends, with the step that both have (a single has any)."""
+    """Whether `later` goes on where `earlier` ends, with the step that both have.
+
+    A single has any step beside a longer range, and beside another its own: that of the stripe that it is.
+    """
     gap = later[0] - earlier[-1]
     if len(earlier) == 1 and len(later) == 1:
-        return gap == 1
+        return gap == 1 or gap == earlier.step == later.step
     return (len(earlier) == 1 or earlier.step == gap) and (len(later) == 1 or later.step == gap)

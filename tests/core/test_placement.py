@@ -98,6 +98,19 @@ def test_token_i_of_a_striped_chunk_is_at_ring_position_i_mod_p(
 
 
 @laws
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=6), st.integers(1, 16))
+def test_chunks_in_the_same_stripes_are_one_run_an_instance_however_short(
+    rounds: list[int], dop: int
+) -> None:
+    placement, ring, first = Placement(), tuple(range(dop)), 0
+    for num_rounds in rounds:
+        chunk = range(first, first + num_rounds * dop)
+        placement, first = placement.adding(striped("r", chunk, ring).segments), chunk.stop
+    assert where_is(placement) == {position: position % dop for position in range(first)}
+    assert len(placement.segments) == dop
+
+
+@laws
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(0, 5), st.integers(1, 40))
 def test_decode_tokens_of_one_master_are_one_run_beside_its_stripe(
     num_prompt_tokens: int, dop: int, master: InstanceId, num_output_tokens: int

@@ -124,5 +124,10 @@ def test_coalescing_mends_a_range_that_was_cut_crosswise(
 ) -> None:
     edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     pieces = [whole[a:b] for a, b in pairwise(edges)]
-    if all(len(piece) != 1 for piece in pieces):  # two single positions join only if they are neighbors
-        assert coalesce(data.draw(st.permutations(pieces))) == ((whole,) if whole else ())
+    assert coalesce(data.draw(st.permutations(pieces))) == ((whole,) if whole else ())
+
+
+def test_single_positions_join_if_they_are_neighbors_or_in_one_stripe() -> None:
+    assert coalesce((range(4, 5, 3), range(5, 6, 7))) == (range(4, 6),)
+    assert coalesce((range(4, 5), range(8, 9))) == (range(4, 5), range(8, 9))
+    assert coalesce((range(4, 8, 4), range(8, 12, 4))) == (range(4, 12, 4),)
