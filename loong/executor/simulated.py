@@ -7,6 +7,7 @@ from itertools import count
 from typing import TypeAlias, assert_never
 
 from loong.core.cost_model import CostModel
+from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchFinished,
     Drained,
@@ -73,9 +74,10 @@ class _Running:
 class SimulatedExecutor:
     """An `Executor` without workers: deterministic, and as quick as its policy.
 
-    Requests arrive at their `arrival_time`, and are drawn one by one; `incidents` (aborts, losses, joins)
-    happen at theirs. Every request produces its `max_tokens`: the ids of its output tokens count up from 0
-    and stop nothing. Whatever is told to the executor starts `plan_time` seconds later.
+    Requests arrive at their `arrival_time`, and are drawn one by one in that order (or `InvalidEventError`
+    is raised); `incidents` (aborts, losses, joins) happen at theirs. Every request produces its `max_tokens`:
+    the ids of its output tokens count up from 0 and stop nothing. Whatever is told to the executor starts
+    `plan_time` seconds later.
     """
 
     def __init__(
@@ -220,8 +222,14 @@ class SimulatedExecutor:
 
     def _draw_arrival(self) -> None:
         request = next(self._arrivals, None)
-        if request is not None:
-            self._schedule(request.arrival_time, RequestArrived(request.arrival_time, request))
+        if request is None:
+            return
+        if request.arrival_time < self._now:
+            raise InvalidEventError(
+                f"request {request.request_id} arrives at {request.arrival_time:g} s, "
+                f"but is drawn when it is {self._now:g} s already"
+            )
+        self._schedule(request.arrival_time, RequestArrived(request.arrival_time, request))
 
 
 def _ends(migration: KVMigration) -> tuple[InstanceId, InstanceId]:

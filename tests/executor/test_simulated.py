@@ -7,6 +7,7 @@ from plans import decode, prefill
 from simulation import instances_with, simulate, timed_request
 
 from loong.core.cluster_state import ClusterState
+from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchFinished,
     Drained,
@@ -223,3 +224,9 @@ def test_a_migration_that_was_to_start_at_a_lost_instance_never_does(lost_id: in
     assert stage.executor.now < 0.8
     stage.commit(IterationPlan(migrations=(KVMigration(KVSegment("r000", range(5), 0), 1),)))
     assert stage.rest() == [InstanceLost(0.8, lost_id)]
+
+
+def test_an_arrival_before_the_one_ahead_of_it_is_refused_with_both_times() -> None:
+    stage = Stage([timed_request(0, 3, 2, 2.0), timed_request(1, 3, 2, 0.5)])
+    with pytest.raises(InvalidEventError, match=r"r001 arrives at 0\.5 s, .* 2 s"):
+        stage.rest()
