@@ -1,8 +1,12 @@
-"""What a recording says, one JSON object a line: the setting, then events and the plans made on them."""
+"""What a recording says, one JSON object a line: the setting, then events and the plans made on them.
+
+JSON has no infinity; where a limit may be infinite, it is the word "inf".
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from math import inf
 from typing import TypeAlias, assert_never
 
 import msgspec
@@ -102,6 +106,18 @@ EventLine: TypeAlias = Arrived | Produced | Finished | Moved | Aborted | Lost | 
 Line: TypeAlias = Setting | EventLine | Planned
 
 
+def encoded(line: Line) -> bytes:
+    """A line as it is written, without its end."""
+    if isinstance(line, Setting | Arrived):  # only these hold limits
+        return _encoder.encode(_with_words(msgspec.to_builtins(line)))
+    return _encoder.encode(line)
+
+
+def decoded(text: bytes) -> Line:
+    """What `encoded` wrote. Raises `msgspec.DecodeError` or `UnicodeDecodeError` at anything else."""
+    return _decoder.decode(text)
+
+
 def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
     """An event as a line."""
     match event:
@@ -138,8 +154,8 @@ def event_of(line: EventLine) -> Event:
 def planned_line(plan: IterationPlan) -> Planned:
     """A plan as a line. Equal plans have equal digests, whoever makes them and wherever."""
     batches = tuple(replace(batch, predicted_time=None) for batch in plan.batches)
-    encoded = _plan_encoder.encode(replace(plan, batches=batches, decisions=()))
-    return Planned(blake2b(encoded, digest_size=8).hexdigest(), msgspec.Raw(encoded))
+    text = _plan_encoder.encode(replace(plan, batches=batches, decisions=()))
+    return Planned(blake2b(text, digest_size=8).hexdigest(), msgspec.Raw(text))
 
 
 def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> Arrived:
@@ -156,10 +172,19 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> Arrived:
     )
 
 
+def _with_words(fields: object) -> object:
+    """The same with words for infinities, in objects within objects too."""
+    if isinstance(fields, dict):
+        return {name: _with_words(field) for name, field in fields.items()}
+    return "inf" if fields == inf else fields
+
+
 def _encode_range(value: object) -> str:
     if isinstance(value, range):
         return f"{value.start}:{value.stop}:{value.step}"
     raise TypeError(f"{type(value).__name__} is not recorded")
 
 
+_encoder = msgspec.json.Encoder()
 _plan_encoder = msgspec.json.Encoder(enc_hook=_encode_range)
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line, strict=False)  # words may be numbers

@@ -8,7 +8,7 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.core.events import Event
-from loong.recording.lines import VERSION, Line, Planned, Setting, event_of
+from loong.recording.lines import VERSION, Line, Planned, Setting, decoded, event_of
 
 
 @dataclass(slots=True)
@@ -50,14 +50,13 @@ def read_recording(path: Path) -> Recording:
 
 
 def _lines(path: Path) -> Iterator[Line]:
-    decoder = msgspec.json.Decoder(Line)
     try:
         *whole, _ = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ConfigError(f"cannot read the recording {path}: {error.strerror}") from error
     for number, text in enumerate(whole, 1):
         try:
-            line = decoder.decode(text)
+            line = decoded(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is no recording: line {number}: {error}") from error
         if isinstance(line, Setting) and line.version != VERSION:

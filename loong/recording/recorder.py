@@ -4,15 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from loong.core.errors import ConfigError
 from loong.core.events import Event
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.decision_log.line_file import LineFile
-from loong.recording.lines import Line, Setting, event_line, planned_line
+from loong.recording.lines import Line, Setting, encoded, event_line, planned_line
 
 
 @contextmanager
@@ -35,7 +33,6 @@ class Recorder:
 
     def __init__(self, file: LineFile, setting: Setting, *, keeps_prompts: bool) -> None:
         self._file, self._keeps_prompts = file, keeps_prompts
-        self._encoder = msgspec.json.Encoder()
         self._write(setting)
 
     def took_in(self, event: Event, /) -> None:
@@ -49,4 +46,4 @@ class Recorder:
         self._write(planned_line(plan))
 
     def _write(self, line: Line) -> None:
-        self._file.append(self._encoder.encode(line))
+        self._file.append(encoded(line))

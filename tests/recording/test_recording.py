@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def all_events() -> list[Event]:
     token = ProducedToken("r", 7, FinishReason.STOP)
     return [
         RequestArrived(0.1, replace(REQUESTS[3], user="someone")),
+        RequestArrived(0.1, replace(REQUESTS[3], slo=SLO(2.0, inf), user="inf")),
         TokensProduced(0.2, 3, 1, (token, ProducedToken("s", 1))),
         BatchFinished(0.30000000000000004, 3, 2),
         MigrationFinished(0.4, 4, is_committed=False),
@@ -95,6 +97,14 @@ def test_an_event_is_read_as_it_was_written(event: Event, tmp_path: Path) -> Non
         recorder.took_in(event)
     [happening] = read_recording(path).happenings
     assert happening.event == event
+
+
+def test_a_setting_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    setting = replace_setting(policy_config=PolicyConfig(target_ttft=inf, max_step_time=inf))
+    with recording(path, setting):
+        pass
+    assert read_recording(path).setting == setting
 
 
 def test_prompts_are_replaced_by_their_length_unless_they_are_asked_for() -> None:
