@@ -40,10 +40,12 @@ class Recorder:
         self._write(event_line(event, keeps_prompts=self._keeps_prompts))
 
     def planned(
-        self, _event: Event, _snapshot: Snapshot, plan: IterationPlan, _told: Sequence[Instruction], /
+        self, _event: Event, snapshot: Snapshot, plan: IterationPlan, told: Sequence[Instruction], /
     ) -> None:
         """Write a plan down."""
         self._write(planned_line(plan))
+        if not (snapshot.batches or told):
+            self._file.flush()  # nothing may come for long
 
     def _write(self, line: Line) -> None:
         self._file.append(encoded(line))

@@ -25,6 +25,7 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.plan import IterationPlan
 from loong.core.request import SLO, FinishReason
 from loong.executor.simulated import SimulatedExecutor
 from loong.recording.lines import VERSION, Setting, event_line, event_of
@@ -117,6 +118,17 @@ def test_log_probabilities_are_left_out() -> None:
     event = TokensProduced(0.0, 1, 0, (ProducedToken("r", 1, None, Logprobs(-1.0)),))
     kept = event_of(event_line(event, keeps_prompts=False))
     assert kept == TokensProduced(0.0, 1, 0, (ProducedToken("r", 1),))
+
+
+def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> None:
+    path, event = tmp_path / "log", RequestArrived(0.0, REQUESTS[1])
+    state = ClusterState(SETTING.instances)
+    with recording(path, SETTING) as recorder:
+        state.apply(event)
+        recorder.took_in(event)
+        recorder.planned(event, state.snapshot(0.0), IterationPlan(), ())
+        [happening] = read_recording(path).happenings
+        assert len(happening.plans) == 1
 
 
 @pytest.mark.parametrize("policy", ["esp", "static-sp", "replicas"])
