@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from loong.core.errors import ConfigError
 from loong.decision_log.log import decision_log
 from loong.recording.lines import Setting
 from loong.recording.recorder import recording
@@ -13,11 +14,18 @@ from loong.scheduling import Observer
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """Where to write; None: nowhere. `keeps_prompts` puts the token ids of prompts into the event log."""
+    """Where to write; None: nowhere. `keeps_prompts` puts the token ids of prompts into the event log.
+
+    Raises `ConfigError` if both would write to one file.
+    """
 
     decisions: Path | None = None
     events: Path | None = None
     keeps_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.decisions and self.events and self.decisions.resolve() == self.events.resolve():
+            raise ConfigError(f"--decision-log and --event-log are both {self.events}; name two files")
 
 
 @contextmanager
@@ -30,9 +38,9 @@ def run_logs(
     """
     observers: list[Observer] = []
     with ExitStack() as stack:
-        if files.decisions is not None:
-            observers.append(stack.enter_context(decision_log(files.decisions, clock_start)))
-        if files.events is not None:
+        if files.events is not None:  # first: it may be refused, and the other writes at once
             recorder = recording(files.events, setting, keeps_prompts=files.keeps_prompts)
             observers.append(stack.enter_context(recorder))
+        if files.decisions is not None:
+            observers.append(stack.enter_context(decision_log(files.decisions, clock_start)))
         yield tuple(observers)
