@@ -4,28 +4,15 @@ What is learned follows from the events and the plans alone, so whoever replays 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.events import BatchFinished, Event, InstanceLost
-from loong.core.instance import ESPGroup
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.core.work import InstanceWork, Phase, StepWork, step_work
+from loong.core.work import InstanceWork, StepWork, batch_work
 from loong.scheduler.calibration import CalibratedCostModel, Calibration
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A batch in flight: what the uncorrected model predicts for its first step, and for each later one."""
-
-    group: ESPGroup
-    phase: Phase
-    started_at: float
-    first: float
-    later: float
 
 
 class Recalibration:
@@ -34,7 +21,7 @@ class Recalibration:
     def __init__(self, base: CostModel) -> None:
         self.base = base
         self.calibration = Calibration()
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, tuple[RunBatch, float]] = {}  # and when it started
 
     @property
     def errors(self) -> Mapping[str, float]:
@@ -47,11 +34,13 @@ class Recalibration:
         match event:
             case BatchFinished():
                 if (running := self._running.pop(event.batch_id, None)) is not None:
-                    predicted = running.first + (event.num_steps - 1) * running.later
-                    measured = event.time - running.started_at
-                    self.calibration = self.calibration.observe(running.phase, predicted, measured)
+                    self._learn(*running, event)
             case InstanceLost():
-                kept = (b for b in self._running.items() if event.instance_id not in b[1].group.instance_ids)
+                kept = (
+                    (batch_id, (batch, started_at))
+                    for batch_id, (batch, started_at) in self._running.items()
+                    if event.instance_id not in batch.plan.group.instance_ids
+                )
                 self._running = dict(kept)
             case _:
                 pass
@@ -59,16 +48,16 @@ class Recalibration:
     def planned(
         self, event: Event, _snapshot: Snapshot, _plan: IterationPlan, instructions: Sequence[Instruction], /
     ) -> None:
-        """Predict what starts."""
+        """Keep what starts."""
         for batch in instructions:
             if isinstance(batch, RunBatch):
-                placements = {given.request_id: given.placement for given in batch.inputs}
-                work = step_work(batch.plan, placements)
-                first = later = self.base.step_time(work)
-                if work.is_lease:
-                    later = self.base.step_time(step_work(batch.plan, placements, batch.plan.num_steps // 2))
-                running = _Running(batch.plan.group, work.phase, event.time, first, later)
-                self._running[batch.batch_id] = running
+                self._running[batch.batch_id] = batch, event.time
+
+    def _learn(self, batch: RunBatch, started_at: float, finished: BatchFinished) -> None:
+        placements = {given.request_id: given.placement for given in batch.inputs}
+        steps = batch_work(batch.plan, placements, finished.num_steps)
+        predicted = sum(count * self.base.step_time(work) for work, count in steps)
+        self.calibration = self.calibration.observe(steps[0][0].phase, predicted, finished.time - started_at)
 
 
 class RecalibratedCostModel:

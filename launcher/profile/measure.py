@@ -11,10 +11,10 @@ from time import monotonic
 
 from loong.core.cost_model import CostModel
 from loong.core.instance import ESPGroup, InstanceKind
-from loong.core.placement import KVSegment, Placement
+from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
-from loong.core.work import step_work
+from loong.core.work import batch_work
 from loong.launcher.profile.stage import Stage
 from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
@@ -115,19 +115,5 @@ def _sample(plan: IterationPlan, placements: Mapping[RequestId, Placement]) -> S
 def batch_sample(
     batch: BatchPlan, placements: Mapping[RequestId, Placement], seconds: float = 0.0, num_steps: int = 0
 ) -> BatchSample:
-    """A batch as a sample, given the KV before it; a lease that took `num_steps` steps (0: all it may).
-
-    A lease is its first step, and as many times as there are others the one in their middle.
-    """
-    count = num_steps or batch.num_steps
-    first = step_work(batch, placements)
-    if count == 1:
-        return BatchSample(((first, 1),), seconds)
-    grown = {
-        request_id: placements[request_id].adding(
-            KVSegment(request_id, segment.positions[: count // 2], segment.instance_id)
-            for segment in batch.writes_of(request_id)
-        )
-        for request_id in batch.request_ids
-    }
-    return BatchSample(((first, 1), (step_work(batch, grown, count // 2), count - 1)), seconds)
+    """A batch as a sample, given the KV before it; a lease that took `num_steps` steps (0: all it may)."""
+    return BatchSample(batch_work(batch, placements, num_steps or batch.num_steps), seconds)

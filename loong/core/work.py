@@ -136,12 +136,32 @@ class WorkCount:
         return StepWork(group, instances, self.has_ring, self.has_exchange, is_first, self.is_lease)
 
 
-def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], step: int = 0) -> StepWork:
-    """The work of step number `step` of a batch, given the KV before that step."""
+def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], is_first: bool = True) -> StepWork:
+    """The work of a step of a batch, its first or a later one of its lease, given the KV before that step."""
     count = WorkCount(batch.group.instance_ids, is_lease=batch.num_steps > 1)
     for request_id in batch.request_ids:
         count.add(batch.blocks_of(request_id), batch.writes_of(request_id), placements[request_id])
-    return count.step(batch.group, is_first=step == 0)
+    return count.step(batch.group, is_first)
+
+
+def batch_work(
+    batch: BatchPlan, placements: Mapping[RequestId, Placement], num_steps: int
+) -> tuple[tuple[StepWork, int], ...]:
+    """The work of `num_steps` steps of a batch, with how many are like each, given the KV before the first.
+
+    A lease is its first step, and as many times as there are others the one in their middle.
+    """
+    first = step_work(batch, placements)
+    if num_steps == 1:
+        return ((first, 1),)
+    grown = {
+        request_id: placements[request_id].adding(
+            KVSegment(request_id, segment.positions[: num_steps // 2], segment.instance_id)
+            for segment in batch.writes_of(request_id)
+        )
+        for request_id in batch.request_ids
+    }
+    return (first, 1), (step_work(batch, grown, is_first=False), num_steps - 1)
 
 
 def _add_history(

@@ -99,6 +99,6 @@ def test_queries_travel_to_every_other_holder_of_kv() -> None:
 
 def test_only_the_first_step_tells_the_group_and_only_leases_settle() -> None:
     for batch, placements in chaotic_batches(SEEDS):
-        first, later = step_work(batch, placements), step_work(batch, placements, 1)
+        first, later = step_work(batch, placements), step_work(batch, placements, is_first=False)
         assert (first.is_first, later.is_first) == (True, False)
         assert first.is_lease == later.is_lease == (batch.num_steps > 1)

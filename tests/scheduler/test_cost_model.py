@@ -123,7 +123,7 @@ def test_a_batch_is_told_once_and_a_lease_settles_at_every_step() -> None:
     lease = batch_of(ESPGroup((0, 1)), [decode_share(view, 0, 4) for view in views], 4)
     single = batch_of(ESPGroup((0, 1)), [decode_share(view, 0) for view in views])
     model = WorkCostModel(Coefficients(batch=1e-3, told_request=1e-4, settle=1e-5))
-    first, later = (model.step_time(step_work(lease, placements, step)) for step in (0, 1))
+    first, later = (model.step_time(step_work(lease, placements, is_first)) for is_first in (True, False))
     assert first - later == pytest.approx(1e-3 + 2 * 1e-4)
     assert first - model.step_time(step_work(single, placements)) == pytest.approx(1e-5)
 

@@ -29,10 +29,15 @@ SLOWER = WorkCostModel(Coefficients(*(1.5 * value for value in astuple(BASE.coef
 REQUESTS = [timed_request(number, 20 + 37 * number % 500, 40, 0.05 * number) for number in range(60)]
 
 
-def run(clock: WorkCostModel, observers: Sequence[Observer], requests: Sequence[Request] = REQUESTS) -> None:
+def run(
+    clock: WorkCostModel,
+    observers: Sequence[Observer],
+    requests: Sequence[Request] = REQUESTS,
+    lease_steps: int = 16,
+) -> None:
     """Serve all requests on two simulated instances."""
     state = ClusterState(instances_with([4096] * 2))
-    policy = make_policy("replicas", PolicyConfig())
+    policy = make_policy("replicas", PolicyConfig(lease_steps=lease_steps))
 
     async def drain() -> None:
         async for _ in Scheduling(
@@ -90,6 +95,13 @@ def test_predictions_that_come_true_are_left_as_they_are() -> None:
     for name, error in recalibration.errors.items():
         assert error < 0.02, name
         assert recalibration.calibration.corrections[Phase(name)].factor == pytest.approx(1, abs=0.02)
+
+
+def test_long_leases_are_predicted_with_the_kv_that_they_make() -> None:
+    reading = WorkCostModel(Coefficients(decode_key=1e-3))
+    recalibration = Recalibration(reading)
+    run(reading, [recalibration], [timed_request(number, 10, 500, 0.0) for number in range(8)], 128)
+    assert recalibration.errors["decode"] < 1e-3
 
 
 def test_whoever_replays_events_and_plans_learns_the_same() -> None:
