@@ -39,12 +39,9 @@ print(perf_counter() - start)
 def round_of_batching(
     random: Random, num_requests: int, num_units: int
 ) -> tuple[list[Demand], list[Offer], list[PrefillTerms]]:
-    """Prompts of 64 to 100,000 tokens, some with a cached prefix, on units with room for twice of all."""
+    """Prompts of 64 to 100,000 tokens on units with room for twice of all."""
     lengths = sorted((int(64 * 1562 ** random.random()) for _ in range(num_requests)), reverse=True)
-    demands = [
-        Demand(n, n, n * random.choice([0, random.randint(0, 10_000)]), n * n, paper_weight(n))
-        for n in lengths
-    ]
+    demands = [Demand(n, n, n * n, paper_weight(n)) for n in lengths]
     offers = [Offer(1, 2 * sum(lengths) // num_units) for _ in range(num_units)]
     return demands, offers, [WorkCostModel().prefill_terms(dop) for dop in range(1, num_units + 1)]
 

@@ -175,10 +175,10 @@ class Allocation:
         cleared = [Group(g.units, [], g.spare + sum(map(self.demand, g.prefills))) for g in offered]
         solution = solve(
             [
-                Demand(self.demand(p), p.num_tokens, 0, p.num_tokens**2, weight)
+                Demand(self.demand(p), p.num_tokens, p.num_tokens**2, weight)
                 for p, weight in zip(prefills, weights, strict=True)
             ],
-            [Offer(g.dop, max(0, g.spare), 0.0, g.dop * price) for g in cleared],
+            [Offer(g.dop, max(0, g.spare), g.dop * price) for g in cleared],
             [self.cost_model.prefill_terms(dop + 1) for dop in range(sum(g.dop for g in cleared))],
         )
         assert solution is not None, "all of them together have the room that they had promised"

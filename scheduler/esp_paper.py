@@ -73,7 +73,7 @@ def _prefills(allocation: Allocation) -> list[tuple[list[InstanceId], list[Reque
     demands = []
     for view in prompts:
         num_tokens = view.num_uncomputed_tokens
-        demands.append(Demand(num_tokens, num_tokens, 0, num_tokens**2, paper_weight(view.num_prompt_tokens)))
+        demands.append(Demand(num_tokens, num_tokens, num_tokens**2, paper_weight(view.num_prompt_tokens)))
     solution = solve(
         demands,
         [Offer(1, max(0, free[i])) for i in instance_ids],

@@ -35,15 +35,13 @@ Indices: TypeAlias = NDArray[np.int64]
 
 
 class Demand(NamedTuple):
-    """What a prefill of n new tokens on c cached ones brings to a batch.
+    """What a prefill of n tokens brings to a batch.
 
-    `num_slots` is the KV room it needs, `num_cached_pairs` n c and `num_new_pairs` n^2. `weight` is what a
-    second of its time costs.
+    `num_slots` is the KV room it needs, `num_new_pairs` n^2. `weight` is what a second of its time costs.
     """
 
     num_slots: int
     num_tokens: int
-    num_cached_pairs: int
     num_new_pairs: int
     weight: float
 
@@ -51,13 +49,11 @@ class Demand(NamedTuple):
 class Offer(NamedTuple):
     """What a unit brings to a batch: instances, free slots, and what using it adds.
 
-    `extra_time` is seconds that the batch takes longer for it, as when KV must leave first;
-    `delayed_weight` what a second costs those who wait for the unit, as decodes that it stops.
+    `delayed_weight` is what a second costs those who wait for the unit, as decodes that it stops.
     """
 
     num_instances: int
     num_free: int
-    extra_time: float = 0.0
     delayed_weight: float = 0.0
 
 
@@ -77,22 +73,18 @@ class Solution:
 
 
 def solve(
-    demands: Sequence[Demand],
-    offers: Sequence[Offer],
-    terms: Sequence[PrefillTerms],
-    max_requests: int | None = None,
+    demands: Sequence[Demand], offers: Sequence[Offer], terms: Sequence[PrefillTerms]
 ) -> Solution | None:
     """Cut `demands` into batches, and give each a run of `offers`, in order and at least cost.
 
-    A batch takes `terms[dop - 1].time` of its sums and the `extra_time` of its offers, and costs that times
-    all weights of both. There is no DoP above `len(terms)`. Demands from `max_requests` on are left to the
-    caller. None if the others cannot all be met.
+    A batch takes `terms[dop - 1].time` of its sums, and costs that times the weights of its demands and
+    offers. There is no DoP above `len(terms)`. None if the demands cannot all be met.
 
     Of equal costs, the last batch ends at the first offer that will do, then has the fewest offers, then the
     most demands; then the batch before it likewise. Raises `ValueError` for a number that is negative, or not
     finite.
     """
-    demand_sums = _prefix_sums(_table("demands", demands[:max_requests], Demand._fields))
+    demand_sums = _prefix_sums(_table("demands", demands, Demand._fields))
     offer_sums = _prefix_sums(_table("offers", offers, Offer._fields))
     coefficients = _table("terms", map(_coefficients_of, terms), _COEFFICIENTS)
     num_demands, num_offers = len(demand_sums) - 1, len(offer_sums) - 1
@@ -107,15 +99,15 @@ def solve(
 
 def warm_up() -> None:
     """Compile, or load what was compiled before, so that the first real call need not."""
-    solve([Demand(1, 1, 0, 1, 1.0)], [Offer(1, 1)], [PrefillTerms(0.0, 0.0, 0.0, 0.0, 0.0)])
+    solve([Demand(1, 1, 1, 1.0)], [Offer(1, 1)], [PrefillTerms(0.0, 0.0, 0.0, 0.0, 0.0)])
 
 
 # Columns of the tables below.
-_SLOTS, _TOKENS, _CACHED_PAIRS, _NEW_PAIRS, _WEIGHT = range(5)
-_INSTANCES, _FREE, _EXTRA_TIME, _DELAYED_WEIGHT = range(4)
-_OVERHEAD, _FLOOR, _PER_TOKEN, _PER_CACHED_PAIR, _PER_NEW_PAIR = range(5)
+_SLOTS, _TOKENS, _NEW_PAIRS, _WEIGHT = range(4)
+_INSTANCES, _FREE, _DELAYED_WEIGHT = range(3)
+_OVERHEAD, _FLOOR, _PER_PROMPT, _PER_TOKEN, _PER_NEW_PAIR = range(5)
 
-_COEFFICIENTS = ("overhead", "floor", "per_token", "per_cached_pair", "per_new_pair")
+_COEFFICIENTS = ("overhead", "floor", "per_prompt", "per_token", "per_new_pair")
 _coefficients_of = attrgetter(*_COEFFICIENTS)
 
 
@@ -141,8 +133,8 @@ def _fill(
     costs: Table,  # [m + 1, n + 1], f[i][k] at [k, i]
     starts: Indices,  # [m + 1, n + 1, 2], the (h, j) of each f[i][k] that is below f[i][k-1]
     cuts: Indices,  # [2 n + 1], scratch
-    demands: Table,  # [n + 1, 5], prefix sums
-    offers: Table,  # [m + 1, 4], prefix sums
+    demands: Table,  # [n + 1, 4], prefix sums
+    offers: Table,  # [m + 1, 3], prefix sums
     terms: Table,  # [largest DoP, 5]
 ) -> None:
     """Compute f. Loops over single numbers alone, as those over arrays take seconds to compile."""
@@ -193,9 +185,8 @@ def _batch_cost(demands: Table, offers: Table, terms: Table, j: int, i: int, h: 
     time = (
         terms[row, _OVERHEAD]
         + sqrt(floor * floor + computing * computing)
-        + terms[row, _PER_CACHED_PAIR] * (demands[i, _CACHED_PAIRS] - demands[j, _CACHED_PAIRS])
+        + terms[row, _PER_PROMPT] * (i - j)
         + terms[row, _PER_NEW_PAIR] * (demands[i, _NEW_PAIRS] - demands[j, _NEW_PAIRS])
-        + (offers[k, _EXTRA_TIME] - offers[h, _EXTRA_TIME])
     )
     weight = demands[i, _WEIGHT] - demands[j, _WEIGHT]
     delayed_weight = offers[k, _DELAYED_WEIGHT] - offers[h, _DELAYED_WEIGHT]

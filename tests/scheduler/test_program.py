@@ -16,7 +16,7 @@ from loong.scheduler.program import Batch, Demand, Offer, solve, warm_up
 
 
 def prompt(num_tokens: int, weight: float = 1.0) -> Demand:
-    return Demand(num_tokens, num_tokens, 0, num_tokens**2, weight)
+    return Demand(num_tokens, num_tokens, num_tokens**2, weight)
 
 
 def per_token(max_dop: int, member: float = 0.0) -> list[PrefillTerms]:
@@ -93,10 +93,9 @@ def test_a_prompt_too_large_for_one_unit_takes_more_and_the_rest_go_beside_it() 
 
 
 @pytest.mark.parametrize("dear", range(3))
-@pytest.mark.parametrize("burden", [{"extra_time": 1e4}, {"delayed_weight": 1e4}])
-def test_a_unit_that_is_dear_is_left_out_wherever_it_stands(dear: int, burden: dict[str, float]) -> None:
+def test_a_unit_that_is_dear_is_left_out_wherever_it_stands(dear: int) -> None:
     offers = [Offer(1, 1000)] * 3
-    offers[dear] = Offer(1, 1000, **burden)
+    offers[dear] = Offer(1, 1000, delayed_weight=1e4)
     solution = solve([prompt(100), prompt(90, weight=2.0)], offers, per_token(3))
     assert solution is not None
     used = [index for index in range(3) if index != dear]
@@ -114,7 +113,7 @@ def test_what_cannot_be_met_has_no_solution(offers: list[Offer], max_dop: int) -
 
 
 def test_no_demands_cost_nothing() -> None:
-    for offers in ([], [Offer(1, 100, extra_time=3.0, delayed_weight=2.0)]):
+    for offers in ([], [Offer(1, 100, delayed_weight=2.0)]):
         solution = solve([], offers, per_token(1))
         assert solution is not None
         assert (solution.batches, solution.cost) == ((), 0.0)
@@ -131,9 +130,10 @@ def test_of_equal_costs_the_first_unit_takes_all_that_it_has_room_for() -> None:
         assert (solution.batches, solution.cost) == (batches, 0.0)
 
 
-def test_what_is_beyond_the_most_requests_is_left_to_the_caller() -> None:
-    demands, offers = [prompt(n) for n in (90, 80, 70, 60)], [Offer(1, 200)] * 2
-    assert solve(demands, offers, per_token(2), max_requests=3) == solve(demands[:3], offers, per_token(2))
+def test_every_prompt_of_a_batch_costs_what_one_costs() -> None:
+    solution = solve([prompt(1)] * 2, [Offer(1, 10)], [PrefillTerms(1.0, 0.0, 0.0, 0.0, 0.0, per_prompt=5.0)])
+    assert solution is not None
+    assert solution.cost == (1 + 2 * 5) * 2
 
 
 @pytest.mark.parametrize("wrong", [-1.0, inf, float("nan")])
@@ -141,8 +141,8 @@ def test_numbers_that_would_break_the_search_are_refused_by_name(wrong: float) -
     good = Program([prompt(10)] * 2, [Offer(1, 10)], per_token(1))
     with pytest.raises(ValueError, match=r"demands\[1\].weight .* is (-1.0|inf|nan)"):
         solve([prompt(10), prompt(10, weight=wrong)], good.offers, good.terms)
-    with pytest.raises(ValueError, match=r"offers\[0\].extra_time"):
-        solve(good.demands, [Offer(1, 10, extra_time=wrong)], good.terms)
+    with pytest.raises(ValueError, match=r"offers\[0\].delayed_weight"):
+        solve(good.demands, [Offer(1, 10, delayed_weight=wrong)], good.terms)
     with pytest.raises(ValueError, match=r"terms\[0\].floor"):
         solve(good.demands, good.offers, [PrefillTerms(0.0, wrong, 0.0, 0.0, 0.0)])
 

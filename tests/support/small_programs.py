@@ -33,8 +33,9 @@ def random_program(random: Random, max_demands: int, max_offers: int) -> Program
             overhead=random.random() * scale,
             floor=random.choice([0.0, random.random()]) * scale,
             per_token=1e-3 * random.random() / dop,
-            per_cached_pair=1e-6 * random.random() / dop,
+            per_cached_pair=0.0,
             per_new_pair=1e-6 * random.random() / dop,
+            per_prompt=random.choice([0.0, random.random()]) * scale,
         )
         for dop in range(1, 1 + random.randint(num_instances // 2, num_instances))
     ]
@@ -43,16 +44,14 @@ def random_program(random: Random, max_demands: int, max_offers: int) -> Program
 
 def _random_demand(random: Random) -> Demand:
     num_tokens = int(10 ** (4 * random.random()))
-    num_cached = random.choice([0, random.randint(0, 3000)])
     weight = random.choice([0.0, 1.0, 1 / num_tokens, random.random()])
-    return Demand(num_tokens, num_tokens, num_tokens * num_cached, num_tokens**2, weight)
+    return Demand(num_tokens, num_tokens, num_tokens**2, weight)
 
 
 def _random_offer(random: Random, room: int) -> Offer:
     return Offer(
         num_instances=random.choice([0, 1, 1, 1, 2, 3]),
         num_free=random.choice([room, random.randint(0, room)]),
-        extra_time=random.choice([0.0, 0.0, random.random()]),
         delayed_weight=random.choice([0.0, 0.0, random.random()]),
     )
 
@@ -66,9 +65,10 @@ def cost_of(batch: Batch, program: Program) -> float:
         return inf
     time = program.terms[dop - 1].time(
         sum(demand.num_tokens for demand in demands),
-        sum(demand.num_cached_pairs for demand in demands),
+        0,
         sum(demand.num_new_pairs for demand in demands),
-    ) + sum(offer.extra_time for offer in offers)
+        len(demands),
+    )
     weight = sum(demand.weight for demand in demands)
     return time * (weight + sum(offer.delayed_weight for offer in offers))
 
