@@ -16,19 +16,13 @@ from loong.core.request import RequestId
 class AttentionTask:
     """One block of queries attends one segment, on one instance.
 
-    A fresh segment is made in this very step by its instance. `is_causal` is false where every query sees
-    every key, so that no mask is needed.
+    A fresh segment is made in this very step by its instance.
     """
 
     block: QueryBlock
     segment: KVSegment
     instance_id: InstanceId
     is_fresh: bool
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether some key is later than some query."""
-        return self.segment.positions[-1] > self.block.positions[0]
 
 
 def fresh_segments(batch: BatchPlan, request_id: RequestId) -> tuple[KVSegment, ...]:

@@ -1,7 +1,6 @@
 """What a policy may ask about time."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from math import hypot, sqrt
 from typing import Protocol
 
@@ -72,16 +71,3 @@ def prefill_time(cost_model: CostModel, num_new_tokens: int, num_cached_tokens: 
     """One chunk of one request, alone on `dop` instances."""
     terms = cost_model.prefill_terms(dop)
     return terms.time(num_new_tokens, num_new_tokens * num_cached_tokens, num_new_tokens**2)
-
-
-def recompute_time(cost_model: CostModel, num_tokens: int, dop: int, max_chunk: int) -> float:
-    """Making the KV of `num_tokens` tokens again, in equal chunks of at most `max_chunk` tokens."""
-    num_chunks = -(-num_tokens // max_chunk)
-    edges = [num_tokens * i // num_chunks for i in range(num_chunks + 1)]
-    return sum(prefill_time(cost_model, end - start, start, dop) for start, end in pairwise(edges))
-
-
-def swap_time(cost_model: CostModel, num_tokens: int, instance_id: InstanceId, host_id: InstanceId) -> float:
-    """Moving the KV of `num_tokens` tokens to a host tier and back."""
-    there = cost_model.migration_time(num_tokens, instance_id, host_id)
-    return there + cost_model.migration_time(num_tokens, host_id, instance_id)

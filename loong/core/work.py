@@ -1,7 +1,7 @@
 """What a step makes each instance do: counts, from which a cost model makes seconds."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 
 from loong.core.instance import ESPGroup
@@ -29,10 +29,6 @@ class InstanceWork:
     num_ring_keys: int = 0  # keys and values received round the ring
     num_sent_queries: int = 0  # queries that go to another instance, and come back as partials
     num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
-
-    def plus(self, other: "InstanceWork") -> "InstanceWork":
-        """Both, done by one instance in one step."""
-        return InstanceWork(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 class Phase(Enum):

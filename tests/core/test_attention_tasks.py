@@ -50,23 +50,13 @@ def test_every_query_meets_every_earlier_position_and_itself_once(
     seen: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for task in attention_tasks(batch, placements):
         for query in task.block.positions:
-            keys = [key for key in task.segment.positions if key <= query or not task.is_causal]
+            keys = [key for key in task.segment.positions if key <= query]
             seen[task.block.request_id, query] += keys
     assert {key: sorted(keys) for key, keys in seen.items()} == {
         (block.request_id, query): list(range(query + 1))
         for block in batch.queries
         for query in block.positions
     }
-
-
-@laws
-@given(steps())
-def test_without_a_mask_every_query_sees_every_key_and_with_one_some_do_not(
-    step: tuple[BatchPlan, dict[str, Placement]],
-) -> None:
-    for task in attention_tasks(*step):
-        hides = any(key > query for key in task.segment.positions for query in task.block.positions)
-        assert task.is_causal == hides
 
 
 @laws
@@ -91,8 +81,8 @@ def test_retained_tokens_are_those_kept_away_from_their_master(
     assert num_retained_tokens(batch) == sum(made[key] != kept[key] for key in made)
 
 
-def test_a_striped_prefill_on_one_instance_of_its_own_is_one_causal_task() -> None:
+def test_a_striped_prefill_on_one_instance_of_its_own_is_one_task() -> None:
     (segment,) = striped("a", range(10), (2,)).segments
     block = QueryBlock("a", range(10), 2, Transfer.KV)
     (task,) = attention_tasks(BatchPlan(ESPGroup((2,)), (block,), (segment,)), {"a": Placement()})
-    assert (task.block, task.segment, task.instance_id, task.is_causal) == (block, segment, 2, True)
+    assert (task.block, task.segment, task.instance_id) == (block, segment, 2)

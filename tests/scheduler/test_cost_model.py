@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loong.core.cost_model import PrefillTerms, prefill_time, recompute_time, swap_time
+from loong.core.cost_model import PrefillTerms, prefill_time
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, Transfer
@@ -136,17 +136,6 @@ def test_every_segment_of_kv_costs_time_on_every_instance() -> None:
     batches = [batch_of(ESPGroup((0,)), [decode_share(view, 0)]) for view in (whole, torn)]
     slower = seconds(batches[1], torn, model=model) - seconds(batches[0], whole, model=model)
     assert slower == pytest.approx(9e-3)
-
-
-def test_recomputing_in_chunks_takes_as_long_as_the_chunks() -> None:
-    chunks = [prefill_time(MODEL, 250, cached, 2) for cached in (0, 250, 500, 750)]
-    assert recompute_time(MODEL, 1000, 2, max_chunk=300) == pytest.approx(sum(chunks))
-    assert recompute_time(MODEL, 100, 1, max_chunk=300) == prefill_time(MODEL, 100, 0, 1)
-
-
-def test_swapping_costs_both_ways() -> None:
-    model = WorkCostModel(Coefficients(message=1.0, offloaded_key=0.2), first_host_tier_id=2)
-    assert swap_time(model, 10, 0, 2) == pytest.approx(6.0)
 
 
 def test_a_migration_costs_a_message_and_its_tokens_on_the_link_it_takes() -> None:
