@@ -29,6 +29,12 @@ class RequestInput:
     prompt_token_ids: Sequence[TokenId] = ()
     output_token_ids: Sequence[TokenId] = ()
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether its one newest token is computed, as of a `RequestView` that is decoding."""
+        num_known_tokens = self.num_prompt_tokens + self.num_output_tokens
+        return self.num_output_tokens > 0 and num_known_tokens - self.placement.num_tokens == 1
+
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:

@@ -68,5 +68,5 @@ class Timeline:
 
 
 def _phase(batch: RunBatch) -> str:
-    decodes = {given.num_output_tokens > 0 and len(given.token_ids) == 1 for given in batch.inputs}
+    decodes = {given.is_decoding for given in batch.inputs}
     return "mixed" if len(decodes) > 1 else "decode" if True in decodes else "prefill"

@@ -83,20 +83,15 @@ def _cause(event: Event) -> Cause:
 
 def _batch(run: RunBatch) -> Batch:
     plan = run.plan
-    decoding = [given for given in run.inputs if _is_decode(given)]
     return Batch(
         run.batch_id,
         plan.group.instance_ids,
         plan.group.dop,
-        chunks=tuple(_chunk(plan, given) for given in run.inputs if not _is_decode(given)),
-        decodes=tuple(_decode(plan, given) for given in decoding),
+        chunks=tuple(_chunk(plan, given) for given in run.inputs if not given.is_decoding),
+        decodes=tuple(_decode(plan, given) for given in run.inputs if given.is_decoding),
         num_steps=plan.num_steps,
         predicted_seconds=plan.predicted_time,
     )
-
-
-def _is_decode(given: RequestInput) -> bool:
-    return given.num_output_tokens > 0 and len(given.token_ids) == 1
 
 
 def _chunk(plan: BatchPlan, given: RequestInput) -> Chunk:
