@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
@@ -34,7 +34,7 @@ class Measured:
 
     sample: Sample
     spread: float
-    is_held_out: bool
+    is_held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class Profiler:
         """Tell stories for about `duration` seconds after a round that warms up; at least one round."""
         for case in self._round():
             await self._tell(case)
-        start, measured, num_rounds = monotonic(), list[Measured](), 0
+        start, stories, num_rounds = monotonic(), list[list[Measured]](), 0
         while num_rounds == 0 or (monotonic() - start) * (num_rounds + 1) / num_rounds < duration:
-            measured += await self._measured_round(lambda: on_progress(monotonic() - start))
+            stories += await self._measured_round(lambda: on_progress(monotonic() - start))
             num_rounds += 1
-        return measured
+        return self._divided([story for story in stories if story])
 
     def _round(self) -> list[Case]:
         """A story of each kind for each DoP."""
@@ -71,8 +71,14 @@ class Profiler:
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
         return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)]
 
-    async def _measured_round(self, on_story: Callable[[], None]) -> list[Measured]:
-        """New stories, each as often as the others, in an order that spreads a bad moment over all."""
+    def _divided(self, stories: Sequence[Sequence[Measured]]) -> list[Measured]:
+        """All samples, a fixed share of the stories held out: at least one story, and not all of several."""
+        num_held_out = max(1, round(HELD_OUT * len(stories)))
+        held_out = self._random.sample(range(len(stories)), num_held_out)
+        return [replace(m, is_held_out=i in held_out) for i, story in enumerate(stories) for m in story]
+
+    async def _measured_round(self, on_story: Callable[[], None]) -> list[list[Measured]]:
+        """The samples of new stories, told equally often, in an order that spreads a bad moment over all."""
         cases = self._round()
         times: dict[int, list[list[float]]] = defaultdict(list)
         samples: dict[int, list[Sample]] = {}
@@ -81,14 +87,13 @@ class Profiler:
                 samples[index], seconds = await self._tell(cases[index])
                 times[index].append(seconds)
                 on_story()
-        measured = []
-        for index in range(len(cases)):
-            is_held_out = self._random.random() < HELD_OUT
-            for sample, repeats in zip(samples[index], zip(*times[index], strict=True), strict=True):
-                typical = median(repeats)
-                spread = typical / min(repeats) - 1
-                measured.append(Measured(replace(sample, seconds=typical), spread, is_held_out))
-        return measured
+        return [
+            [
+                _measured(sample, repeats)
+                for sample, repeats in zip(samples[index], zip(*times[index], strict=True), strict=True)
+            ]
+            for index in range(len(cases))
+        ]
 
     async def _tell(self, case: Case) -> tuple[list[Sample], list[float]]:
         """A story once: its plans as samples of no time, and their seconds."""
@@ -101,6 +106,11 @@ class Profiler:
             seconds.append(await self._stage.carry_out(plan))
         self._stage.end_all()
         return samples, seconds
+
+
+def _measured(sample: Sample, repeats: Sequence[float]) -> Measured:
+    typical = median(repeats)
+    return Measured(replace(sample, seconds=typical), spread=typical / min(repeats) - 1)
 
 
 def _sample(plan: IterationPlan, placements: Mapping[RequestId, Placement]) -> Sample:

@@ -59,6 +59,13 @@ def test_every_sample_held_out_is_in_one_row_of_each_part_of_the_table(measured:
     assert all(parts[kind] for kind in (*kinds, "migration"))
 
 
+@pytest.mark.parametrize("num_instances", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_shortest_profile_has_samples_to_fit_and_samples_held_out(seed: int, num_instances: int) -> None:
+    measured = told_stories(PRIOR, seed, PRIOR, num_instances=num_instances)
+    assert {m.is_held_out for m in measured} == {False, True}
+
+
 def test_every_kind_of_work_is_measured_at_every_dop(measured: Sequence[Measured]) -> None:
     seen: set[tuple[int, object]] = set()
     for sample in (m.sample for m in measured):

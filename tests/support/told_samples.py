@@ -16,11 +16,15 @@ NUM_INSTANCES = 4
 
 
 def told_stories(
-    clock: WorkCostModel, seed: int, prior: WorkCostModel | None = None, kv_capacity: int = 8192
+    clock: WorkCostModel,
+    seed: int,
+    prior: WorkCostModel | None = None,
+    kv_capacity: int = 8192,
+    num_instances: int = NUM_INSTANCES,
 ) -> list[Measured]:
     """One story of each kind and DoP on a simulated cluster."""
-    stage = Stage(instances_with([kv_capacity] * NUM_INSTANCES), SimulatedExecutor(clock, []))
-    profiler = Profiler(stage, Limits(), prior or WorkCostModel(), max_dop=NUM_INSTANCES, seed=seed)
+    stage = Stage(instances_with([kv_capacity] * num_instances), SimulatedExecutor(clock, []))
+    profiler = Profiler(stage, Limits(), prior or WorkCostModel(), max_dop=num_instances, seed=seed)
     return asyncio.run(profiler.measure(duration=0, on_progress=lambda seconds: None))
 
 
