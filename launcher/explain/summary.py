@@ -76,7 +76,8 @@ def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
 def _ttft(steps: Iterable[Step], slo: float | None, seen_for: float) -> Latency:
     """Late is also who has had no token for longer than promised."""
     seconds = next((step.ttft for step in steps if isinstance(step, First)), None)
-    return Latency(seconds, slo, is_late=slo is not None and (seconds or seen_for) > slo)
+    waited = seen_for if seconds is None else seconds
+    return Latency(seconds, slo, is_late=slo is not None and waited > slo)
 
 
 def _tpot(steps: Iterable[Step], slo: float | None) -> Latency:

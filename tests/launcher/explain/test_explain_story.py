@@ -25,13 +25,14 @@ from loong.core.events import (
 from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption
 from loong.core.request import FinishReason, RequestView
 from loong.core.snapshot import Snapshot
-from loong.decision_log.lines import Line
+from loong.decision_log.lines import Arrived, Ended, FirstToken, Line
 from loong.decision_log.log import decision_log
 from loong.decision_log.reader import read_log
 from loong.launcher.explain import words
 from loong.launcher.explain.index import indexed
 from loong.launcher.explain.steps import Move, Run
 from loong.launcher.explain.story import story_of
+from loong.launcher.explain.summary import Latency
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "decisions.md"
 THREE = instances_with([20] * 3)
@@ -293,3 +294,12 @@ def test_a_request_on_a_real_clock_is_told_with_the_date(tmp_path: Path) -> None
         Teller(log, THREE).tell(RequestArrived(1.0, timed_request(0, 6, 9, arrival_time=1.0)))
     text = story(read_log(tmp_path / "log"), "r000")
     assert "It came at 1.000 s of the run, 1970-01-02 00:00:01 UTC." in text
+
+
+def test_a_first_token_that_takes_no_time_is_in_time() -> None:
+    log = (
+        Arrived(1.0, "r", num_prompt_tokens=4, max_tokens=9, instances=(), ttft_slo=2.0),
+        FirstToken(1.0, "r"),
+        Ended(9.0, "r", "length", num_output_tokens=9),
+    )
+    assert story_of(indexed(log), "r").summary.ttft == Latency(0.0, 2.0, is_late=False)
