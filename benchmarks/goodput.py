@@ -32,7 +32,7 @@ from loong.workloads.workload import pace_of
 MODELS = ("llama-3.1-8b", "lwm-1m")
 WORKLOADS = ("sharegpt", "leval", "lveval", "mixed", "zipf1.0", "zipf1.2", "zipf1.4", "victim-attacker")
 RULES = ("tight", "loongserve-12")
-STATIC_POLICIES = ("tp", "replicas", "static-sp", "chunked", "disaggregated")
+STATIC_POLICIES = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas", "disaggregated")
 SHORT_SECONDS = 10.0  # of sharegpt, whose requests come by the hundred and are over in seconds
 FILE = FOLDER / "goodput.jsonl"
 
