@@ -20,6 +20,8 @@ from time import perf_counter
 from result import print_result
 
 from loong.core.cost_model import PrefillTerms
+from loong.core.placement import Placement
+from loong.core.request import RequestView
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.equations import FutureKV, paper_weight
 from loong.scheduler.program import Demand, Offer, solve
@@ -64,8 +66,13 @@ def measure(num_requests: int, num_units: int) -> float:
 
 def measure_future_kv(num_running: int = 256) -> float:
     random = Random(0)
-    future = FutureKV.of((random.randint(1, 500), random.randint(64, 10_000)) for _ in range(num_running))
-    return seconds_of(lambda: future.adding(250, 1000).peak)
+    lengths = [(random.randint(64, 10_000), random.randint(1, 500)) for _ in range(num_running)]
+    future = FutureKV.of(waiting_view(*length) for length in lengths)
+    return seconds_of(lambda: future.adding(waiting_view(1000, 250)).peak)
+
+
+def waiting_view(num_prompt_tokens: int, max_tokens: int) -> RequestView:
+    return RequestView("r", num_prompt_tokens, 0, max_tokens, 0.0, None, Placement())
 
 
 def measure_starts() -> tuple[float, float]:

@@ -226,7 +226,7 @@ class Room:
     """
 
     snapshot: Snapshot
-    refused: list[tuple[int, int]] = field(default_factory=list)  # remaining and current tokens
+    refused: list[tuple[int, int]] = field(default_factory=list)  # remaining and known tokens
     future: FutureKV | None = None
 
     @cached_property
@@ -242,13 +242,13 @@ class Room:
     @cached_property
     def num_declared(self) -> int:
         """The slots that these may come to hold, each at its end."""
-        return sum([view.num_prompt_tokens + view.max_tokens for view in self.admitted])
+        return sum([view.num_final_tokens for view in self.admitted])
 
     def fits(self, view: RequestView) -> bool:
         """Whether a request has room to its declared end, with all that were taken."""
-        if self.num_declared + view.num_prompt_tokens + view.max_tokens <= self.capacity:
+        if self.num_declared + view.num_final_tokens <= self.capacity:
             return True
-        remaining, current = _future(view)
+        remaining, current = view.num_remaining_tokens, view.num_known_tokens
         if any(remaining >= r and current >= c for r, c in self.refused):
             return False  # no less than one that did not fit: no need to reckon
         fits = self.peak_with(view) <= self.capacity
@@ -259,20 +259,15 @@ class Room:
     def peak_with(self, view: RequestView) -> int:
         """The most slots that those admitted and this one may come to need at once."""
         if self.future is None:
-            self.future = FutureKV.of(map(_future, self.admitted))
-        return self.future.adding(*_future(view)).peak
+            self.future = FutureKV.of(self.admitted)
+        return self.future.adding(view).peak
 
     def take(self, view: RequestView) -> None:
         """Admit a request."""
-        self.num_declared += view.num_prompt_tokens + view.max_tokens
+        self.num_declared += view.num_final_tokens
         self.admitted.append(view)
         if self.future is not None:
-            self.future = self.future.adding(*_future(view))
-
-
-def _future(view: RequestView) -> tuple[int, int]:
-    """Output tokens to come whose KV is kept, and all that is known (of which one makes no KV)."""
-    return view.max_tokens - view.num_output_tokens - 1, view.num_prompt_tokens + view.num_output_tokens
+            self.future = self.future.adding(view)
 
 
 def _deadline(arrival_time: float, ttft: float, earliest: float) -> tuple[float, bool]:

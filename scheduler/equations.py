@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from loong.core.request import RequestView
+
 
 def paper_weight(num_input_tokens: int) -> float:
     """What a second of a prefill counts for one of its prompts: its share in (2), (3), (4) and (5)."""
@@ -67,9 +69,10 @@ class FutureKV:
     usage: NDArray[np.int64]  # [n], slots in use when each ends, of itself and of all after it
 
     @classmethod
-    def of(cls, requests: Iterable[tuple[int, int]]) -> "FutureKV":
-        """Of requests given as (l, c), tokens."""
-        remaining, current = np.array(sorted(requests), np.int64).reshape(-1, 2).T
+    def of(cls, views: Iterable[RequestView]) -> "FutureKV":
+        """Of requests: c is all of the known tokens that need KV, computed or not."""
+        requests = sorted((view.num_remaining_tokens, view.num_known_tokens - 1) for view in views)
+        remaining, current = np.array(requests, np.int64).reshape(-1, 2).T
         num_alive = np.arange(len(remaining), 0, -1)
         return cls(remaining, remaining * num_alive + current[::-1].cumsum()[::-1])
 
@@ -78,8 +81,9 @@ class FutureKV:
         """The most slots ever in use at once."""
         return int(self.usage.max(initial=0))
 
-    def adding(self, num_remaining: int, num_current: int) -> "FutureKV":
-        """With one more request, (l, c) tokens."""
+    def adding(self, view: RequestView) -> "FutureKV":
+        """With one more request."""
+        num_remaining, num_current = view.num_remaining_tokens, view.num_known_tokens - 1
         index = int(self.remaining.searchsorted(num_remaining))
         shorter, longer = self.remaining[:index], self.remaining[index:]
         held = int(self.usage[index] - longer[0] * len(longer)) if len(longer) else 0

@@ -23,11 +23,6 @@ def each_alone(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...
     return [(instance_id,) for instance_id in instance_ids]
 
 
-def final_tokens(view: RequestView) -> int:
-    """The KV that a request has when it ends at its declared maximum; its last token needs none."""
-    return view.num_prompt_tokens + view.max_tokens - 1
-
-
 @dataclass(slots=True)
 class FixedGroup:
     """Instances that run as one, and the requests on them. All sizes are tokens of KV.
@@ -56,18 +51,18 @@ class FixedGroup:
 
     def hold(self, view: RequestView, is_in_step: bool) -> None:
         """Count what a request here, or on its way, will come to; `is_in_step` if it decodes with others."""
-        self.num_promised += final_tokens(view)
+        self.num_promised += view.num_final_tokens
         if is_in_step:
             self.decoding.append(view)
         else:
-            self.num_reserved += final_tokens(view)
+            self.num_reserved += view.num_final_tokens
 
     def join(self, view: RequestView) -> None:
         """Take a request that begins here."""
         self.joining.append(view)
         self.num_joining_tokens += view.num_uncomputed_tokens
-        self.num_promised += final_tokens(view)
-        self.num_reserved += final_tokens(view)
+        self.num_promised += view.num_final_tokens
+        self.num_reserved += view.num_final_tokens
 
     def has_room_for(self, view: RequestView) -> bool:
         """Whether nobody will have to be evicted for it.
@@ -75,10 +70,10 @@ class FixedGroup:
         Those that decode do so a step at a time together, so they never use more than the peak of their
         future KV. When the others will begin is open, so they count with all that they will ever have.
         """
-        num_more = final_tokens(view)
+        num_more = view.num_final_tokens
         if self.num_promised + num_more <= self.capacity:
             return True
-        future = FutureKV.of((v.num_remaining_tokens, v.num_known_tokens - 1) for v in self.decoding)
+        future = FutureKV.of(self.decoding)
         return future.peak + self.num_reserved + num_more <= self.capacity
 
 
@@ -116,7 +111,7 @@ def take(views: Iterable[RequestView], groups: Sequence[FixedGroup], max_tokens:
     """
     open_groups = list(groups)
     for view in views:
-        num_tokens = final_tokens(view)
+        num_tokens = view.num_final_tokens
         able = [group for group in open_groups if group.capacity >= num_tokens]
         if able:
             group = min(able, key=lambda g: (g.num_promised, g.instance_ids))

@@ -18,7 +18,7 @@ class Scan:
 
     def __post_init__(self) -> None:
         running = (view for view in self.cluster.survey.snapshot.running if not view.has_ended)
-        self.future = FutureKV.of(map(_future, running))
+        self.future = FutureKV.of(running)
 
     def next_prompts(self, dop: int, num_free: int) -> list[RequestView]:
         """R_p's next prompts on `dop` instances, of which `num_free` slots are for R_p.
@@ -31,7 +31,7 @@ class Scan:
         num_left = num_free - sum(view.num_uncomputed_tokens for view in self.chosen)
         for view in self.cluster.survey.waiting[len(self.chosen) :]:
             num_left -= view.num_uncomputed_tokens
-            future = future.adding(*_future(view))
+            future = future.adding(view)
             if num_left < 0 or future.peak > self.cluster.capacity:
                 break
             if self._is_compute_bound([*self.chosen, *prompts], dop):
@@ -43,7 +43,7 @@ class Scan:
         """Add to R_p."""
         for view in prompts:
             self.chosen.append(view)
-            self.future = self.future.adding(*_future(view))
+            self.future = self.future.adding(view)
 
     def _is_compute_bound(self, prompts: list[RequestView], dop: int) -> bool:
         """Whether a step takes twice as long as one that does nothing but begin, and read the weights."""
@@ -89,8 +89,3 @@ def _gain(cluster: PaperCluster, batch: DecodeBatch, prompts: Iterable[RequestVi
         [0.0 if view.first_token_time is None else now - view.first_token_time for view in batch.views],
         (view.num_prompt_tokens for view in prompts),
     )
-
-
-def _future(view: RequestView) -> tuple[int, int]:
-    """Its tokens to come, and those in slots."""
-    return view.num_remaining_tokens, view.num_known_tokens - 1

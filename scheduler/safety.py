@@ -95,7 +95,7 @@ def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Saf
     views += [prefill.view for prefill in prefills if not prefill.view.has_begun]
     num_free = sum(survey.free.values())
     num_wished = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
-    if num_free - num_wished >= max(map(_num_declared, views), default=0):
+    if num_free - num_wished >= max((view.num_final_tokens for view in views), default=0):
         return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
     bank = Bank((_claim(view, survey) for view in views), num_free)
     wishes = {view.request_id: 1 for view in sorted(decodes, key=attrgetter("arrival_time"))}
@@ -120,14 +120,9 @@ def _paused_prompts(bank: Bank, prefills: Sequence[Prefill], now: float) -> Iter
                 last_arrival = min(last_arrival, view.arrival_time)
 
 
-def _num_declared(view: RequestView) -> int:
-    """The slots that it has in the end: its last token needs none."""
-    return view.num_prompt_tokens + view.max_tokens - 1
-
-
 def _claim(view: RequestView, survey: Survey) -> Claim:
     num_held = view.num_computed_tokens
     if view.batch_id is not None:
         plan = survey.snapshot.batch[view.batch_id].plan
         num_held += sum([len(segment.positions) for segment in plan.writes_of(view.request_id)])
-    return Claim(view.request_id, num_held, _num_declared(view) - num_held)
+    return Claim(view.request_id, num_held, view.num_final_tokens - num_held)

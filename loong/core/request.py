@@ -158,6 +158,11 @@ class RequestView:
         return self.max_tokens - self.num_output_tokens
 
     @property
+    def num_final_tokens(self) -> int:
+        """Tokens whose KV exists when it ends at its declared maximum: the last one needs none."""
+        return self.num_prompt_tokens + self.max_tokens - 1
+
+    @property
     def is_decoding(self) -> bool:
         """Whether a step computes its one newest token."""
         return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
