@@ -24,6 +24,13 @@ class ModelShape:
         """Bytes of one token's keys and values."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
 
+    def check_cut(self, tp_size: int) -> None:
+        """Raise `ConfigError` unless each of `tp_size` devices gets as many whole KV heads."""
+        if self.num_kv_heads % tp_size:
+            raise ConfigError(
+                f"a --tensor-parallel-size of {tp_size} does not divide {self.num_kv_heads} KV heads"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -108,11 +115,9 @@ DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, "cpu": _C
 
 
 def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostModel:
-    """The cost model of `shape` on instances of `tp_size` devices."""
-    if shape.num_heads % tp_size:
-        raise ConfigError(f"{shape.num_heads} attention heads cannot be cut over {tp_size} devices")
-    num_kv_heads = max(1, shape.num_kv_heads // tp_size)
-    kv_bytes = shape.kv_bytes * num_kv_heads / shape.num_kv_heads  # a device
+    """The cost model of `shape` on instances of `tp_size` devices. Raises `ConfigError` by `check_cut`."""
+    shape.check_cut(tp_size)
+    kv_bytes = shape.kv_bytes / tp_size  # a device
     query_bytes = shape.num_layers * shape.num_heads * shape.head_dim * shape.element_bytes / tp_size
     num_parameters = shape.num_layer_parameters + shape.num_output_parameters
     pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim
@@ -147,7 +152,11 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
 
 
 def kv_capacity(shape: ModelShape, device: Device, tp_size: int = 1, memory_utilization: float = 0.9) -> int:
-    """Tokens of KV that an instance holds beside its weights (input embeddings as large as the output)."""
+    """Tokens of KV that an instance holds beside its weights (input embeddings as large as the output).
+
+    Raises `ConfigError` by `check_cut`.
+    """
+    shape.check_cut(tp_size)
     num_parameters = shape.num_layer_parameters + 2 * shape.num_output_parameters
     free = tp_size * device.memory_bytes * memory_utilization - num_parameters * shape.element_bytes
     return max(0, int(free // shape.kv_bytes))

@@ -42,14 +42,15 @@ class Hardware:
     def cluster(self, policy: str) -> SimulatedCluster:
         """All devices as `policy` runs them: as one instance, if one is all that it runs.
 
-        Raises `ConfigError` if the policy is unknown, or the model does not fit.
+        Raises `ConfigError` if the policy is unknown, or the model cannot be cut or does not fit.
         """
         if policy not in POLICIES:
             raise ConfigError(f"--policy {policy!r} is unknown; choose from {', '.join(POLICIES)}")
         num_instances, tp_size, num_tokens = self.num_instances, self.tp_size, self.kv_cache_tokens
-        if POLICIES[policy].max_instances == 1:
+        if POLICIES[policy].max_instances == 1 < num_instances:
             num_instances, tp_size = 1, self.num_instances * self.tp_size
             num_tokens = None if num_tokens is None else num_tokens * self.num_instances
+            self._check_one(policy, tp_size)
         capacity = self._fitting_tokens(tp_size) if num_tokens is None else num_tokens
         instances = tuple(
             ElasticInstance(i, tp_size, InstanceKind.FULL, capacity) for i in range(num_instances)
@@ -61,6 +62,14 @@ class Hardware:
         cost_model = self._cost_model(self.tp_size)
         terms_by_dop = [cost_model.prefill_terms(dop + 1) for dop in range(self.num_instances)]
         return lambda num_tokens: min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
+
+    def _check_one(self, policy: str, tp_size: int) -> None:
+        try:
+            self.shape.check_cut(tp_size)
+        except ConfigError as error:
+            raise ConfigError(
+                f"--policy {policy} makes one instance of the {self.num_instances} of --num-instances; {error}"
+            ) from error
 
     def _cost_model(self, tp_size: int) -> WorkCostModel:
         if not self.measured:

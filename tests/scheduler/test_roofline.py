@@ -103,6 +103,8 @@ def test_kv_fits_beside_the_weights() -> None:
     assert kv_capacity(replace(LLAMA_8B, num_layer_parameters=10**12), H200) == 0
 
 
-def test_heads_that_cannot_be_cut_are_refused_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match="32 attention heads cannot be cut over 3 devices"):
-        roofline(LLAMA_8B, H200, 3)
+@pytest.mark.parametrize("tp_size", [3, 16])
+def test_kv_heads_that_cannot_be_cut_are_refused_with_both_numbers(tp_size: int) -> None:
+    for owed in (roofline, kv_capacity):
+        with pytest.raises(ConfigError, match=f"--tensor-parallel-size of {tp_size} .* 8 KV heads"):
+            owed(LLAMA_8B, H200, tp_size)

@@ -56,6 +56,20 @@ def test_what_cannot_be_simulated_is_named(device: str, policy: str, named: str)
         Hardware(LLAMA, device, num_instances=2).cluster(policy)
 
 
+@pytest.mark.parametrize("kv_cache_tokens", [None, 1000])
+@pytest.mark.parametrize("policy", ["tp", "chunked"])
+@pytest.mark.parametrize("num_instances", [3, 16])
+def test_more_devices_than_one_instance_can_use_are_refused_by_policy_and_flag(
+    num_instances: int, policy: str, kv_cache_tokens: int | None
+) -> None:
+    hardware = Hardware(LLAMA, "h200", num_instances, kv_cache_tokens=kv_cache_tokens)
+    assert len(hardware.cluster("chunked-replicas").instances) == num_instances
+    with pytest.raises(
+        ConfigError, match=f"--policy {policy} .* {num_instances} of --num-instances; .* 8 KV heads"
+    ):
+        hardware.cluster(policy)
+
+
 def test_a_measured_cost_model_is_used_for_the_number_of_devices_it_is_of() -> None:
     measured = tuple(
         CostModelFile(

@@ -82,7 +82,7 @@ def test_a_workload_with_a_pace_of_its_own_needs_no_rate(capsys: pytest.CaptureF
         (["--workload", "mixed@closed(8)"], "--workload mixed@closed(8) waits for answers"),
         (["--workload", "trace:nowhere.csv"], "nowhere.csv cannot be read"),
         (["--rate", "1", "--model", "llama-3.1-70b"], "no room for KV"),
-        (["--rate", "1", "--num-instances", "64", "--policy", "tp"], "32 attention heads"),
+        (["--rate", "1", "--num-instances", "3", "-tp", "3"], "--tensor-parallel-size of 3 does not divide"),
     ],
 )
 def test_bad_input_gives_one_clear_line(
