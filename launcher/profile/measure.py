@@ -74,7 +74,7 @@ class Profiler:
     def _divided(self, stories: Sequence[Sequence[Measured]]) -> list[Measured]:
         """All samples, a fixed share of the stories held out: at least one story, and not all of several."""
         num_held_out = max(1, round(HELD_OUT * len(stories)))
-        held_out = self._random.sample(range(len(stories)), num_held_out)
+        held_out = set(self._random.sample(range(len(stories)), num_held_out))
         return [replace(m, is_held_out=i in held_out) for i, story in enumerate(stories) for m in story]
 
     async def _measured_round(self, on_story: Callable[[], None]) -> list[list[Measured]]:
