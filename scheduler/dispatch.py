@@ -184,7 +184,7 @@ def by_deadline(prefills: Iterable[Prefill], now: float, speed: float) -> list[P
         cost = prefill.work * (SECOND_CHANCE_COST if prefill.is_missed else 1)
         heappush(dearest, (-cost, index))
         end += prefill.work / speed
-        if end > prefill.deadline:
+        while dearest and end > prefill.deadline:  # the dearest may be too short
             _, removed = heappop(dearest)
             put_off.add(removed)
             end -= by_deadline[removed].work / speed
@@ -248,12 +248,12 @@ class Room:
         """Whether a request has room to its declared end, with all that were taken."""
         if self.num_declared + view.num_final_tokens <= self.capacity:
             return True
-        remaining, current = view.num_remaining_tokens, view.num_known_tokens
-        if any(remaining >= r and current >= c for r, c in self.refused):
+        remaining, known = view.num_remaining_tokens, view.num_known_tokens
+        if any(remaining >= r and known >= k for r, k in self.refused):
             return False  # no less than one that did not fit: no need to reckon
         fits = self.peak_with(view) <= self.capacity
         if not fits:
-            self.refused.append((remaining, current))
+            self.refused.append((remaining, known))
         return fits
 
     def peak_with(self, view: RequestView) -> int:

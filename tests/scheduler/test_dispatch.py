@@ -6,7 +6,7 @@ from itertools import combinations
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from machines import CPU, H200
 from plans import decode
@@ -91,10 +91,13 @@ def test_no_order_at_all_makes_fewer_late(prefills: list[Prefill], now: int, spe
 
 
 @settings(deadline=None)
-@given(prompts, st.integers(0, 5), st.sampled_from([0.5, 1.0, 2.0]))
+@given(prompts, st.integers(0, 5), st.sampled_from([0.5, 1.0, 2.0]), st.sets(st.integers(0, 6)))
+@example([prompt(0, 1.0, 1.9), prompt(1, 3.0, 2.0)], 0, 1.0, {0})  # the first to go is not enough
 def test_those_on_time_are_and_those_put_off_come_after_them_by_arrival(
-    prefills: list[Prefill], now: int, speed: float
+    prefills: list[Prefill], now: int, speed: float, missed: set[int]
 ) -> None:
+    for number in missed.intersection(range(len(prefills))):
+        prefills[number].is_missed = True
     ordered = by_deadline(prefills, now, speed)
     assert sorted(ids(ordered)) == sorted(ids(prefills))
     on_time = [p for p in ordered if not p.is_late]
