@@ -68,7 +68,7 @@ class Hardware:
             self.shape.check_cut(tp_size)
         except ConfigError as error:
             raise ConfigError(
-                f"--policy {policy} makes one instance of the {self.num_instances} of --num-instances; {error}"
+                f"--policy {policy} makes one instance of all --num-instances {self.num_instances}; {error}"
             ) from error
 
     def _cost_model(self, tp_size: int) -> WorkCostModel:
