@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable
-from fractions import Fraction
+from math import inf
 
 from loong.workloads.spec import usage
 
@@ -10,7 +10,7 @@ _FACTORS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 
 
 def token_count(text: str) -> int:
-    """A number of tokens: 25600, 25.6k (thousands) or 25K (1,024s); m and M likewise."""
+    """A number of tokens above 0: 25600, 25.6k (thousands) or 25K (1,024s); m and M likewise."""
     number, factor = text, 1
     if text[-1:] in _FACTORS:
         number, factor = text[:-1], _FACTORS[text[-1]]
@@ -20,8 +20,10 @@ def token_count(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no number of tokens; write 25600, 25.6k or 25K"
         ) from None
-    if not 0 <= count < 2**53 or count != int(count):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of tokens; write 25600, 25.6k or 25K")
+    if not 0 < count < 2**53 or count != int(count):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number of tokens above 0; write 25600, 25.6k or 25K"
+        )
     return int(count)
 
 
@@ -38,19 +40,20 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
+    if not 0 < value < inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return value
 
 
 def ratio(text: str) -> float:
     """A number above 0, such as 0.5 or 1/64."""
+    numerator, slash, denominator = text.partition("/")
     try:
-        value = float(Fraction(text))
+        value = float(numerator) / (float(denominator) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 such as 0.5 or 1/64") from None
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0; try 1/64")
+        value = 0.0
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 such as 0.5 or 1/64")
     return value
 
 

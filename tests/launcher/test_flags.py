@@ -9,7 +9,7 @@ import pytest
 
 from loong.launcher.cli import main
 from loong.launcher.embedded import ENTRY
-from loong.launcher.flags import or_auto, positive, token_count
+from loong.launcher.flags import or_auto, positive, ratio, token_count
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_a_number_of_tokens_may_have_a_suffix(text: str, count: int) -> None:
     assert token_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "k", "1.5", "-1", "3z", "nan", "inf", "1e400"])
+@pytest.mark.parametrize("text", ["", "k", "0", "0k", "1.5", "-1", "3z", "nan", "inf", "1e400"])
 def test_what_is_no_number_of_tokens_is_refused_by_name(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"25\.6k"):
         token_count(text)
@@ -34,6 +34,19 @@ def test_auto_stands_for_no_choice() -> None:
 def test_a_count_is_a_whole_number_from_1(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
         positive(text)
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("1/64", 1 / 64), ("3e2", 300.0), ("2.5/5", 0.5)])
+def test_a_ratio_is_a_number_or_a_fraction(text: str, value: float) -> None:
+    assert ratio(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "", "/", "1/", "1/0", "1/2/3", "x", "nan", "inf", "1e400", "1e-400"]
+)
+def test_what_is_no_ratio_is_refused_by_name(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{text!r} is no number above 0"):
+        ratio(text)
 
 
 @pytest.mark.parametrize(
