@@ -3,6 +3,8 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -46,7 +48,7 @@ def add_parser(subparsers: "Subparsers") -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=partial(run, parser))
     add_cluster_flags(parser.add_argument_group("cluster"))
     add_policy_flags(parser.add_argument_group("scheduling"))
     add_load_flags(parser.add_argument_group("load"))
@@ -54,12 +56,13 @@ def add_parser(subparsers: "Subparsers") -> None:
     add_log_flags(parser.add_argument_group("logs"))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Simulate and report, or replay: 0 if that worked, however many missed; 1 if a replay differs."""
     from loong.launcher.simulate.replay import replay_and_report  # these import what `--help` can do without
     from loong.launcher.simulate.report import simulate_and_report
 
     if args.replay is not None:
+        _refuse_more_than_replay(parser, args)
         return replay_and_report(args.replay)
     simulate_and_report(_config(args), shlex.join(["loong", *sys.argv[1:]]))
     return 0
@@ -79,7 +82,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
     config = SimulateConfig(
         model=args.model,
         policies=_policies(args.policy),
-        rules=tuple(_rule(text, args.slo_scale) for text in args.slo or [DEFAULT_SLO]),
+        rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale),
         rates=rates,
         hardware=Hardware(
             shape_of(find_config(args.model, "dummy")),
@@ -108,6 +111,14 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
     return config
 
 
+def _refuse_more_than_replay(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Raise `ConfigError` at flags that a replay would ignore, but for those that say their default."""
+    for name, value in vars(args).items():
+        if name != "replay" and value != parser.get_default(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"--replay takes everything from its file, and has no use for {flag}")
+
+
 def _policies(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if len(set(names)) < len(names):
@@ -115,11 +126,17 @@ def _policies(text: str) -> tuple[str, ...]:
     return names
 
 
-def _rule(text: str, scale: float) -> SLORule:
-    try:
-        return parse_slo(text, scale=scale)
-    except ConfigError as error:
-        raise ConfigError(f"--slo: {error}") from error
+def _rules(texts: Sequence[str], scale: float) -> tuple[SLORule, ...]:
+    rules: list[SLORule] = []
+    for text in texts:
+        try:
+            rule = parse_slo(text, scale=scale)
+        except ConfigError as error:
+            raise ConfigError(f"--slo: {error}") from error
+        if rule in rules:
+            raise ConfigError(f"--slo {text} is given twice")
+        rules.append(rule)
+    return tuple(rules)
 
 
 def _check(config: SimulateConfig) -> None:
