@@ -169,7 +169,13 @@ def _summary(config: SimulateConfig, goodputs: Sequence[Goodput]) -> dict[str, J
 
 def _goodput_json(goodputs: Sequence[Goodput]) -> JSON:
     return [
-        {"policy": g.policy, "slo": g.rule.describe(), "request_rate": g.rate, "runs": len(g.points)}
+        {
+            "policy": g.policy,
+            "slo": g.rule.describe(),
+            "request_rate": g.rate,
+            "too_high_rate": g.too_high_rate,
+            "runs": len(g.points),
+        }
         for g in goodputs
     ]
 

@@ -17,7 +17,10 @@ MAX_DOUBLINGS = 12  # from the first rate, up or down: beyond, the rate decides 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Of one policy under one rule: the best run that attains (None if none does), and all runs by rate."""
+    """Of one policy under one rule: the best run that attains (None if none does), and all runs by rate.
+
+    It is between `rate` and `too_high_rate`: as close as was asked for, unless either end was not found.
+    """
 
     policy: str
     rule: SLORule
@@ -29,6 +32,11 @@ class Goodput:
         """Requests per second."""
         return 0.0 if self.best is None else self.best.point.rate
 
+    @property
+    def too_high_rate(self) -> float | None:
+        """The lowest simulated rate above it, which does not attain; None if all attain."""
+        return min((p.point.rate for p in self.points if p.point.rate > self.rate), default=None)
+
 
 def search_all(config: SimulateConfig, precision: float) -> list[Goodput]:
     """The goodput of every policy under every rule."""
@@ -39,7 +47,8 @@ def search_all(config: SimulateConfig, precision: float) -> list[Goodput]:
 def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float) -> Goodput:
     """Double or halve the rate until the goodput is between two, then bisect, on a logarithmic scale.
 
-    The first rate is the highest of `config.rates`, or else a guess.
+    The first rate is the highest of `config.rates`, or else a guess. After `MAX_DOUBLINGS` the goodput is
+    told as at least, or below, the last rate.
     """
     points: dict[float, PointResult] = {}
 

@@ -71,10 +71,16 @@ def attainment_by_length(results: Sequence[PointResult]) -> str:
 
 
 def goodput(goodputs: Sequence[Goodput]) -> str:
-    """One row a policy: the highest rate that attains, beside the first policy's and the best."""
-    best = max(g.rate for g in goodputs)
+    """One row a policy: the highest rate that attains, also relative to the best, if the best was found."""
+    best = max(goodputs, key=lambda g: g.rate)
+    is_known = best.best is not None and all(g.too_high_rate is not None for g in goodputs)
     rows = [
-        (g.policy, f"{g.rate:.4g}", f"{g.rate / best:.2f}" if best else NOT_SIMULATED, str(len(g.points)))
+        (
+            g.policy,
+            _goodput_rate(g),
+            f"{g.rate / best.rate:.2f}" if is_known else NOT_SIMULATED,
+            str(len(g.points)),
+        )
         for g in goodputs
     ]
     return table((f"P{ATTAINMENT * 100:.0f} goodput", "req/s", "of best", "runs"), rows)
@@ -103,6 +109,12 @@ def counters_of(result: PointResult) -> ServerCounters:
         stats.num_retained_tokens,
         stats.num_migrated_tokens,
     )
+
+
+def _goodput_rate(goodput: Goodput) -> str:
+    if goodput.too_high_rate is None:
+        return f">= {goodput.rate:.4g}"
+    return f"< {goodput.too_high_rate:.4g}" if goodput.best is None else f"{goodput.rate:.4g}"
 
 
 def _attainment(result: PointResult) -> str:

@@ -1,10 +1,11 @@
 import pytest
 
 from loong.launcher.model_shape import shape_of
+from loong.launcher.simulate import tables
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import LoadConfig, SimulateConfig
 from loong.launcher.simulate.points import Point, run_point, sweep
-from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
+from loong.launcher.simulate.search import Goodput, goodputs_of_sweep, search, search_all
 from loong.model.shapes import SHAPES
 from loong.workloads.slo import parse_slo
 
@@ -23,13 +24,18 @@ def config(policies: tuple[str, ...] = ("replicas",), **changes: object) -> Simu
     return SimulateConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def goodput_cells(found: Goodput) -> list[str]:
+    """The row of a goodput, as people see it."""
+    return tables.goodput([found]).splitlines()[-1].split()
+
+
 def test_the_goodput_attains_and_a_little_more_does_not() -> None:
     found = search(config(), "replicas", TIGHT, precision=0.2)
     assert found.best is not None
     assert found.best.attains
-    too_high = min(p.point.rate for p in found.points if p.point.rate > found.rate)
-    assert too_high <= found.rate * 1.2
-    assert not run_point(config(), Point("replicas", TIGHT, too_high)).attains
+    assert found.too_high_rate is not None
+    assert found.too_high_rate <= found.rate * 1.2
+    assert not run_point(config(), Point("replicas", TIGHT, found.too_high_rate)).attains
 
 
 def test_a_first_guess_may_be_far_off_on_either_side() -> None:
@@ -38,10 +44,12 @@ def test_a_first_guess_may_be_far_off_on_either_side() -> None:
     assert from_below.rate == pytest.approx(from_above.rate, rel=0.3)
 
 
-def test_a_policy_that_never_attains_has_no_goodput() -> None:
+def test_a_policy_that_never_attains_is_told_to_be_below_the_lowest_rate() -> None:
     impossible = parse_slo("ttft:0.001")
     found = search(config(rules=(impossible,)), "replicas", impossible, precision=0.2)
-    assert (found.rate, found.best) == (0.0, None)
+    lowest = found.points[0].point.rate
+    assert (found.rate, found.best, found.too_high_rate) == (0.0, None, lowest)
+    assert goodput_cells(found) == ["replicas", "<", f"{lowest:.4g}", "-", str(len(found.points))]
 
 
 def test_a_run_that_is_cut_off_is_one_that_does_not_attain() -> None:
@@ -68,8 +76,10 @@ def test_the_goodput_of_a_sweep_is_the_last_rate_before_the_first_that_misses() 
     assert found.rate == asked.rates[attained.index(False) - 1]
 
 
-def test_a_load_that_attains_at_any_rate_does_not_keep_the_search_going() -> None:
+def test_a_load_that_attains_at_any_rate_is_told_to_be_at_least_the_highest() -> None:
     loose = parse_slo("ttft:900000000")
     found = search(config(rules=(loose,), rates=(1.0,)), "replicas", loose, precision=0.2)
     assert found.best is not None
     assert all(point.attains for point in found.points)
+    assert (found.rate, found.too_high_rate) == (found.points[-1].point.rate, None)
+    assert goodput_cells(found) == ["replicas", ">=", f"{found.rate:.4g}", "-", str(len(found.points))]
