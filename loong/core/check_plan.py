@@ -255,6 +255,13 @@ def check_migrations(case: Case) -> None:
             raise InvalidPlanError(f"positions {shared} of {owner_id} are to be moved twice")
 
 
+def check_preemptions(case: Case) -> None:
+    """Only a request that has KV is preempted."""
+    for preemption in case.plan.preemptions:
+        if not case.view(preemption.request_id).placement.segments:
+            raise InvalidPlanError(f"request {preemption.request_id} is to be preempted, but has no KV")
+
+
 def check_room(case: Case) -> None:
     """What is to be stored fits what is free, counting what the same plan's preemptions free."""
     arriving: Counter[InstanceId] = Counter()
@@ -296,6 +303,7 @@ _RULES = (
     check_writes,
     check_history_is_in_the_group,
     check_migrations,
+    check_preemptions,
     check_room,
     check_lease_ends,
 )

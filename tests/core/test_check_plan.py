@@ -164,6 +164,10 @@ def test_a_request_is_named_once_a_plan() -> None:
     refused(IterationPlan(preemptions=(Preemption("new"), Preemption("new"))), "new is planned 2 times")
 
 
+def test_nothing_is_preempted_that_has_no_kv() -> None:
+    refused(IterationPlan(preemptions=(Preemption("new"),)), "request new is to be preempted, but has no KV")
+
+
 def test_only_live_requests_at_rest_are_planned() -> None:
     refused(striped_chunk("gone", range(10), (2,)), "request gone, which is not live")
     refused(IterationPlan(preemptions=(Preemption("busy"),)), "request busy is in batch 9")

@@ -313,8 +313,9 @@ class Cluster(RuleBasedStateMachine):
                 self.finish_migration(min(self.workers.migrations), is_committed=True)
             while self.workers.batches:
                 self.advance(min(self.workers.batches), random)
-            if views := self.view().request.values():
-                self.commit(IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in views)))
+            if self.view().request:
+                running = self.view().running
+                self.commit(IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in running)))
                 self.commit(IterationPlan((whole_prefill(self.view()),)))
         assert self.gone == self.ended == self.requests.keys()
         assert all(instance.kv_used == 0 for instance in self.view().instances)
