@@ -28,9 +28,11 @@ class RunningBatch:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStats:
-    """Counts since the start. A scale-up is a request's group becoming larger, a scale-down smaller, from
-    one batch to the next; retained tokens are those kept by another instance than the one that computed
-    them; computed tokens are those of which KV was made, prompts' and outputs'.
+    """Counts since the start.
+
+    A scale-up is a batch on more instances than any of its requests had in the batch before, a scale-down one
+    on fewer than one of them had. Retained tokens are those kept by another instance than the one that
+    computed them, computed tokens those of which KV was made, prompts' and outputs'.
     """
 
     num_arrived: int = 0
