@@ -26,7 +26,7 @@ class Correction:
     def observe(self, predicted: float, measured: float) -> "Correction":
         """Take in a batch, given what the uncorrected model predicted.
 
-        The factor goes towards where as many batches are slower as are quicker, by at most one percent.
+        The factor goes towards where as many batches are slower as are quicker, by at most 1.2 percent.
         """
         ratio = measured / (predicted * self.factor)
         bounded = log(min(max(ratio, 1 / LARGEST_RATIO), LARGEST_RATIO))
