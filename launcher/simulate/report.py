@@ -22,6 +22,8 @@ from loong.workloads.result import JSON, metrics_json
 from loong.workloads.slo import SLORule
 from loong.workloads.timeline import parse_timeline
 
+PICTURE_KINDS = ("png", "svg")
+
 
 def simulate_and_report(config: SimulateConfig, command: str) -> None:
     """Simulate, print tables, write the files that were asked for, and print one line of JSON.
@@ -121,33 +123,42 @@ def _run_json(result: PointResult) -> dict[str, JSON]:
 def _write_files(
     folder: Path, config: SimulateConfig, results: Sequence[PointResult], document: dict[str, JSON]
 ) -> None:
-    (folder / "results.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-    )
+    written = [folder / "results.json"]
+    written[0].write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     if not is_available():
         print("No picture: matplotlib is not installed; pip install 'loong[bench]'.", file=sys.stderr)
     elif config.is_single:
-        _write_timelines(folder, config, results)
+        written += _write_timelines(folder, config, results)
     else:
         curves = {
             rule.describe(): {policy: _curve(results, policy, rule) for policy in config.policies}
             for rule in config.rules
         }
-        plot_attainment(curves, ATTAINMENT, [folder / "attainment.png", folder / "attainment.svg"])
-    print(f"Wrote {', '.join(sorted(str(path) for path in folder.iterdir()))}", file=sys.stderr)
+        pictures = [folder / f"attainment.{kind}" for kind in PICTURE_KINDS]
+        plot_attainment(curves, ATTAINMENT, pictures)
+        written += pictures
+    print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
-def _write_timelines(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> None:
-    """A picture a rule, and for each run a trace that Perfetto opens; from the second rule on, numbered."""
+def _write_timelines(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> list[Path]:
+    """A picture a rule, and for each run a trace that Perfetto opens; from the second rule on, numbered.
+
+    Returns their paths.
+    """
+    written = []
     for number, rule in enumerate(config.rules, 1):
         suffix = f"-{number}" if number > 1 else ""
         timelines = {}
         for result in results:
             if result.point.rule == rule:
                 trace = msgspec.json.encode(chrome_trace(result.slices))
-                (folder / f"trace-{result.point.policy}{suffix}.json").write_bytes(trace)
+                written.append(folder / f"trace-{result.point.policy}{suffix}.json")
+                written[-1].write_bytes(trace)
                 timelines[result.point.policy] = parse_timeline(trace)
-        plot_timelines(timelines, [folder / f"timeline{suffix}.{kind}" for kind in ("png", "svg")])
+        pictures = [folder / f"timeline{suffix}.{kind}" for kind in PICTURE_KINDS]
+        plot_timelines(timelines, pictures)
+        written += pictures
+    return written
 
 
 def _curve(results: Sequence[PointResult], policy: str, rule: SLORule) -> list[tuple[float, float]]:

@@ -44,6 +44,18 @@ def test_several_rates_and_rules_show_attainment(tmp_path: Path, capsys: pytest.
     assert (tmp_path / "attainment.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("rates", ["5", "1,5"])
+def test_what_was_written_is_told_and_nothing_else(
+    rates: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    flags = ["--rate", rates, "--policy", "tp", "--output-dir", str(tmp_path)]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    [line] = (line for line in capsys.readouterr().err.splitlines() if line.startswith("Wrote "))
+    written = {path for path in tmp_path.iterdir() if path.name != "notes.txt"}
+    assert {Path(name) for name in line.removeprefix("Wrote ").split(", ")} == written
+
+
 def test_refused_requests_are_told_and_count_as_misses(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rate", "0.1,0.2", "--policy", "replicas", "--kv-cache-tokens", "12k"]
     assert main(["simulate", *SMALL, *flags]) == 0
