@@ -35,9 +35,7 @@ def simulate_and_report(config: SimulateConfig, command: str) -> None:
         _make_folder(config.output_dir)
     print(tables.heading(config))
     start = perf_counter()
-    goodputs = search_all(config, config.precision) if config.precision else ()
-    results = [point for g in goodputs for point in g.points] if goodputs else sweep(config)
-    goodputs = goodputs or goodputs_of_sweep(config, results)
+    results, goodputs = _simulated(config)
     wall_seconds = perf_counter() - start
     _print_tables(config, results, goodputs)
     num_events = sum(result.num_events for result in results)
@@ -45,7 +43,16 @@ def simulate_and_report(config: SimulateConfig, command: str) -> None:
     if config.output_dir is not None:
         document = {**_results(config, results, goodputs, command), "wall_seconds": wall_seconds}
         _write_files(config.output_dir, config, results, document)
-    print(msgspec.json.encode(_summary(config, goodputs)).decode())
+    print(msgspec.json.encode(_summary(config, results, goodputs)).decode())
+
+
+def _simulated(config: SimulateConfig) -> tuple[Sequence[PointResult], Sequence[Goodput]]:
+    """All runs, and the goodputs that they show: none where each policy ran at one rate."""
+    if config.precision:
+        goodputs = search_all(config, config.precision)
+        return [point for goodput in goodputs for point in goodput.points], goodputs
+    results = sweep(config)
+    return results, () if config.is_single else goodputs_of_sweep(config, results)
 
 
 def _print_tables(
@@ -170,12 +177,24 @@ def _curve(results: Sequence[PointResult], policy: str, rule: SLORule) -> list[t
     ]
 
 
-def _summary(config: SimulateConfig, goodputs: Sequence[Goodput]) -> dict[str, JSON]:
-    return {
-        "workload": config.load.workload,
-        "seed": config.load.seed,
-        "goodput": _goodput_json(goodputs),
-    }
+def _summary(
+    config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput]
+) -> dict[str, JSON]:
+    """What came of it, in short: attainment where each policy ran at one rate, else goodput."""
+    found = {"goodput": _goodput_json(goodputs)} if goodputs else {"attainment": _attainment_json(results)}
+    return {"workload": config.load.workload, "seed": config.load.seed, **found}
+
+
+def _attainment_json(results: Sequence[PointResult]) -> JSON:
+    return [
+        {
+            "policy": result.point.policy,
+            "slo": result.point.rule.describe(),
+            "request_rate": result.point.rate,
+            "slo_attainment": result.metrics.attainment,
+        }
+        for result in results
+    ]
 
 
 def _goodput_json(goodputs: Sequence[Goodput]) -> JSON:

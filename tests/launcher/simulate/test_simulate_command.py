@@ -24,6 +24,14 @@ def test_one_rate_shows_each_run_and_draws_it(tmp_path: Path, capsys: pytest.Cap
     results = json.loads((tmp_path / "results.json").read_text())
     assert [run["policy"] for run in results["runs"]] == ["static-sp", "tp"]
     assert results["runs"][0]["completed"] == 24
+    summary = json.loads(printed.splitlines()[-1])
+    assert "goodput" not in summary
+    assert [(a["policy"], a["request_rate"]) for a in summary["attainment"]] == [
+        ("static-sp", 5.0),
+        ("tp", 5.0),
+    ]
+    attained = [run["slo_attainment"] for run in summary["attainment"]]
+    assert attained == [run["slo_attainment"] for run in results["runs"]]
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "trace-tp.json").read_text())["traceEvents"]
 
