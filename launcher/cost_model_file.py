@@ -99,6 +99,8 @@ def read_cost_model(path: Path) -> CostModelFile:
     for name, value in (*file.coefficients.items(), ("overlap", file.overlap)):
         if not (isfinite(value) and value >= 0):
             raise ConfigError(f"{path}: {name} must be at least 0, but is {value}")
+    if not file.coefficients["token"]:  # a step would have room for any number of them
+        raise ConfigError(f"{path}: token must be above 0; measure again by `loong profile`")
     return file
 
 

@@ -76,6 +76,7 @@ def test_a_file_that_is_not_there_or_damaged_is_refused(path: Path, tmp_path: Pa
         ({"coefficients": {**asdict(Coefficients()), "tea": 1.0}}, r"coefficients\.tea is unknown"),
         ({"coefficients": {"step": 1.0}}, r"coefficients\.attend is missing"),
         ({"coefficients": asdict(Coefficients(token=-1.0))}, "token must be at least 0"),
+        ({"coefficients": asdict(Coefficients(token=0.0))}, "token must be above 0"),
         ({"shape": {}}, r"shape\.element_bytes is missing"),
     ],
 )
