@@ -65,6 +65,17 @@ def share(text: str) -> float:
     return value
 
 
+def part(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = inf
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
+    return value
+
+
 def add_workload_flags(group: argparse._ArgumentGroup) -> None:
     """Which requests are sent: the flags that all commands share."""
     group.add_argument(

@@ -1,6 +1,6 @@
 """What an operator may choose about planning."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 
 from loong.core.errors import ConfigError
@@ -36,16 +36,14 @@ class PolicyConfig:
     chunk_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        for name in (
-            "target_ttft",
-            "target_tpot",
-            "ttft_factor",
-            "max_num_batched_tokens",
-            "max_step_time",
-            "lease_steps",
-            "chunk_tokens",
-        ):
-            value = getattr(self, name)
-            if not value > 0:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"{name} (--{flag}) must be above 0, but is {value}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "late_share":
+                is_allowed, limits = 0 <= value <= 1, "from 0 to 1"
+            elif field.type is int:
+                is_allowed, limits = isinstance(value, int) and value > 0, "a whole number above 0"
+            else:
+                is_allowed, limits = isinstance(value, Fairness) or value > 0, "above 0"
+            if not is_allowed:
+                flag = field.name.replace("_", "-")
+                raise ConfigError(f"{field.name} (--{flag}) must be {limits}, but is {value}")

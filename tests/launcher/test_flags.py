@@ -9,7 +9,7 @@ import pytest
 
 from loong.launcher.cli import main
 from loong.launcher.embedded import ENTRY
-from loong.launcher.flags import or_auto, positive, ratio, token_count
+from loong.launcher.flags import or_auto, part, positive, ratio, token_count
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,13 @@ def test_a_ratio_is_a_number_or_a_fraction(text: str, value: float) -> None:
 def test_what_is_no_ratio_is_refused_by_name(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"^{text!r} is no number above 0"):
         ratio(text)
+
+
+@pytest.mark.parametrize("text", ["-0.1", "1.1", "", "x", "nan"])
+def test_a_part_is_from_0_to_1(text: str) -> None:
+    assert (part("0"), part("0.25"), part("1")) == (0.0, 0.25, 1.0)
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{text!r} is no number from 0 to 1"):
+        part(text)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
 """Which policies there are, and what each can run."""
 
 import re
-from collections.abc import Callable
+from dataclasses import fields
+from math import nan
 
 import pytest
 from simulation import instances_with
 
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.scheduler.config import PolicyConfig
+from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
 
 COMPARED = {
@@ -21,6 +22,10 @@ COMPARED = {
     "static-sp",
     "tp",
 }
+NUMBERS = [field for field in fields(PolicyConfig) if field.type is not Fairness]
+WRONG = [(field.name, value) for field in NUMBERS for value in (-1, nan)]
+WRONG += [(field.name, 0) for field in NUMBERS if field.name != "late_share"]
+WRONG += [(field.name, 1.5) for field in NUMBERS if field.type is int or field.name == "late_share"]
 
 
 def test_the_policies_to_compare_with_exist() -> None:
@@ -33,20 +38,12 @@ def test_an_unknown_policy_is_named_beside_those_that_exist() -> None:
         make_policy("magic", PolicyConfig())
 
 
-@pytest.mark.parametrize(
-    ("flag", "config_of"),
-    [
-        ("target-ttft", lambda value: PolicyConfig(target_ttft=value)),
-        ("max-num-batched-tokens", lambda value: PolicyConfig(max_num_batched_tokens=value)),
-        ("lease-steps", lambda value: PolicyConfig(lease_steps=value)),
-        ("chunk-tokens", lambda value: PolicyConfig(chunk_tokens=value)),
-    ],
-)
-def test_a_config_of_nothing_is_refused(flag: str, config_of: Callable[[int], PolicyConfig]) -> None:
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_value_that_cannot_be_is_refused_by_the_name_of_its_flag(name: str, value: float) -> None:
     with pytest.raises(
-        ConfigError, match=rf"{flag.replace('-', '_')} \(--{flag}\) must be above 0, but is 0"
+        ConfigError, match=rf"{name} \(--{name.replace('_', '-')}\) must be .*, but is {value}"
     ):
-        config_of(0)
+        PolicyConfig(**{name: value})  # type: ignore[arg-type]  # the names differ in type
 
 
 @pytest.mark.parametrize("name", ["tp", "chunked"])
