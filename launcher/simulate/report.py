@@ -2,23 +2,21 @@
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from math import inf
 from pathlib import Path
 from time import perf_counter
 
 import msgspec
 
 from loong.core.errors import ConfigError
-from loong.launcher.machine import machine_facts
 from loong.launcher.simulate import tables
 from loong.launcher.simulate.config import SimulateConfig
+from loong.launcher.simulate.documents import results_json, summary_json
 from loong.launcher.simulate.points import ATTAINMENT, PointResult, sweep
 from loong.launcher.simulate.search import Goodput, goodputs_of_sweep, search_all
 from loong.server.trace import chrome_trace
 from loong.workloads.plot import is_available, plot_timelines
 from loong.workloads.plot_attainment import plot_attainment
-from loong.workloads.result import JSON, metrics_json
+from loong.workloads.result import JSON
 from loong.workloads.slo import SLORule
 from loong.workloads.timeline import parse_timeline
 
@@ -41,9 +39,9 @@ def simulate_and_report(config: SimulateConfig, command: str) -> None:
     num_events = sum(result.num_events for result in results)
     print(f"{num_events:,} events in {wall_seconds:.1f} s of {config.num_jobs} process(es)", file=sys.stderr)
     if config.output_dir is not None:
-        document = {**_results(config, results, goodputs, command), "wall_seconds": wall_seconds}
+        document = {**results_json(config, results, goodputs, command), "wall_seconds": wall_seconds}
         _write_files(config.output_dir, config, results, document)
-    print(msgspec.json.encode(_summary(config, results, goodputs)).decode())
+    print(msgspec.json.encode(summary_json(config, results, goodputs)).decode())
 
 
 def _simulated(config: SimulateConfig) -> tuple[Sequence[PointResult], Sequence[Goodput]]:
@@ -72,59 +70,6 @@ def _print_tables(
             blocks.append(tables.attainment_by_length(shown))
         blocks.append(tables.goodput(of_policies))
         print("\n\n".join(blocks), end="\n\n")
-
-
-def _results(
-    config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput], command: str
-) -> dict[str, JSON]:
-    return {
-        "command": command,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": dict(machine_facts()),
-        "configuration": _configuration(config),
-        "goodput": _goodput_json(goodputs),
-        "runs": [_run_json(result) for result in results],
-    }
-
-
-def _configuration(config: SimulateConfig) -> dict[str, JSON]:
-    """What was asked for; infinities are words, as JSON has no number for them."""
-    load = config.load
-    return {
-        "model": config.model,
-        "hardware": msgspec.to_builtins(config.hardware),
-        "workload": load.workload,
-        "seed": load.seed,
-        "num_requests": load.num_requests,
-        "duration": load.duration,
-        "burstiness": _number(load.burstiness),
-        "length_scale": load.length_scale,
-        "rates": list(config.rates),
-        "precision": config.precision,
-        "slos": [rule.describe() for rule in config.rules],
-        "policies": list(config.policies),
-        "policy": msgspec.to_builtins(config.policy),
-        "num_cores": _number(config.host.num_cores),
-        "plan_time": config.host.plan_time,
-    }
-
-
-def _run_json(result: PointResult) -> dict[str, JSON]:
-    stats = result.stats
-    return {
-        "policy": result.point.policy,
-        "slo": result.point.rule.describe(),
-        "request_rate": result.point.rate,
-        "is_cut_off": result.is_cut_off,
-        "num_events": result.num_events,
-        **metrics_json(result.metrics),
-        "num_batches_by_dop": {str(dop): count for dop, count in sorted(stats.num_batches_by_dop.items())},
-        "num_scale_ups": stats.num_scale_ups,
-        "num_scale_downs": stats.num_scale_downs,
-        "num_retained_tokens": stats.num_retained_tokens,
-        "num_migrated_tokens": stats.num_migrated_tokens,
-        "num_preemptions": stats.num_preemptions,
-    }
 
 
 def _write_files(
@@ -177,45 +122,8 @@ def _curve(results: Sequence[PointResult], policy: str, rule: SLORule) -> list[t
     ]
 
 
-def _summary(
-    config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput]
-) -> dict[str, JSON]:
-    """What came of it, in short: attainment where each policy ran at one rate, else goodput."""
-    found = {"goodput": _goodput_json(goodputs)} if goodputs else {"attainment": _attainment_json(results)}
-    return {"workload": config.load.workload, "seed": config.load.seed, **found}
-
-
-def _attainment_json(results: Sequence[PointResult]) -> JSON:
-    return [
-        {
-            "policy": result.point.policy,
-            "slo": result.point.rule.describe(),
-            "request_rate": result.point.rate,
-            "slo_attainment": result.metrics.attainment,
-        }
-        for result in results
-    ]
-
-
-def _goodput_json(goodputs: Sequence[Goodput]) -> JSON:
-    return [
-        {
-            "policy": g.policy,
-            "slo": g.rule.describe(),
-            "request_rate": g.rate,
-            "too_high_rate": g.too_high_rate,
-            "runs": len(g.points),
-        }
-        for g in goodputs
-    ]
-
-
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output-dir {folder} cannot be made: {error}") from error
-
-
-def _number(value: float | None) -> JSON:
-    return "inf" if value == inf else value
