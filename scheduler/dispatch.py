@@ -64,26 +64,21 @@ Order: TypeAlias = Callable[[Iterable[Prefill], float, float], list[Prefill]]
 class Refusal(Enum):
     """Why a prompt may not begin."""
 
-    NO_ROOM = "with it, requests would come to need more KV than there is"
+    NO_ROOM = "there would be too little KV for all that run, and it, to reach their last tokens"
     OVERTAKING = "an older request has waited long for room, and goes first"
-    PUT_OFF = "it is put off, as another is that has begun"
+    PUT_OFF = "it is put off, and so is another, which has begun and goes first"
     NOT_TRIED = "several before it wait for room"
-    HELD_BACK = "others need the slots that it would take to end"
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Prompts that may be computed now, most urgent first, and those that may not; and the room there is."""
+    """Prompts that may be computed now, most urgent first, and those that may not."""
 
     prefills: list[Prefill]
     refused: list[tuple[RequestView, Refusal]]
-    room: "Room"
 
     def hold_back(self, request_ids: Set[RequestId]) -> None:
-        """Refuse these after all."""
-        self.refused.extend(
-            (p.view, Refusal.HELD_BACK) for p in self.prefills if p.view.request_id in request_ids
-        )
+        """Leave these out after all."""
         self.prefills[:] = [p for p in self.prefills if p.view.request_id not in request_ids]
 
 
@@ -126,7 +121,7 @@ class Dispatch:
         only while no other one holds KV; and if one has found no room for long, none that came after begins.
         """
         now, room = self.survey.snapshot.now, Room(self.survey.snapshot)
-        found = Dispatched([], [], room)
+        found = Dispatched([], [])
         is_late_begun = any(p.is_late and p.is_begun for p in prefills)
         last_arrival = float("inf")
         overdue = [p for p in prefills if p.is_overdue(now)]

@@ -19,7 +19,16 @@ from loong.scheduler.allocation import Allocation, Group
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Dispatch, Dispatched, Order, by_deadline
 from loong.scheduler.migration import Gathering
-from loong.scheduler.reasons import reasons_to_begin, reasons_to_preempt, reasons_to_wait
+from loong.scheduler.reasons import (
+    reason_to_end_lease,
+    reason_to_gather,
+    reason_to_hold_back,
+    reason_to_preempt,
+    reasons_to_begin,
+    reasons_to_put_off,
+    reasons_to_wait,
+    reasons_while_busy,
+)
 from loong.scheduler.safety import safety
 from loong.scheduler.scaling import Scaling
 from loong.scheduler.survey import Survey, Unit, survey
@@ -60,13 +69,11 @@ class ElasticPlanner:
 
     def plan(self) -> IterationPlan:
         """The whole plan."""
-        if (self.survey.waiting or self.survey.resting) and self.survey.is_any_usable:
-            dispatched = Dispatch(self.survey, self.cost_model, self.config, type(self).order).dispatch()
-            self._hold_back(dispatched)
-            groups = self.allocation(self.survey, self.cost_model, self.config).allocate(dispatched.prefills)
-            self._make_all(groups)
-            begun_ids = {request_id for batch in self.batches for request_id in batch.request_ids}
-            self.decisions += reasons_to_wait(self.survey, dispatched, groups, begun_ids)
+        if self.survey.waiting or self.survey.resting:
+            if self.survey.is_any_usable:
+                self._plan_usable()
+            else:
+                self.decisions += reasons_while_busy(self.survey)
         return IterationPlan(
             batches=tuple(self.batches),
             migrations=tuple(self.migrations),
@@ -74,6 +81,16 @@ class ElasticPlanner:
             lease_ends=tuple(self.lease_ends),
             decisions=tuple(self.decisions),
         )
+
+    def _plan_usable(self) -> None:
+        dispatched = Dispatch(self.survey, self.cost_model, self.config, type(self).order).dispatch()
+        self._hold_back(dispatched)
+        groups = self.allocation(self.survey, self.cost_model, self.config).allocate(dispatched.prefills)
+        self._make_all(groups)
+        batch_of = {request_id: batch for batch in self.batches for request_id in batch.request_ids}
+        self.decisions += reasons_to_begin(dispatched.prefills, batch_of, self.cost_model, self.survey)
+        self.decisions += reasons_to_put_off(dispatched.prefills, batch_of)
+        self.decisions += reasons_to_wait(dispatched, groups, batch_of)
 
     def _hold_back(self, dispatched: Dispatched) -> None:
         """Let those rest whose next slots others need to end."""
@@ -86,6 +103,7 @@ class ElasticPlanner:
             for unit in self.survey.resting:
                 unit.decodes = [view for view in unit.decodes if view.request_id not in safe.paused_ids]
             dispatched.hold_back(safe.paused_ids)
+            self.decisions.append(reason_to_hold_back(safe.paused_ids))
 
     def _make_all(self, groups: Sequence[Group]) -> None:
         """Plan every group, those first that need room of the others, and of these those of the oldest."""
@@ -94,7 +112,8 @@ class ElasticPlanner:
         self.left = sorted(ready, key=lambda group: (self._has_room(group), _age(group)))
         for group in waiting:
             if group.prefills:
-                self._end_leases(group.units)
+                first_id = group.prefills[0].view.request_id
+                self._end_leases(group.units, f"{first_id} is to have its instances")
                 self._decode_meanwhile(group)
         while self.left and not self.preempted:
             self._make(self.left.pop(0))
@@ -114,10 +133,9 @@ class ElasticPlanner:
             batch = scaling.batch(group)
         if batch is not None:
             self.batches.append(batch)
-            self.decisions += reasons_to_begin(group, batch, self.cost_model, self.survey)
         elif _has_requests(group):
             busy = [unit for unit in self.survey.units if not unit.is_ready]
-            self._end_leases(busy)
+            self._end_leases(busy, "others need slots to go on")
             in_flight = busy or self.batches or self.migrations or self.survey.snapshot.migrations
             if not in_flight:
                 self._preempt(group)
@@ -142,6 +160,7 @@ class ElasticPlanner:
     def _gather(self, unit: Unit) -> None:
         moves = self.gathering(self.survey, self.cost_model, self.config).migrations(unit)
         self.migrations += moves
+        self.decisions += map(reason_to_gather, moves[:1])
         moving = {move.segment.owner_id for move in moves}
         unit.decodes = [view for view in unit.decodes if view.request_id not in moving]
 
@@ -152,7 +171,7 @@ class ElasticPlanner:
         if len(holders) > 1:
             latest = max(holders, key=lambda v: (v.arrival_time, v.request_id))
             self.preempted.append(latest)
-            self.decisions += reasons_to_preempt(latest, holders, self._num_free(group))
+            self.decisions.append(reason_to_preempt(latest, len(holders), self._num_free(group)))
 
     def _num_free(self, group: Group) -> int:
         return sum(self.survey.free[i] for unit in group.units for i in unit.instance_ids)
@@ -161,12 +180,13 @@ class ElasticPlanner:
         """Whether it has a slot for every decode, or one for its prompts."""
         return self._num_free(group) >= max(1, sum(len(unit.decodes) for unit in group.units))
 
-    def _end_leases(self, units: Iterable[Unit]) -> None:
+    def _end_leases(self, units: Iterable[Unit], wish: str) -> None:
         for unit, batch in ((u, b) for u in units for b in u.batches):
             least = self._least_lease(unit) / (batch.plan.predicted_time or 1.0)
             end = LeaseEnd(batch.batch_id, max(batch.num_steps_taken + 1, ceil(least)))
             if end.step < batch.last_step and end not in self.lease_ends:
                 self.lease_ends.append(end)
+                self.decisions.append(reason_to_end_lease(batch, wish))
 
     def _decode_meanwhile(self, group: Group) -> None:
         scaling = self._scaling()

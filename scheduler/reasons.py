@@ -1,86 +1,138 @@
-"""Why a plan is as it is, for the decision log: said once a request, when something is decided for it."""
+"""Why a plan is as it is, for the decision log.
 
-from collections.abc import Iterable, Iterator, Set
+What a request waits for is said in every plan, once for all that wait for the same thing; so it is that a
+request is put off. The log writes down what is new of it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import TypeAlias
 
 from loong.core.cost_model import CostModel, prefill_time
 from loong.core.decision import Alternative, Decision, DecisionKind
-from loong.core.plan import BatchPlan
+from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import RunningBatch
 from loong.scheduler.allocation import Group
-from loong.scheduler.dispatch import Dispatched, Refusal, Room
+from loong.scheduler.dispatch import Dispatched, Prefill
 from loong.scheduler.survey import Survey
+
+PUT_OFF = "it is put off, as not all prompts can be in time and most can without it"
+
+BatchOf: TypeAlias = Mapping[RequestId, BatchPlan]
+"""The batches of a plan by each of their requests."""
 
 
 def reasons_to_begin(
-    group: Group, batch: BatchPlan, cost_model: CostModel, survey: Survey
+    prefills: Sequence[Prefill], batch_of: BatchOf, cost_model: CostModel, survey: Survey
 ) -> Iterator[Decision]:
-    """For each prompt that begins with `batch`: its DoP, and the seconds that others would have taken."""
-    begun = set(batch.request_ids)
-    for prefill in group.prefills:
-        if prefill.is_begun or prefill.view.request_id not in begun:
+    """For each prompt that begins, or goes on with more instances: its DoP, and what others would have taken.
+
+    The seconds are those of a prompt by itself.
+    """
+    for prefill in prefills:
+        view = prefill.view
+        if (batch := batch_of.get(view.request_id)) is None:
             continue
-        dop = len({block.master_id for block in batch.blocks_of(prefill.view.request_id)})
+        dop = len({block.master_id for block in batch.blocks_of(view.request_id)})
+        if prefill.is_begun and dop <= len(view.placement.instance_ids):
+            continue
         dops = sorted({1, dop, survey.num_instances} | {d for d in (2, 4) if d < survey.num_instances})
-        costs = (prefill_time(cost_model, prefill.num_tokens, 0, d) for d in dops)
+        num_open = survey.num_instances - _num_taken(batch, prefills, batch_of, survey)
         yield Decision(
             DecisionKind.DOP,
-            (prefill.view.request_id,),
+            (view.request_id,),
             _instances(dop),
-            tuple(Alternative(_instances(d), cost) for d, cost in zip(dops, costs, strict=True)),
+            tuple(
+                Alternative(
+                    _instances(d) + (f", {d - num_open} of them taken" if d > num_open else ""),
+                    prefill_time(cost_model, prefill.num_tokens, prefill.num_cached, d),
+                )
+                for d in dops
+            ),
         )
 
 
-def reasons_to_wait(
-    survey: Survey, dispatched: Dispatched, groups: Iterable[Group], begun_ids: Set[RequestId]
-) -> Iterator[Decision]:
-    """For each prompt that has come just now, if it is not among those begun: what it waits for."""
-    now = survey.snapshot.now
-    new = {view.request_id: view for view in survey.waiting if view.arrival_time == now}
-    if not new:
-        return
-    refusal_of = {view.request_id: refusal for view, refusal in dispatched.refused}
+def _num_taken(batch: BatchPlan, prefills: Sequence[Prefill], batch_of: BatchOf, survey: Survey) -> int:
+    """Instances that a batch could not have had: they run something, or begin with other prompts."""
+    others = [running.plan for running in survey.snapshot.batches]
+    others += [batch_of[p.view.request_id] for p in prefills if p.view.request_id in batch_of]
+    taken = {i for other in others for i in other.group.instance_ids if i in survey.free}
+    return len(taken.difference(batch.group.instance_ids))
+
+
+def reasons_to_wait(dispatched: Dispatched, groups: Iterable[Group], batch_of: BatchOf) -> Iterator[Decision]:
+    """For the prompts that the plan does not go on with: what each waits for."""
+    waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
+    for view, refusal in dispatched.refused:
+        waiting[refusal.value].append(view.request_id)
     group_of = {prefill.view.request_id: group for group in groups for prefill in group.prefills}
     for prefill in dispatched.prefills:
-        if prefill.is_late and prefill.view.request_id in new:
-            yield Decision(
-                DecisionKind.DISPATCH,
-                (prefill.view.request_id,),
-                f"it is put off: its {prefill.work:.3f} instance-seconds would make others late",
-            )
-    for request_id in (i for i in new if i not in begun_ids):
-        if request_id in refusal_of:
-            reason = _refusal(new[request_id], refusal_of[request_id], dispatched.room)
-        elif request_id in group_of:
-            reason = _wait_for(group_of[request_id])
-        else:
-            reason = "it waits for room: no instances that it could have now have enough"
-        yield Decision(DecisionKind.WAIT, (request_id,), reason)
+        request_id = prefill.view.request_id
+        if request_id not in batch_of:
+            reason = _wait_of(prefill, group_of.get(request_id), batch_of)
+            waiting[reason].append(request_id)
+    for reason, request_ids in waiting.items():
+        yield Decision(DecisionKind.WAIT, tuple(request_ids), reason)
 
 
-def _refusal(view: RequestView, refusal: Refusal, room: Room) -> str:
-    reason: str = refusal.value
-    if refusal is Refusal.NO_ROOM:
-        reason += f": {room.peak_with(view)} slots, of which there are {room.capacity}"
-    return reason
+def reasons_to_put_off(prefills: Iterable[Prefill], batch_of: BatchOf) -> Iterator[Decision]:
+    """For the prompts that begin or go on and yet are put off."""
+    late_ids = (prefill.view.request_id for prefill in prefills if prefill.is_late)
+    if request_ids := tuple(filter(batch_of.__contains__, late_ids)):
+        yield Decision(DecisionKind.DISPATCH, request_ids, f"{PUT_OFF}; it gets what they leave of each step")
 
 
-def _wait_for(group: Group) -> str:
-    if group.is_ready:
-        return "it waits for the next step: this one is full, or others are to begin with it"
-    ids = ", ".join(str(i) for unit in group.units for i in unit.instance_ids)
-    return f"it waits for instances {ids}; the last of them is free in {group.available_in:.3f} s"
+def _wait_of(prefill: Prefill, group: Group | None, batch_of: BatchOf) -> str:
+    if group is None:
+        return "too little KV is free on the instances that it could have now"
+    if prefill.is_late:
+        return PUT_OFF
+    if not group.is_ready:
+        first_id, *other_ids = sorted(i for unit in group.units for i in unit.instance_ids)
+        if not other_ids:
+            return f"it is to run on instance {first_id} once that is free"
+        return f"it is to run on instances {', '.join(map(str, (first_id, *other_ids)))} once all are free"
+    if any(p.view.request_id in batch_of for p in group.prefills):
+        return "the step of its instances is full of more urgent prompts"
+    return "its instances decode first, until more prompts have come or slots are free"
 
 
-def reasons_to_preempt(
-    victim: RequestView, holders: Iterable[RequestView], num_free: int
-) -> Iterator[Decision]:
+def reasons_while_busy(survey: Survey) -> Iterator[Decision]:
+    """For the prompts that have come since the last batch began, while nothing can begin."""
+    last_start = max((batch.started_at for batch in survey.snapshot.batches), default=0.0)
+    if new := tuple(view.request_id for view in survey.waiting if view.arrival_time >= last_start):
+        yield Decision(DecisionKind.WAIT, new, "no instance is free before the end of its step")
+
+
+def reason_to_hold_back(request_ids: Set[RequestId]) -> Decision:
+    """Why requests at rest do not go on, though instances are free."""
+    reason = "free slots are kept for others, so that these can end"
+    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), reason)
+
+
+def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> Decision:
     """Why a request loses its KV."""
-    yield Decision(
+    return Decision(
         DecisionKind.PREEMPT,
         (victim.request_id,),
-        f"{num_free} slots are free, too few for a step of those before it; it came last",
-        tuple(Alternative(f"preempt {v.request_id}", float(v.num_computed_tokens)) for v in holders),
+        f"too few slots are free ({num_free}) for a step of those before it, and of {num_holders} requests "
+        "that hold KV it came last",
     )
+
+
+def reason_to_gather(move: KVMigration) -> Decision:
+    """Why KV of a request moves."""
+    return Decision(
+        DecisionKind.MIGRATE,
+        (move.segment.owner_id,),
+        f"all of its KV on instance {move.destination_id}, to decode there alone",
+    )
+
+
+def reason_to_end_lease(lease: RunningBatch, wish: str) -> Decision:
+    """Why the requests of a lease are to pause soon."""
+    return Decision(DecisionKind.END_LEASE, lease.plan.request_ids, wish)
 
 
 def _instances(dop: int) -> str:

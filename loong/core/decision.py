@@ -7,13 +7,11 @@ from loong.core.request import RequestId
 
 
 class DecisionKind(Enum):
-    """What was decided."""
+    """What was decided. That a request waits or is put off is said in every plan, all else once."""
 
-    WAIT = "wait"  # whether requests start now
-    DISPATCH = "dispatch"  # which requests run together
+    WAIT = "wait"  # that requests do not run now
+    DISPATCH = "dispatch"  # that they run after others
     DOP = "dop"  # how many instances they run on
-    CHUNK = "chunk"  # how many of their tokens one step computes
-    KEEP = "keep"  # which instances keep the KV made
     MIGRATE = "migrate"  # which KV at rest moves
     PREEMPT = "preempt"  # whose KV is dropped
     END_LEASE = "end_lease"  # which lease ends early
@@ -21,7 +19,7 @@ class DecisionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One thing that could have been done; `cost` is predicted seconds, or the policy's objective."""
+    """One thing that could have been done; `cost` is predicted seconds, infinite for what is impossible."""
 
     what: str
     cost: float

@@ -1,12 +1,16 @@
 """An observer of the loop that writes down what is decided, and how it turns out."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
 import msgspec
 
+from loong.core.decision import Decision, DecisionKind
 from loong.core.events import (
     BatchFinished,
     Event,
@@ -26,6 +30,8 @@ from loong.decision_log.line_file import LineFile
 from loong.decision_log.lines import Line
 from loong.decision_log.plan_line import instance_states, planned_line
 
+STANDING = frozenset({DecisionKind.WAIT, DecisionKind.DISPATCH})  # said in every plan while it is so
+
 
 @contextmanager
 def decision_log(path: Path, clock_start: float | None = None) -> Iterator["DecisionLog"]:
@@ -42,13 +48,17 @@ def decision_log(path: Path, clock_start: float | None = None) -> Iterator["Deci
 
 
 class DecisionLog:
-    """Told every event once, before any plan made on it, and every plan with what followed from it."""
+    """Told every event once, before any plan made on it, and every plan with what followed from it.
+
+    What a policy says in every plan of how things stand is written down when it is new.
+    """
 
     def __init__(self, file: LineFile, clock_start: float | None = None) -> None:
         self._file = file
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
         self._running: dict[int, tuple[BatchPlan, float]] = {}  # and when they began
+        self._said: defaultdict[RequestId, dict[DecisionKind, str]] = defaultdict(dict)  # of `STANDING` kinds
         self._write(lines.Started(lines.VERSION, clock_start))
 
     def took_in(self, event: Event) -> None:
@@ -80,13 +90,30 @@ class DecisionLog:
         """Write down a plan made on `event` for `snapshot`, and what the executor was told because of it."""
         if isinstance(event, RequestArrived) and event.request.request_id not in self._num_tokens:
             self._arrive(event.request, snapshot)
+        if plan.decisions:
+            plan = replace(plan, decisions=tuple(self._news(plan.decisions)))
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 self._running[instruction.batch_id] = (instruction.plan, event.time)
+                for request_id in instruction.plan.request_ids:
+                    self._said[request_id].pop(DecisionKind.WAIT, None)
         if (line := planned_line(event, snapshot, plan, instructions)) is not None:
             self._write(line)
         elif not self._running:
             self._file.flush()  # nothing may come for long
+
+    def _news(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
+        for decision in decisions:
+            if decision.kind not in STANDING:
+                yield decision
+            elif new_ids := tuple(filter(partial(self._is_news, decision), decision.request_ids)):
+                for request_id in new_ids:
+                    self._said[request_id][decision.kind] = decision.chosen
+                yield replace(decision, request_ids=new_ids)
+
+    def _is_news(self, decision: Decision, request_id: RequestId) -> bool:
+        """Whether something else was said of a request before, or nothing."""
+        return self._said[request_id].get(decision.kind) != decision.chosen
 
     def _arrive(self, request: Request, snapshot: Snapshot) -> None:
         self._num_tokens[request.request_id] = 0
@@ -115,6 +142,7 @@ class DecisionLog:
                     self._end_request(event.time, request_id, token.finish_reason)
 
     def _end_request(self, time: float, request_id: RequestId, reason: FinishReason) -> None:
+        self._said.pop(request_id, None)
         num_tokens = self._num_tokens.pop(request_id, None)
         if num_tokens is not None:
             self._write(lines.Ended(time, request_id, reason.value, num_tokens))

@@ -148,6 +148,42 @@ def test_the_policys_reasons_are_kept_and_infinite_costs_are_impossible(tmp_path
     assert of_kind(lines.Planned, log)[0].reasons == (lines.Reason("dop", ("r000",), "1", expected),)
 
 
+def test_what_a_request_waits_for_is_written_when_it_is_new_and_again_once_it_has_run(tmp_path: Path) -> None:
+    def wait(reason: str, *request_ids: str) -> IterationPlan:
+        return IterationPlan(decisions=(Decision(DecisionKind.WAIT, request_ids, reason),))
+
+    def script(teller: Teller) -> None:
+        teller.tell(RequestArrived(0.0, timed_request(0, 6, 9)), wait("room", "r000"))
+        teller.tell(RequestArrived(0.5, timed_request(1, 6, 9)), wait("room", "r000", "r001"))
+        teller.plan(1.0, wait("room", "r000", "r001"))
+        teller.plan(1.5, wait("a step", "r001"))
+        teller.plan(2.0, wait("room", "r001"))
+        (first, _) = teller.state.snapshot(2.0).waiting
+        teller.plan(2.5, IterationPlan((prefill([first], (0,), num_tokens=2),)))
+        teller.plan(3.0, wait("room", "r000", "r001"))
+
+    plans = of_kind(lines.Planned, told(tmp_path / "log", instances_with([20]), script))
+    said = [(plan.time, reason.chosen, reason.request_ids) for plan in plans for reason in plan.reasons]
+    assert said == [
+        (0.0, "room", ("r000",)),
+        (0.5, "room", ("r001",)),
+        (1.5, "a step", ("r001",)),
+        (2.0, "room", ("r001",)),
+        (3.0, "room", ("r000",)),
+    ]
+
+
+def test_what_is_done_is_written_each_time(tmp_path: Path) -> None:
+    why = Decision(DecisionKind.PREEMPT, ("r000",), "it came last")
+
+    def script(teller: Teller) -> None:
+        teller.tell(RequestArrived(0.0, timed_request(0, 6, 9)), IterationPlan(decisions=(why,)))
+        teller.plan(1.0, IterationPlan(decisions=(why,)))
+
+    plans = of_kind(lines.Planned, told(tmp_path / "log", instances_with([20]), script))
+    assert [reason.chosen for plan in plans for reason in plan.reasons] == ["it came last"] * 2
+
+
 def test_a_plan_that_does_nothing_for_no_reason_has_no_line(tmp_path: Path) -> None:
     log = told(tmp_path / "log", instances_with([20] * 3), lambda teller: teller.plan(1.0, IterationPlan()))
     assert log == (lines.Started(lines.VERSION),)

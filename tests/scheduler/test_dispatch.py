@@ -25,6 +25,7 @@ from loong.scheduler.dispatch import (
     Dispatched,
     Prefill,
     Refusal,
+    Room,
     by_arrival,
     by_deadline,
     prefill_work,
@@ -175,11 +176,11 @@ def test_a_request_that_lost_its_kv_has_its_outputs_to_compute_too() -> None:
 def test_only_what_fits_to_its_declared_end_is_admitted() -> None:
     fits, does_not = waiting("a", 40, 11), waiting("b", 41, 11)
     for view, admitted in ((fits, True), (does_not, False)):
-        found = dispatched(snapshot_of([59, 40], [decoding("d", 40, (0,), 11), view]))
+        snapshot = snapshot_of([59, 40], [decoding("d", 40, (0,), 11), view])
+        found = dispatched(snapshot)
         assert bool(found.prefills) == admitted
         assert found.refused == ([] if admitted else [(view, Refusal.NO_ROOM)])
-        assert found.room.capacity == 99
-    assert found.room.peak_with(does_not) == 100
+        assert Room(snapshot).peak_with(view) == (99 if admitted else 100)
 
 
 def test_room_counts_what_was_admitted_before_and_not_what_has_ended() -> None:

@@ -1,21 +1,21 @@
-"""Every decision says why: each prompt that comes begins with its alternatives, or is told why it waits."""
+"""Every decision says why: each prompt goes on with its alternatives, or is told why it waits."""
 
 from dataclasses import replace
 
 import pytest
 from machines import H200, H200_CAPACITY
-from plans import decode
+from plans import decode, prefill
 from simulation import simulate, timed_request
-from snapshots import decoding, running, snapshot_of, waiting
+from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.cost_model import prefill_time
 from loong.core.decision import Decision, DecisionKind
 from loong.core.request import SLO
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import MAX_REFUSED, Dispatch, by_deadline
+from loong.scheduler.dispatch import MAX_REFUSED, Dispatch, Refusal, by_deadline
 from loong.scheduler.esp import plan_esp
-from loong.scheduler.reasons import reasons_to_preempt, reasons_to_wait
+from loong.scheduler.reasons import PUT_OFF, reason_to_preempt, reasons_to_wait
 from loong.scheduler.survey import survey
 
 
@@ -23,9 +23,10 @@ def decided(snapshot: Snapshot, config: PolicyConfig | None = None) -> list[Deci
     return list(plan_esp(snapshot, H200, config or PolicyConfig()).decisions)
 
 
-def reason_for(request_id: str, decisions: list[Decision], kind: DecisionKind = DecisionKind.WAIT) -> str:
-    (reason,) = (d.chosen for d in decisions if d.request_ids == (request_id,) and d.kind is kind)
-    return reason
+def wait_of(request_id: str, decisions: list[Decision]) -> str:
+    """The one thing that a request is said to wait for."""
+    (wait,) = (d.chosen for d in decisions if d.kind is DecisionKind.WAIT and request_id in d.request_ids)
+    return wait
 
 
 @pytest.mark.parametrize("num_instances", [1, 2, 4, 8])
@@ -53,89 +54,140 @@ def test_a_dop_that_is_not_a_power_of_two_is_among_the_alternatives() -> None:
     ]
 
 
-def test_a_prompt_that_waits_is_told_for_which_instances_and_for_how_long() -> None:
+def test_instances_that_others_have_are_named_among_the_alternatives() -> None:
+    taken = replace(decode([busy := decoding("busy", 100, (0,))], (0,), {"busy": 0}), predicted_time=9.0)
+    views = [busy, waiting("p", 400), waiting("q", 300)]
+    decisions = decided(snapshot_of([H200_CAPACITY] * 4, views, [running(0, taken)]))
+    whats = {d.request_ids: [a.what for a in d.alternatives] for d in decisions if d.kind is DecisionKind.DOP}
+    assert whats["p",] == ["1 instance", "2 instances", "4 instances, 2 of them taken"]
+
+
+def test_a_prompt_that_goes_on_is_told_its_dop_where_that_grows() -> None:
+    def dops(num_holders: int) -> list[str]:
+        view = begun("p", 200_000, 1000, tuple(range(num_holders)))
+        snapshot = snapshot_of([H200_CAPACITY] * 4, [view])
+        return [d.chosen for d in decided(snapshot) if d.kind is DecisionKind.DOP]
+
+    assert (dops(2), dops(4)) == (["4 instances"], [])
+
+
+def test_a_prompt_that_waits_is_told_for_which_instances() -> None:
     view = decoding("busy", 100, (1,))
-    plan = replace(decode([view], (1,), {"busy": 1}), predicted_time=0.004)
-    snapshot = snapshot_of([999, 999], [view, waiting("p", 1500)], [running(0, plan)])
-    expected = "it waits for instances 0, 1; the last of them is free in 0.004 s"
-    assert reason_for("p", decided(snapshot)) == expected
+    plan = replace(decode([view], (1,), {"busy": 1}, num_steps=9), predicted_time=0.004)
+    decisions = decided(snapshot_of([999, 999], [view, waiting("p", 1500)], [running(0, plan)]))
+    assert wait_of("p", decisions) == "it is to run on instances 0, 1 once all are free"
+    (ended,) = (d for d in decisions if d.kind is DecisionKind.END_LEASE)
+    assert (ended.request_ids, ended.chosen) == (("busy",), "p is to have its instances")
 
 
-def test_a_prompt_without_room_is_told_both_numbers() -> None:
-    snapshot = snapshot_of([60, 40], [decoding("d", 60, (0,), 11), waiting("p", 40, 11)])
-    assert reason_for("p", decided(snapshot)) == (
-        "with it, requests would come to need more KV than there is: 119 slots, of which there are 100"
-    )
+def test_prompts_that_wait_for_the_same_thing_are_told_together() -> None:
+    first = [waiting(f"a{n}", 300 - n, 2, slo=SLO(1.0, 1.0)) for n in range(MAX_REFUSED)]
+    others = [waiting(f"z{n}", 1, 2, slo=SLO(2.0 + n, 1.0)) for n in range(3)]
+    decisions = decided(snapshot_of([400], [decoding("d", 200, (0,), 99), *first, *others]))
+    assert {decision.chosen: decision.request_ids for decision in decisions} == {
+        Refusal.NO_ROOM.value: ("a0", "a1", "a2", "a3"),
+        Refusal.NOT_TRIED.value: ("z0", "z1", "z2"),
+    }
 
 
-def test_those_behind_several_without_room_are_not_told_numbers() -> None:
-    views = [waiting(f"a{n}", 300 - n, 2, slo=SLO(1.0, 1.0)) for n in range(MAX_REFUSED)]
-    decisions = decided(snapshot_of([100], [*views, waiting("z", 1, 2, slo=SLO(2.0, 1.0))]))
-    assert reason_for("z", decisions) == "several before it wait for room"
-    assert "slots, of which there are 100" in reason_for("a0", decisions)
-
-
-def test_a_prompt_whose_slots_others_need_is_told_so() -> None:
+def test_those_whose_slots_others_need_are_told_so() -> None:
     near, far = decoding("near", 49, (0,), 5), decoding("far", 19, (1,), 62)
     ahead = decode([far], (1,), {"far": 1}, num_steps=12)
     snapshot = snapshot_of([53, 31], [near, far, waiting("p", 10, 1)], [running(0, ahead)])
-    assert reason_for("p", decided(snapshot)) == "others need the slots that it would take to end"
+    assert wait_of("p", decided(snapshot)) == "free slots are kept for others, so that these can end"
 
 
-def test_one_that_is_put_off_is_told_its_work_and_waits_if_another_has_begun() -> None:
+def test_one_that_is_put_off_is_told_so_whether_it_begins_or_not() -> None:
     views = [waiting(name, 60_000, slo=SLO(ttft, 1.0)) for name, ttft in (("a", 4.0), ("b", 4.1), ("c", 4.2))]
     decisions = decided(snapshot_of([H200_CAPACITY], views))
-    expected = "it is put off: its 2.882 instance-seconds would make others late"
-    assert reason_for("a", decisions, DecisionKind.DISPATCH) == expected
-    assert reason_for("b", decisions) == "it is put off, as another is that has begun"
+    (put_off,) = (d for d in decisions if d.kind is DecisionKind.DISPATCH)
+    assert put_off.request_ids == ("a",)
+    assert put_off.chosen == f"{PUT_OFF}; it gets what they leave of each step"
+    assert wait_of("b", decisions) == Refusal.PUT_OFF.value
 
 
-def test_a_prompt_that_finds_the_step_full_waits_for_the_next() -> None:
+def test_one_that_is_put_off_and_finds_its_instance_busy_is_told_that_it_is_put_off() -> None:
+    views = [waiting(name, 60_000, slo=SLO(ttft, 1.0)) for name, ttft in (("a", 4.0), ("b", 4.1), ("c", 4.2))]
+    lease = decode([busy := decoding("busy", 9, (0,))], (0,), {"busy": 0}, num_steps=9)
+    decisions = decided(snapshot_of([H200_CAPACITY], [busy, *views], [running(0, lease)]))
+    assert wait_of("a", decisions) == PUT_OFF
+    assert wait_of("c", decisions) == "it is to run on instance 0 once that is free"
+
+
+def test_a_prompt_that_comes_among_many_decodes_is_told_that_they_go_on_first() -> None:
+    decodes = [decoding(f"d{n}", 9, (0,)) for n in range(600)]
+    decisions = decided(snapshot_of([H200_CAPACITY], [*decodes, waiting("p", 9)]))
+    assert wait_of("p", decisions) == (
+        "its instances decode first, until more prompts have come or slots are free"
+    )
+
+
+def test_a_prompt_that_finds_the_step_full_is_told_so() -> None:
     views = [waiting(f"p{n}", 4000, slo=SLO(1.0 + n, 1.0)) for n in range(4)]
     decisions = decided(snapshot_of([H200_CAPACITY], views))
-    assert reason_for("p3", decisions).startswith("it waits for the next step")
+    assert wait_of("p3", decisions) == "the step of its instances is full of more urgent prompts"
 
 
 def test_a_prompt_that_is_given_no_instances_waits_for_room() -> None:
     found = survey(snapshot_of([999], [waiting("p", 30)]))
     dispatched = Dispatch(found, H200, PolicyConfig(), by_deadline).dispatch()
-    (decision,) = reasons_to_wait(found, dispatched, [], set())
-    assert decision.chosen == "it waits for room: no instances that it could have now have enough"
+    (decision,) = reasons_to_wait(dispatched, [], {})
+    assert decision.chosen == "too little KV is free on the instances that it could have now"
 
 
-def test_only_those_that_have_just_come_are_told_again() -> None:
-    view = waiting("p", 5000, 11)
-    snapshot = snapshot_of([100], [view], now=0.5)
-    assert decided(snapshot) == []
-    assert decided(replace(snapshot, now=0.0)) != []
+def test_those_that_come_during_steps_that_cannot_end_early_are_told_so() -> None:
+    first, old, new = (waiting(name, 5, arrival_time=at) for name, at in (("a", 0.0), ("b", 1.0), ("c", 3.0)))
+    batch = running(0, prefill([first], (0,)), started_at=2.0)
+    (decision,) = decided(snapshot_of([99], [first, old, new], [batch], now=4.0))
+    assert (decision.kind, decision.request_ids) == (DecisionKind.WAIT, ("c",))
+    assert decision.chosen == "no instance is free before the end of its step"
 
 
-def test_who_is_preempted_is_told_what_lacks_and_who_else_holds_kv() -> None:
-    first, last = decoding("first", 50, (0,)), decoding("last", 30, (0,))
-    (decision,) = reasons_to_preempt(last, [first, last], 1)
-    assert decision.kind is DecisionKind.PREEMPT
-    assert decision.chosen.startswith("1 slots are free")
-    assert [(a.what, a.cost) for a in decision.alternatives] == [
-        ("preempt first", 50.0),
-        ("preempt last", 30.0),
-    ]
+def test_one_whose_kv_is_gathered_is_told_where() -> None:
+    view = decoding("r", 900, (0, 1), max_tokens=5000)
+    (decision,) = decided(snapshot_of([H200_CAPACITY] * 2, [view]))
+    assert (decision.kind, decision.request_ids) == (DecisionKind.MIGRATE, ("r",))
+    assert decision.chosen == "all of its KV on instance 0, to decode there alone"
 
 
-def test_every_prompt_that_comes_begins_or_is_told_why_it_waits() -> None:
+def test_who_is_preempted_is_told_what_lacks_and_why_it_is_the_one() -> None:
+    decision = reason_to_preempt(decoding("last", 30, (0,)), num_holders=2, num_free=1)
+    assert (decision.kind, decision.alternatives) == (DecisionKind.PREEMPT, ())
+    assert decision.chosen == (
+        "too few slots are free (1) for a step of those before it, "
+        "and of 2 requests that hold KV it came last"
+    )
+
+
+def test_every_prompt_that_comes_or_rests_goes_on_or_is_told_why_it_waits() -> None:
     requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(80)]
     run = simulate("esp", [4000] * 3, requests, cost_model=H200)
-    kinds = set()
+    kinds, num_busy = set(), 0
     for snapshot, plan in run.plans:
-        if not any(unit.is_ready or unit.is_in_lease for unit in survey(snapshot).units):
-            continue  # nothing can be decided before a step has ended
         told = {request_id for decision in plan.decisions for request_id in decision.request_ids}
         kinds |= {decision.kind for decision in plan.decisions}
-        assert {view.request_id for view in snapshot.waiting if view.arrival_time == snapshot.now} <= told
-    assert kinds >= {DecisionKind.DOP, DecisionKind.WAIT}
+        found = survey(snapshot)
+        if found.is_any_usable:
+            views = [*snapshot.waiting, *(view for unit in found.resting for view in unit.prefills)]
+            owed = {view.request_id for view in views}
+        else:
+            owed = {view.request_id for view in snapshot.waiting if view.arrival_time == snapshot.now}
+            num_busy += len(owed)
+        assert owed <= told.union(*(batch.request_ids for batch in plan.batches))
+    assert num_busy
+    assert kinds >= {DecisionKind.DOP, DecisionKind.WAIT, DecisionKind.END_LEASE}
 
 
-def test_the_same_thing_is_not_said_twice() -> None:
+def test_a_dop_is_said_of_each_prompt_that_begins_and_then_only_where_it_grows() -> None:
     requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(80)]
-    run = simulate("esp", [4000] * 3, requests, cost_model=H200)
-    said = [d.request_ids for _, plan in run.plans for d in plan.decisions if d.kind is DecisionKind.DOP]
-    assert len(said) == len(set(said)) == len(requests)
+    told = set[str]()
+    for snapshot, plan in simulate("esp", [4000] * 3, requests, cost_model=H200).plans:
+        for decision in (d for d in plan.decisions if d.kind is DecisionKind.DOP):
+            (request_id,) = decision.request_ids
+            dop, holders = (
+                int(decision.chosen.split()[0]),
+                snapshot.request[request_id].placement.instance_ids,
+            )
+            assert dop > len(holders)
+            told.add(request_id)
+    assert told == {request.request_id for request in requests}
