@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from loong.decision_log.lines import Reason
-from loong.launcher.explain.steps import Move, Run, Step
+from loong.launcher.explain.steps import Move, Run, Step, summed
 
 
 def folded(steps: Iterable[Step]) -> tuple[Step, ...]:
@@ -25,7 +25,8 @@ def _join(earlier: Step, later: Step) -> Step | None:
     match earlier, later:
         case Run(), Run() if _shape(earlier) == _shape(later):
             reasons = _each_kind_once(earlier.reasons, later.reasons)
-            return replace(earlier, parts=earlier.parts + later.parts, reasons=reasons)
+            waited_for = summed((*earlier.waited_for, *later.waited_for))
+            return replace(earlier, parts=earlier.parts + later.parts, waited_for=waited_for, reasons=reasons)
         case Move(), Move() if earlier.time == later.time and earlier.is_committed == later.is_committed:
             ends = [move.until for move in (earlier, later) if move.until is not None]
             return replace(

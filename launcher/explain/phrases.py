@@ -1,9 +1,9 @@
 """Numbers, sets and causes in words."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
 from loong.decision_log.lines import Cause, Reason
+from loong.launcher.explain.steps import WaitedFor
 
 MAX_LISTED = 4
 MAX_UNEVENNESS = 0.02  # of what is called even
@@ -48,7 +48,7 @@ def listed(items: Iterable[object]) -> str:
 def some_of(items: Sequence[object]) -> str:
     """a, b, c, d and 7 more."""
     more = len(items) - MAX_LISTED
-    return listed(items) if more <= 1 else listed([*items[:MAX_LISTED], f"{more} more"])
+    return listed(items) if more <= 1 else listed([*items[:MAX_LISTED], f"{more:,} more"])
 
 
 def instances(instance_ids: Sequence[int]) -> str:
@@ -108,12 +108,9 @@ def difference(measured: float, predicted: float) -> str:
     )
 
 
-_SUBJECTS = {
-    "wait": "its start",
-    "dispatch": "the batch",
+SUBJECTS = {
+    "dispatch": "its turn",
     "dop": "DoP",
-    "chunk": "the chunk",
-    "keep": "where KV stays",
     "migrate": "moving KV",
     "preempt": "preemption",
     "end_lease": "ending a lease",
@@ -121,26 +118,25 @@ _SUBJECTS = {
 
 
 def policy_words(reasons: Iterable[Reason]) -> Iterator[str]:
-    """What the policy says: of each kind of decision the first and the last word."""
-    by_kind: defaultdict[str, list[Reason]] = defaultdict(list)
+    """What the policy says, a sentence each."""
     for reason in reasons:
-        by_kind[reason.kind].append(reason)
-    for first, *others in by_kind.values():
-        yield _policy_on(first)
-        if len(others) > 1:
-            yield f"{counted(len(others) - 1, 'more reason')} {verb('follow', others[1:])}, and last:"
-        yield from map(_policy_on, others[-1:])
+        costs = {weighed.what: weighed.cost for weighed in reason.alternatives}
+        others = [f"{what} ({_cost(cost)})" for what, cost in costs.items() if what != reason.chosen]
+        chosen = reason.chosen
+        if chosen in costs:
+            chosen += f" ({_cost(costs[chosen])})"
+        rather = f", rather than {listed(others)}" if others else ""
+        yield f"The policy on {SUBJECTS.get(reason.kind, reason.kind)}: {chosen}{rather}."
 
 
-def _policy_on(reason: Reason) -> str:
-    costs = {weighed.what: weighed.cost for weighed in reason.alternatives}
-    others = [f"{what} ({_cost(cost)})" for what, cost in costs.items() if what != reason.chosen]
-    chosen = reason.chosen
-    if chosen in costs:
-        chosen += f" (cost {_cost(costs[chosen])})"
-    rather = f", rather than {listed(others)}" if others else ""
-    return f"The policy on {_SUBJECTS.get(reason.kind, reason.kind)}: {chosen}{rather}."
+def wait_words(waits: Sequence[WaitedFor]) -> Iterator[str]:
+    """What was waited for, the longest first."""
+    for wait in waits[:MAX_LISTED]:
+        yield f"For {duration(wait.seconds)}: {wait.reason}."
+    if others := waits[MAX_LISTED:]:
+        seconds = sum(wait.seconds for wait in others)
+        yield f"For {duration(seconds)}: {counted(len(others), 'other reason')}."
 
 
 def _cost(cost: float | None) -> str:
-    return "impossible" if cost is None else f"{cost:.3g}"
+    return "impossible" if cost is None else duration(cost)

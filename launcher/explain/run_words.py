@@ -14,6 +14,7 @@ from loong.launcher.explain.phrases import (
     some_of,
     times,
     verb,
+    wait_words,
 )
 from loong.launcher.explain.steps import Part, Run
 
@@ -22,7 +23,7 @@ def run_words(run: Run) -> Iterator[str]:
     """Sentences on what was computed where, how long it took, and where its KV stays."""
     dop = f"DoP {len(run.instance_ids)}"
     if run.phase == "prefill":
-        dop += f", {run.num_idle} idle"
+        dop += f" of {run.num_idle} idle"
     group = f"{instances(run.instance_ids)} ({dop})"
     yield f"{_what(run)} on {group}{_beside(run)}: {_time(run)}."
     yield from _scaling(run)
@@ -90,7 +91,10 @@ def _where_kv_stays(run: Run, kept_on: Mapping[int, int]) -> str:
         return f"New KV goes to {holdings(kept_on)}"
     keeping = f"Its KV stays on {holdings(kept_on)}"
     if not (others := sorted(computed_on.keys() - kept_on.keys())):
-        return keeping
+        alone = (
+            f", which {verb('compute', computed_on)} it" if len(computed_on) < len(run.instance_ids) else ""
+        )
+        return keeping + alone
     return f"{keeping}; {instances(others)} {verb('compute', others)} without keeping any"
 
 
@@ -100,6 +104,7 @@ def _interruptions(run: Run) -> Iterator[str]:
         meanwhile = f", while {batches(others)} {verb('run', others)} where its KV is" if others else ""
         seconds = sum(part.paused_seconds for part in paused)
         yield f"It rests {times(len(paused))} before a batch, {duration(seconds)} in all{meanwhile}."
+        yield from wait_words(run.waited_for)
     cuts = [part.cut_short_by for part in run.parts if part.cut_short_by is not None]
     if cuts:
         causes = some_of([f"as {happening(cause)}" for cause in cuts])

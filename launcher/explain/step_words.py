@@ -14,6 +14,7 @@ from loong.launcher.explain.phrases import (
     policy_words,
     some_of,
     verb,
+    wait_words,
 )
 from loong.launcher.explain.run_words import run_words
 from loong.launcher.explain.steps import Drop, End, First, Loss, Move, Run, Step, Wait
@@ -74,6 +75,7 @@ def _wait(wait: Wait, story: Story) -> Iterator[str]:
     else:
         yield f"Having waited {duration(wait.until - wait.time)}, it starts as {happening(wait.cause)}."
         yield f"{wait.kv_free:,} tokens of KV are free by now."
+    yield from wait_words(wait.waited_for)
     if wait.time == story.summary.arrived_at and (others := story.found.overtaken_by):
         yield f"{some_of(others)}, which came later, {verb('have', others)} started before it."
 

@@ -1,5 +1,7 @@
 """What happens to a request, one thing after the other. Times and durations are seconds, sizes tokens."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -13,6 +15,22 @@ class _Step(msgspec.Struct, frozen=True, tag_field="step"):
     time: float
 
 
+class WaitedFor(msgspec.Struct, frozen=True):
+    """What the policy said that it waited for, and how long in all."""
+
+    reason: str
+    seconds: float
+
+
+def summed(waits: Iterable[WaitedFor]) -> tuple[WaitedFor, ...]:
+    """Each reason once, the longest first; without those that held for no time."""
+    seconds = defaultdict[str, float](float)
+    for wait in waits:
+        seconds[wait.reason] += wait.seconds
+    longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
+    return tuple(WaitedFor(reason, seconds[reason]) for reason in longest_first if seconds[reason])
+
+
 class Wait(_Step, frozen=True, tag="wait"):
     """It has no KV and is in no batch, until None if the log ends before.
 
@@ -22,6 +40,7 @@ class Wait(_Step, frozen=True, tag="wait"):
     until: float | None
     cause: Cause | None = None
     kv_free: int | None = None
+    waited_for: tuple[WaitedFor, ...] = ()
     reasons: tuple[Reason, ...] = ()
 
 
@@ -66,6 +85,7 @@ class Run(_Step, frozen=True, tag="run"):
     num_idle: int  # instances that could have run the first batch
     is_recomputed: bool
     parts: tuple[Part, ...]
+    waited_for: tuple[WaitedFor, ...]  # while it rested
     reasons: tuple[Reason, ...]
 
 

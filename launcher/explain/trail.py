@@ -3,15 +3,29 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf, nextafter
 from typing import assert_never
 
+from loong.core.decision import DecisionKind
 from loong.core.request import RequestId
 from loong.decision_log.lines import Arrived, Chunk, Ended, FirstToken, InstanceLost, Planned, Reason
 from loong.launcher.explain.found import idle_ids, room_of
 from loong.launcher.explain.index import Considered, Dropped, Entry, LogIndex, Moved, Ran
 from loong.launcher.explain.part import Pause, part_of
-from loong.launcher.explain.steps import Drop, End, First, Loss, Move, Route, Run, Step, Wait
+from loong.launcher.explain.steps import (
+    Drop,
+    End,
+    First,
+    Loss,
+    Move,
+    Route,
+    Run,
+    Step,
+    Wait,
+    WaitedFor,
+    summed,
+)
 
 
 def trail_of(index: LogIndex, request_id: RequestId) -> tuple[Step, ...]:
@@ -36,12 +50,16 @@ class _Trail:
     group: tuple[int, ...] | None = None
     kv: Counter[int] = field(default_factory=Counter)
     considered: list[Considered] = field(default_factory=list)  # since the last step
+    waits: list[Considered] = field(
+        default_factory=list
+    )  # what it waited for since it last ran, or lost its KV
 
     def add(self, entry: Entry) -> None:
         """Take in the log's next entry."""
         match entry:
             case Considered():
-                self.considered.append(entry)
+                is_wait = entry.reason.kind == DecisionKind.WAIT.value
+                (self.waits if is_wait else self.considered).append(entry)
             case Ran():
                 self._run(entry)
             case Moved():
@@ -60,7 +78,10 @@ class _Trail:
     def closed(self) -> tuple[Step, ...]:
         """All steps, and the wait that goes on at the end of the log."""
         if self.is_waiting and self.arrived.request_id not in self.index.ends:
-            self.steps.append(Wait(self.free_since, until=None, reasons=self._take_reasons()))
+            waited_for = self._waited_for(self.index.last_time)
+            self.steps.append(
+                Wait(self.free_since, until=None, waited_for=waited_for, reasons=self._take_reasons())
+            )
         return tuple(self.steps)
 
     def _run(self, ran: Ran) -> None:
@@ -78,6 +99,7 @@ class _Trail:
                 num_idle=len(idle_ids(ran.plan.instances)),
                 is_recomputed=isinstance(ran.part, Chunk) and ran.part.num_output_tokens > 0,
                 parts=(part,),
+                waited_for=self._waited_for(ran.plan.time),
                 reasons=self._take_reasons(),
             )
         )
@@ -124,12 +146,16 @@ class _Trail:
 
     def _end(self, ended: Ended) -> None:
         if self.is_waiting and ended.time > self.free_since:
-            self.steps.append(Wait(self.free_since, ended.time, reasons=self._take_reasons()))
+            waited_for = self._waited_for(ended.time)
+            self.steps.append(
+                Wait(self.free_since, ended.time, waited_for=waited_for, reasons=self._take_reasons())
+            )
         self.steps.append(End(ended.time, ended.reason, ended.num_output_tokens))
 
     def _lose_kv(self, time: float) -> None:
         self._rest_until(time)
         self.kv.clear()
+        self.waits.clear()
         self.is_waiting, self.free_since, self.group = True, time, None
 
     def _leave_rest(self, plan: Planned) -> None:
@@ -139,7 +165,8 @@ class _Trail:
         elif plan.time > self.free_since:
             reasons = self._take_reasons(before=plan)
             kv_free, _ = room_of(plan.instances)
-            self.steps.append(Wait(self.free_since, plan.time, plan.cause, kv_free, reasons))
+            waited_for = self._waited_for(plan.time)
+            self.steps.append(Wait(self.free_since, plan.time, plan.cause, kv_free, waited_for, reasons))
         self.is_waiting = False
 
     def _rest_until(self, time: float) -> None:
@@ -149,6 +176,16 @@ class _Trail:
 
     def _batches_at(self, instance_ids: Iterable[int], start: float, end: float) -> tuple[int, ...]:
         return tuple(batch.batch_id for batch in self.index.batches_on(instance_ids, start, end))
+
+    def _waited_for(self, until: float) -> tuple[WaitedFor, ...]:
+        """What it waited for since it last ran, each thing until the policy said another."""
+        times = [*(wait.plan.time for wait in self.waits), until]
+        reasons = [wait.reason.chosen for wait in self.waits]
+        self.waits.clear()
+        return summed(
+            WaitedFor(reason, end - start)
+            for reason, (start, end) in zip(reasons, pairwise(times), strict=True)
+        )
 
     def _take_reasons(self, before: Planned | None = None) -> tuple[Reason, ...]:
         """The reasons given since the last step, each once; only those of plans before `before`, if given."""

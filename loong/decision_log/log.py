@@ -97,6 +97,8 @@ class DecisionLog:
                 self._running[instruction.batch_id] = (instruction.plan, event.time)
                 for request_id in instruction.plan.request_ids:
                     self._said[request_id].pop(DecisionKind.WAIT, None)
+        for preemption in plan.preemptions:
+            self._said.pop(preemption.request_id, None)
         if (line := planned_line(event, snapshot, plan, instructions)) is not None:
             self._write(line)
         elif not self._running:
@@ -156,6 +158,7 @@ class DecisionLog:
 
     def _lose(self, event: InstanceLost) -> None:
         self._write(lines.InstanceLost(event.time, event.instance_id, event.reason))
+        self._said.clear()  # whoever has lost KV waits anew
         self._running = {
             batch_id: (plan, started_at)
             for batch_id, (plan, started_at) in self._running.items()

@@ -173,6 +173,22 @@ def test_what_a_request_waits_for_is_written_when_it_is_new_and_again_once_it_ha
     ]
 
 
+def test_what_a_request_waits_for_is_written_again_once_it_has_lost_its_kv(tmp_path: Path) -> None:
+    wait = IterationPlan(decisions=(Decision(DecisionKind.WAIT, ("r000",), "room"),))
+
+    def script(teller: Teller) -> None:
+        prefill_two(teller)
+        for time in (2.0, 2.5, 3.0):
+            teller.plan(time, wait)
+        teller.plan(4.0, IterationPlan(preemptions=(Preemption("r000"),)))
+        teller.plan(5.0, wait)
+        teller.tell(InstanceLost(6.0, 2))
+        teller.plan(7.0, wait)
+
+    plans = of_kind(lines.Planned, told(tmp_path / "log", instances_with([20] * 3), script))
+    assert [plan.time for plan in plans if plan.reasons] == [2.0, 5.0, 7.0]
+
+
 def test_what_is_done_is_written_each_time(tmp_path: Path) -> None:
     why = Decision(DecisionKind.PREEMPT, ("r000",), "it came last")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from loong.core.plan import IterationPlan, Preemption
 from loong.decision_log.log import decision_log
 from loong.launcher.cli import main
 from loong.launcher.embedded import ENTRY
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
 
 
 @pytest.fixture
@@ -92,6 +95,20 @@ def test_who_has_seen_enough_may_stop_reading(path: Path) -> None:
     )
     os.close(writing_end)
     assert not result.stderr
+
+
+def test_the_commands_of_the_documentation_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    simulate, explain = re.findall(
+        r"^    loong (simulate .*|explain .*--request r.*)$", DOCUMENT, re.MULTILINE
+    )
+    assert main(simulate.split()) == 0
+    capsys.readouterr()
+    _, log_path, *which = explain.split()
+    for text in (shown(capsys, log_path, *which), *shown(capsys, log_path).splitlines()[:7]):
+        assert text in DOCUMENT
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

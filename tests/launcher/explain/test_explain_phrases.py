@@ -2,8 +2,10 @@
 
 import pytest
 
+from loong.core.decision import DecisionKind
 from loong.decision_log.lines import Cause, EventName, Reason, Weighed
 from loong.launcher.explain import phrases
+from loong.launcher.explain.steps import WaitedFor
 
 
 @pytest.mark.parametrize(
@@ -80,15 +82,17 @@ def test_predictions_are_compared_in_percent() -> None:
 
 def test_a_reason_names_what_was_passed_over() -> None:
     weighed = (Weighed("1", 0.5), Weighed("2", 0.25), Weighed("4", None))
-    words = "The policy on DoP: 2 (cost 0.25), rather than 1 (0.5) and 4 (impossible)."
-    reasons = [Reason("dop", ("r",), "2", weighed), Reason("keep", ("r",), "on 0")]
-    assert list(phrases.policy_words(reasons)) == [words, "The policy on where KV stays: on 0."]
+    words = "The policy on DoP: 2 (250 ms), rather than 1 (500 ms) and 4 (impossible)."
+    reasons = [Reason("dop", ("r",), "2", weighed), Reason("migrate", ("r",), "all on 0")]
+    assert list(phrases.policy_words(reasons)) == [words, "The policy on moving KV: all on 0."]
 
 
-def test_a_policy_that_goes_on_and_on_is_cut_short() -> None:
-    reasons = [Reason("wait", ("r",), f"{number} before it") for number in (9, 7, 6, 2)]
-    assert list(phrases.policy_words(reasons)) == [
-        "The policy on its start: 9 before it.",
-        "2 more reasons follow, and last:",
-        "The policy on its start: 2 before it.",
-    ]
+def test_every_kind_of_decision_has_words() -> None:
+    waits = {DecisionKind.WAIT.value}  # told with their time instead
+    assert phrases.SUBJECTS.keys() == {kind.value for kind in DecisionKind} - waits
+
+
+def test_what_was_waited_for_is_told_with_its_time_and_what_took_least_together() -> None:
+    waits = [WaitedFor(f"reason {n}", 0.9 - n / 10) for n in range(6)]
+    assert list(phrases.wait_words(waits[:1])) == ["For 900 ms: reason 0."]
+    assert list(phrases.wait_words(waits))[-2:] == ["For 600 ms: reason 3.", "For 900 ms: 2 other reasons."]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from chaos import chaos
 from decision_logs import Teller, host_tier, logged, prefill_two, told
-from eventful_run import LONG, eventful_run
 from plans import decode, in_group, move, plannable, prefill
 from simulation import instances_with, timed_request
 
@@ -30,11 +29,12 @@ from loong.decision_log.log import decision_log
 from loong.decision_log.reader import read_log
 from loong.launcher.explain import words
 from loong.launcher.explain.index import indexed
-from loong.launcher.explain.steps import Move, Run
+from loong.launcher.explain.steps import Move, Run, Wait
 from loong.launcher.explain.story import story_of
 from loong.launcher.explain.summary import Latency
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import make_policy
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "decisions.md"
 THREE = instances_with([20] * 3)
 
 
@@ -47,11 +47,6 @@ def tokens(batch_id: int, step: int, *request_ids: str, reason: FinishReason | N
     """A token of each, at second `step` of a batch that began at 10."""
     produced = tuple(ProducedToken(request_id, 5, reason) for request_id in request_ids)
     return TokensProduced(11.0 + step, batch_id, step, produced)
-
-
-def test_the_story_in_the_documentation_is_the_one_told(tmp_path: Path) -> None:
-    text = words.told(story_of(indexed(eventful_run(tmp_path / "log")), LONG))
-    assert f"```text\n{text}\n```" in DOCUMENT.read_text()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -71,6 +66,36 @@ def test_at_every_moment_a_request_waits_runs_or_moves(tmp_path: Path, seed: int
                 spent += step.until - step.time
         assert spent == pytest.approx(told_of.summary.ended_at - told_of.summary.arrived_at)
         assert words.told(told_of)
+
+
+def test_every_moment_without_kv_has_a_reason(tmp_path: Path) -> None:
+    requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(80)]
+    policy = make_policy("esp", PolicyConfig())
+    index = indexed(logged(tmp_path / "log", policy, instances_with([4000] * 3), requests))
+    waits = [step for r in index.arrivals for step in story_of(index, r).steps if isinstance(step, Wait)]
+    assert len(waits) > len(requests) / 2
+    for wait in waits:
+        assert wait.until is not None
+        assert sum(reason.seconds for reason in wait.waited_for) == pytest.approx(wait.until - wait.time)
+
+
+def test_reasons_to_rest_are_summed_over_the_batches_of_a_run(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        teller.tell(RequestArrived(0.0, timed_request(0, 9, 9)))
+        for batch_id, (start, end) in enumerate(((0.0, 2.0), (4.0, 6.0), (9.0, 12.0)), 1):
+            (view,) = teller.state.snapshot(start).request.values()
+            teller.plan(start, IterationPlan((prefill([view], (0, 1), masters=(1,), num_tokens=2),)))
+            teller.tell(BatchFinished(end, batch_id, 1))
+            teller.plan(end, wait("full" if batch_id > 1 else "busy"))
+            teller.plan(end + 0.5, wait("late"))
+
+    def wait(reason: str) -> IterationPlan:
+        return IterationPlan(decisions=(Decision(DecisionKind.WAIT, ("r000",), reason),))
+
+    text = story(told(tmp_path / "log", THREE, script), "r000")
+    assert "It rests twice before a batch, 5.00 s in all" in text
+    assert "For 4.00 s: late. For 500 ms: busy. For 500 ms: full." in text
+    assert "Its KV stays on instance 1, which computes it." in text
 
 
 def test_equal_chunks_and_leases_are_told_once_with_their_number(tmp_path: Path) -> None:
@@ -119,7 +144,7 @@ def test_who_never_starts_is_told_why(tmp_path: Path) -> None:
     room = "20 of 20 tokens of KV are free (up to 20 on one instance)"
     assert f"There is no room for it: {room}, and its prompt needs 30." in text
     assert "It has waited 2.00 s, and never starts." in text
-    assert text.count("The policy on its start: no instance may take it.") == 1
+    assert text.count("For 2.00 s: no instance may take it.") == 1
     assert "Its client leaves, after 0 tokens." in text
 
 
