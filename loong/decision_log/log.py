@@ -1,10 +1,8 @@
 """An observer of the loop that writes down what is decided, and how it turns out."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -30,7 +28,7 @@ from loong.decision_log.line_file import LineFile
 from loong.decision_log.lines import Line
 from loong.decision_log.plan_line import instance_states, planned_line
 
-STANDING = frozenset({DecisionKind.WAIT, DecisionKind.DISPATCH})  # said in every plan while it is so
+STANDING = (DecisionKind.WAIT, DecisionKind.DISPATCH)  # said in every plan while it is so
 
 
 @contextmanager
@@ -58,7 +56,7 @@ class DecisionLog:
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
         self._running: dict[int, tuple[BatchPlan, float]] = {}  # and when they began
-        self._said: defaultdict[RequestId, dict[DecisionKind, str]] = defaultdict(dict)  # of `STANDING` kinds
+        self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
         self._write(lines.Started(lines.VERSION, clock_start))
 
     def took_in(self, event: Event) -> None:
@@ -92,30 +90,32 @@ class DecisionLog:
             self._arrive(event.request, snapshot)
         if plan.decisions:
             plan = replace(plan, decisions=tuple(self._news(plan.decisions)))
+        waits = self._said[DecisionKind.WAIT]
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 self._running[instruction.batch_id] = (instruction.plan, event.time)
-                for request_id in instruction.plan.request_ids:
-                    self._said[request_id].pop(DecisionKind.WAIT, None)
+                for request_id in waits.keys() & instruction.plan.request_ids:
+                    del waits[request_id]
         for preemption in plan.preemptions:
-            self._said.pop(preemption.request_id, None)
+            self._forget(preemption.request_id)
         if (line := planned_line(event, snapshot, plan, instructions)) is not None:
             self._write(line)
         elif not self._running:
             self._file.flush()  # nothing may come for long
 
     def _news(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
+        """Those of which something else was said before, or nothing."""
         for decision in decisions:
-            if decision.kind not in STANDING:
+            said = self._said.get(decision.kind)
+            if said is None:
                 yield decision
-            elif new_ids := tuple(filter(partial(self._is_news, decision), decision.request_ids)):
-                for request_id in new_ids:
-                    self._said[request_id][decision.kind] = decision.chosen
+            elif new_ids := tuple(i for i in decision.request_ids if said.get(i) != decision.chosen):
+                said.update(dict.fromkeys(new_ids, decision.chosen))
                 yield replace(decision, request_ids=new_ids)
 
-    def _is_news(self, decision: Decision, request_id: RequestId) -> bool:
-        """Whether something else was said of a request before, or nothing."""
-        return self._said[request_id].get(decision.kind) != decision.chosen
+    def _forget(self, request_id: RequestId) -> None:
+        for said in self._said.values():
+            said.pop(request_id, None)
 
     def _arrive(self, request: Request, snapshot: Snapshot) -> None:
         self._num_tokens[request.request_id] = 0
@@ -144,7 +144,7 @@ class DecisionLog:
                     self._end_request(event.time, request_id, token.finish_reason)
 
     def _end_request(self, time: float, request_id: RequestId, reason: FinishReason) -> None:
-        self._said.pop(request_id, None)
+        self._forget(request_id)
         num_tokens = self._num_tokens.pop(request_id, None)
         if num_tokens is not None:
             self._write(lines.Ended(time, request_id, reason.value, num_tokens))
@@ -158,7 +158,8 @@ class DecisionLog:
 
     def _lose(self, event: InstanceLost) -> None:
         self._write(lines.InstanceLost(event.time, event.instance_id, event.reason))
-        self._said.clear()  # whoever has lost KV waits anew
+        for said in self._said.values():
+            said.clear()  # whoever has lost KV waits anew
         self._running = {
             batch_id: (plan, started_at)
             for batch_id, (plan, started_at) in self._running.items()
