@@ -7,7 +7,6 @@ from pathlib import Path
 from loong.core.errors import ConfigError
 from loong.launcher.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
-from loong.model.parameters import expected_shapes
 
 MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
@@ -72,6 +71,8 @@ def fit_gpu_kv_capacity(
 
 
 def _weight_bytes(config: ModelConfig) -> int:
+    from loong.model.parameters import expected_shapes  # imports torch, which `--help` can do without
+
     return DTYPE_BYTES[config.dtype] * sum(map(prod, expected_shapes(config).values()))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.cost_model_file import CostModelFile
+from loong.launcher.memory import MAX_AUTO_TOKENS
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import POLICIES, admissible_tokens
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
@@ -87,4 +88,6 @@ class Hardware:
                 f"the weights leave no room for KV on {tp_size} x {self.device}; "
                 "give a greater --tensor-parallel-size"
             )
+        if self.device == "cpu":  # no more than `loong serve` takes, an instance of those asked for
+            return min(num_tokens, MAX_AUTO_TOKENS * (tp_size // self.tp_size))
         return num_tokens

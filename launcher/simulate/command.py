@@ -9,11 +9,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.cost_model_file import read_cost_model
-from loong.launcher.model_shape import shape_of
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.run_logs import LogFiles
-from loong.launcher.simulate.cluster import Hardware
+from loong.launcher.simulate.chosen_hardware import chosen_hardware
 from loong.launcher.simulate.config import Host, LoadConfig, SimulateConfig, parse_rates
 from loong.launcher.simulate.flags import (
     DEFAULT_SLO,
@@ -22,7 +20,6 @@ from loong.launcher.simulate.flags import (
     add_log_flags,
     add_report_flags,
 )
-from loong.model.shapes import find_config
 from loong.workloads.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
 
@@ -79,19 +76,13 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         if pace.request_rate == inf:
             raise ConfigError(f"--workload {args.workload} has no pace of its own; give --rate or --goodput")
         rates = (pace.request_rate,)
+    model, hardware = chosen_hardware(args)
     config = SimulateConfig(
-        model=args.model,
+        model=model,
         policies=_policies(args.policy),
         rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale),
         rates=rates,
-        hardware=Hardware(
-            shape_of(find_config(args.model, "dummy")),
-            args.device,
-            args.num_instances,
-            args.tensor_parallel_size,
-            args.kv_cache_tokens,
-            tuple(read_cost_model(path) for path in args.cost_model),
-        ),
+        hardware=hardware,
         load=LoadConfig(
             args.workload,
             args.seed,

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from loong.launcher.flags import add_workload_flags, positive, ratio, seconds, token_count
+from loong.launcher.memory import MAX_AUTO_TOKENS
+from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.launcher.simulate.config import DEFAULT_DURATION
 from loong.model.shapes import SHAPES
 from loong.scheduler.roofline import DEVICES
@@ -18,10 +20,9 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--policy", default="esp", metavar="P,P", help="simulated one by one (%(default)s)")
     group.add_argument(
         "--model",
-        default="llama-3.1-8b",
-        help=f"a Hugging Face folder, or {', '.join(SHAPES)} (%(default)s)",
+        help=f"a Hugging Face folder, or {', '.join(SHAPES)} (the cost model's, or {DEFAULT_MODEL})",
     )
-    group.add_argument("--device", default="h200", help=f"{', '.join(DEVICES)} (%(default)s)")
+    group.add_argument("--device", help=f"{', '.join(DEVICES)} (the cost model's, or {DEFAULT_DEVICE})")
     group.add_argument(
         "--num-instances", "--instances", type=positive, default=8, metavar="N", help="(%(default)s)"
     )
@@ -29,12 +30,14 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         "--tensor-parallel-size",
         "-tp",
         type=positive,
-        default=1,
         metavar="N",
-        help="devices an instance (%(default)s)",
+        help="devices an instance (the cost model's, or 1)",
     )
     group.add_argument(
-        "--kv-cache-tokens", type=token_count, metavar="N", help="an instance's KV pool (what memory holds)"
+        "--kv-cache-tokens",
+        type=token_count,
+        metavar="N",
+        help=f"an instance's KV pool (what memory holds, on processors at most {MAX_AUTO_TOKENS})",
     )
     group.add_argument(
         "--cost-model",

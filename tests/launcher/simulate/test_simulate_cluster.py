@@ -4,9 +4,11 @@ import pytest
 
 from loong.core.errors import ConfigError
 from loong.launcher.cost_model_file import FORMAT, CostModelFile
+from loong.launcher.memory import MAX_AUTO_TOKENS
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import SHAPES
+from loong.model.tiny import CONFIG
 from loong.scheduler.cost_model import Coefficients
 
 LLAMA = shape_of(SHAPES["llama-3.1-8b"])
@@ -35,6 +37,12 @@ def test_the_pools_asked_for_are_the_same_in_all_whoever_has_them() -> None:
 def test_weights_that_are_held_once_leave_more_room_than_weights_held_by_all() -> None:
     hardware = Hardware(LLAMA, "h200", num_instances=4)
     assert hardware.cluster("tp").max_request_tokens > hardware.cluster("static-sp").max_request_tokens
+
+
+def test_pools_on_processors_are_no_larger_than_a_server_makes_them() -> None:
+    hardware = Hardware(shape_of(CONFIG), "cpu", num_instances=2)
+    assert hardware.cluster("replicas").max_request_tokens == MAX_AUTO_TOKENS
+    assert hardware.cluster("tp").max_request_tokens == 2 * MAX_AUTO_TOKENS
 
 
 def test_an_unloaded_prefill_is_the_quickest_that_the_cluster_can_do() -> None:

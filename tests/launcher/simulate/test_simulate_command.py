@@ -2,8 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
+from told_samples import told_stories
 
 from loong.launcher.cli import main
+from loong.launcher.cost_model_file import write_cost_model
+from loong.launcher.model_shape import shape_of
+from loong.launcher.profile.found import Instances, found
+from loong.model.tiny import CONFIG
+from loong.scheduler.roofline import DEVICES, roofline
 
 SMALL = ["--instances", "2", "--num-requests", "24", "--workload", "leval", "--seed", "3"]
 
@@ -85,6 +91,24 @@ def test_a_workload_with_a_pace_of_its_own_needs_no_rate(capsys: pytest.CaptureF
     flags = ["--workload", "victim-attacker", "--num-requests", "20", "--policy", "static-sp"]
     assert main(["simulate", *flags]) == 0
     assert "> 128k" in capsys.readouterr().out
+
+
+def test_a_profile_says_what_is_simulated_where_no_flag_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape, path = shape_of(CONFIG), tmp_path / "cost-model.json"
+    prior = roofline(shape, DEVICES["cpu"], 2)
+    instances = Instances("loong-tiny", shape, tp_size=2, device="cpu", num_instances=2)
+    write_cost_model(found(instances, prior, told_stories(prior, 0, prior, num_instances=2)), path)
+    flags = ["--cost-model", str(path), "--rate", "5", "--length-scale", "1/64"]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Simulated: loong-tiny on 2 instances of 2 x cpu; times as measured")
+    assert main(["simulate", *SMALL, *flags, "--device", "h200"]) == 1
+    assert (
+        "measured on loong-tiny with device cpu, but is to be used with device h200"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

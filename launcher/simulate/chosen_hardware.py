@@ -1,0 +1,37 @@
+"""What the flags say is simulated, and what a cost model's file says where they do not."""
+
+import argparse
+
+from loong.launcher.cost_model_file import read_cost_model
+from loong.launcher.model_shape import shape_of
+from loong.launcher.simulate.cluster import Hardware
+from loong.model.shapes import find_config
+from loong.scheduler.roofline import ModelShape
+
+DEFAULT_MODEL = "llama-3.1-8b"
+DEFAULT_DEVICE = "h200"
+
+
+def chosen_hardware(args: argparse.Namespace) -> tuple[str, Hardware]:
+    """The model's name, and its instances. What no flag names is as in the first cost model, if there is one.
+
+    Raises `ConfigError` if there is no such model or device, or a cost model cannot be read.
+    """
+    measured = tuple(read_cost_model(path) for path in args.cost_model)
+    model, device, tp_size = DEFAULT_MODEL, DEFAULT_DEVICE, 1
+    if measured:
+        model, device, tp_size = measured[0].model, measured[0].device, measured[0].tp_size
+    if args.model is None and measured:
+        shape = ModelShape(**measured[0].shape)
+    else:
+        model = args.model or model
+        shape = shape_of(find_config(model, "dummy"))
+    hardware = Hardware(
+        shape,
+        args.device or device,
+        args.num_instances,
+        args.tensor_parallel_size or tp_size,
+        args.kv_cache_tokens,
+        measured,
+    )
+    return model, hardware
