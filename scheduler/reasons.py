@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from loong.core.cost_model import CostModel, prefill_time
 from loong.core.decision import Alternative, Decision, DecisionKind
+from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch
@@ -30,6 +31,7 @@ def reasons_to_begin(
 
     The seconds are those of a prompt by itself.
     """
+    taken = _taken(prefills, batch_of, survey)
     for prefill in prefills:
         view = prefill.view
         if (batch := batch_of.get(view.request_id)) is None:
@@ -38,7 +40,7 @@ def reasons_to_begin(
         if prefill.is_begun and dop <= len(view.placement.instance_ids):
             continue
         dops = sorted({1, dop, survey.num_instances} | {d for d in (2, 4) if d < survey.num_instances})
-        num_open = survey.num_instances - _num_taken(batch, prefills, batch_of, survey)
+        num_open = survey.num_instances - len(taken.difference(batch.group.instance_ids))
         yield Decision(
             DecisionKind.DOP,
             (view.request_id,),
@@ -53,12 +55,11 @@ def reasons_to_begin(
         )
 
 
-def _num_taken(batch: BatchPlan, prefills: Sequence[Prefill], batch_of: BatchOf, survey: Survey) -> int:
-    """Instances that a batch could not have had: they run something, or begin with other prompts."""
-    others = [running.plan for running in survey.snapshot.batches]
-    others += [batch_of[p.view.request_id] for p in prefills if p.view.request_id in batch_of]
-    taken = {i for other in others for i in other.group.instance_ids if i in survey.free}
-    return len(taken.difference(batch.group.instance_ids))
+def _taken(prefills: Iterable[Prefill], batch_of: BatchOf, survey: Survey) -> set[InstanceId]:
+    """Instances that run something, or are to run prompts: no other batch could have them."""
+    batches = [running.plan for running in survey.snapshot.batches]
+    batches += [batch_of[p.view.request_id] for p in prefills if p.view.request_id in batch_of]
+    return {i for batch in batches for i in batch.group.instance_ids if i in survey.free}
 
 
 def reasons_to_wait(dispatched: Dispatched, groups: Iterable[Group], batch_of: BatchOf) -> Iterator[Decision]:
@@ -119,6 +120,12 @@ def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> D
         f"too few slots are free ({num_free}) for a step of those before it, and of {num_holders} requests "
         "that hold KV it came last",
     )
+
+
+def reason_to_give_back(stranded: RequestView) -> Decision:
+    """Why a request that no longer fits loses its KV."""
+    reason = f"it needs {stranded.num_final_tokens} slots to end, more than all instances have"
+    return Decision(DecisionKind.PREEMPT, (stranded.request_id,), reason)
 
 
 def reason_to_gather(move: KVMigration) -> Decision:
