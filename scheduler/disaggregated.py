@@ -2,7 +2,8 @@
 
 Instances with even ids compute whole prompts, first come, first served, each by itself; those with odd ids
 decode. A request's KV stays with the one that computed it until a decode instance has room for all that the
-request will come to, oldest first, and moves to the one with least promised.
+request will come to, oldest first, and moves to the one with least promised. When all of either kind are
+lost, those left are replicas that do both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from loong.core.instance import ElasticInstance
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.baselines import WHOLE_PROMPTS
+from loong.scheduler.baselines import WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.fixed_groups import FixedGroup, each_alone, groups_of, take
 from loong.scheduler.leases import arrival_order, latest_in_the_way, lease_ends, plan_lease
@@ -27,6 +28,8 @@ def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Policy
     _hold_moving(snapshot, groups)
     sources = [group for group in groups if group.instance_ids[0] % 2 == 0]
     destinations = [group for group in groups if group.instance_ids[0] % 2 == 1]
+    if not (sources and destinations):
+        return plan_fixed_groups(snapshot, cost_model, config, each_alone, WHOLE_PROMPTS)
     take(found.waiting, sources, config.max_num_batched_tokens)
     take(sorted((view for group in sources for view in group.decodes), key=arrival_order), destinations, inf)
     prefills = [

@@ -56,6 +56,9 @@ class Survey:
     `free` is the free slots of each full instance, once requests that have ended leave their batches.
     `resting` are the units on which requests rest. Most plans need none but these, so the others are found
     when they are asked for: those `running` a batch, and `idle` instances, the roomiest first.
+
+    A request may be larger than all instances, once others were lost. Until more join it is not among those
+    `waiting`, so that it holds up nobody.
     """
 
     snapshot: Snapshot
@@ -118,7 +121,8 @@ def survey(snapshot: Snapshot) -> Survey:
             _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
-    waiting = tuple(view for view in snapshot.waiting if view.is_plannable)
+    capacity = sum(snapshot.instance[i].kv_capacity for i in free)
+    waiting = tuple(v for v in snapshot.waiting if v.is_plannable and v.num_final_tokens <= capacity)
     return Survey(snapshot, free, waiting, _resting_units(resting, snapshot, free))
 
 

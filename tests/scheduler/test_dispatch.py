@@ -201,23 +201,25 @@ def test_requests_that_end_at_different_times_share_room() -> None:
 
 
 def test_after_some_are_refused_for_room_no_other_is_tried() -> None:
+    held = decoding("held", 98, (0,), 3)
     large = [waiting(f"a{n:02}", 100 - n, 2, slo=SLO(1.0, 1.0)) for n in range(MAX_REFUSED)]
     small = waiting("z", 1, 2, slo=SLO(2.0, 1.0))
-    assert ids(dispatched(snapshot_of([50], [*large[1:], small])).prefills) == ["z"]
-    assert ids(dispatched(snapshot_of([50], [*large, small])).prefills) == []
+    assert ids(dispatched(snapshot_of([150], [held, *large[1:], small])).prefills) == ["z"]
+    assert ids(dispatched(snapshot_of([150], [held, *large, small])).prefills) == []
 
 
 @pytest.mark.parametrize(("now", "admitted"), [(3.9, ["new"]), (4.1, [])])
 def test_who_has_waited_long_for_room_is_overtaken_no_more(now: float, admitted: list[str]) -> None:
+    held = decoding("held", 100, (0,), 2)
     large = waiting("large", 100, 2, arrival_time=0.0, slo=SLO(1.0, 1.0))
     new = waiting("new", 10, 2, arrival_time=now, slo=SLO(0.5, 1.0))
     older = waiting("older", 1, 2, arrival_time=-1.0, slo=SLO(9.0, 1.0))
     late = waiting("last", 10, 2, arrival_time=now, slo=SLO(99.0, 1.0))
-    found = dispatched(snapshot_of([50, 20], [large, older, late], now=now))
+    found = dispatched(snapshot_of([150, 20], [held, large, older, late], now=now))
     assert ids(found.prefills) == (["older", "last"] if admitted else ["older"])
     reason = {view.request_id: refusal for view, refusal in found.refused}
     assert reason.get("last") == (None if admitted else Refusal.OVERTAKING)
-    assert ids(dispatched(snapshot_of([50, 20], [large, new], now=now)).prefills) == (
+    assert ids(dispatched(snapshot_of([150, 20], [held, large, new], now=now)).prefills) == (
         ["new"] if admitted else []
     )
 

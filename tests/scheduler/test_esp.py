@@ -215,7 +215,7 @@ def test_leases_are_long_while_no_prompt_waits_and_room_abounds(
     capacity: int, num_waiting: int, instance_ids: tuple[int, ...], num_steps: int
 ) -> None:
     view = decoding("d", 110, instance_ids, max_tokens=500)
-    too_long = [waiting(f"w{n}", 30_000) for n in range(num_waiting)]
+    too_long = [waiting(f"w{n}", 19_950) for n in range(num_waiting)]
     (batch,) = planned(snapshot_of([capacity] * 2, [view, *too_long])).batches
     assert batch.num_steps == num_steps
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import instances_with, simulate, timed_request
 
-from loong.core.events import RequestAborted
+from loong.core.events import InstanceLost, RequestAborted
 from loong.core.request import FinishReason, Request
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
@@ -135,3 +135,14 @@ def test_the_same_snapshot_gives_the_same_plan(name: str) -> None:
     run = simulate(name, [2000] * (POLICIES[name].max_instances or 3), requests)
     again = make_policy(name, PolicyConfig())
     assert all(again(snapshot, WorkCostModel()) == plan for snapshot, plan in run.plans)
+
+
+@pytest.mark.parametrize("name", [n for n in POLICY_NAMES if POLICIES[n].max_instances is None])
+@pytest.mark.parametrize("lost_id", [0, 1])
+def test_what_no_longer_fits_after_a_loss_holds_up_nobody(name: str, lost_id: int) -> None:
+    large = timed_request(0, min(5000, admissible_tokens(name, instances_with([3000] * 2)) - 10), 9)
+    others = [timed_request(number, 100, 5, float(number)) for number in range(1, 10)]
+    gives_up = RequestAborted(1e6, large.request_id)
+    run = simulate(name, [3000] * 2, [large, *others], incidents=[InstanceLost(0.05, lost_id), gives_up])
+    assert_all_complete(others, {r.request_id: len(run.tokens[r.request_id]) for r in others})
+    assert all(run.token_times[r.request_id][-1] < gives_up.time for r in others)
