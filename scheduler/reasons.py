@@ -122,12 +122,6 @@ def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> D
     )
 
 
-def reason_to_give_back(stranded: RequestView) -> Decision:
-    """Why a request that no longer fits loses its KV."""
-    reason = f"it needs {stranded.num_final_tokens} slots to end, more than all instances have"
-    return Decision(DecisionKind.PREEMPT, (stranded.request_id,), reason)
-
-
 def reason_to_gather(move: KVMigration) -> Decision:
     """Why KV of a request moves."""
     return Decision(
