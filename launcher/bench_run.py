@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from loong.core.errors import ConfigError
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench_report import PolicyRun, print_run, print_workload, report
 from loong.launcher.embedded import embedded_server
 from loong.launcher.measure import PrefillProbe, measure
+from loong.launcher.outputs import make_folder
 from loong.workloads.metrics import compute_metrics
 from loong.workloads.workload import make_workload
 
@@ -65,10 +65,7 @@ def _output_folder(config: BenchConfig) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="loong-bench-") as folder:
             yield Path(folder)
         return
-    try:
-        config.output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output-dir {config.output_dir} cannot be made: {error}") from error
+    make_folder("--output-dir", config.output_dir)
     yield config.output_dir
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, positive, seconds, token_count
+from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.scheduler.policy import POLICIES
 
@@ -38,6 +39,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; 0 if that ended well, 1 if the engine failed."""
+    if args.trace_dir is not None:
+        make_folder("--trace-dir", args.trace_dir)
     from loong.launcher.serving import serve_until_stopped  # imports torch, which `--help` can do without
 
     return serve_until_stopped(_config(args))
@@ -69,7 +72,10 @@ def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
         help="from `loong profile` (the device's roofline)",
     )
     group.add_argument(
-        "--recalibrate", action="store_true", help="correct the cost model by what batches take (off)"
+        "--recalibrate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="correct the cost model by what batches take (on)",
     )
 
 

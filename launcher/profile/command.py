@@ -5,6 +5,7 @@ from pathlib import Path
 
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import positive, seconds, token_count
+from loong.launcher.outputs import check_file
 from loong.launcher.profile.stories import Limits
 
 _EXAMPLES = """\
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, report and write the file; 0 if that worked."""
     from loong.launcher.profile.session import profile  # imports torch, which `--help` can do without
 
+    check_file("--output", args.output)
     limits = Limits(
         max_chunk_tokens=args.max_chunk_tokens,
         max_prompt_tokens=args.max_prompt_tokens,

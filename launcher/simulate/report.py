@@ -7,7 +7,7 @@ from time import perf_counter
 
 import msgspec
 
-from loong.core.errors import ConfigError
+from loong.launcher.outputs import make_folder
 from loong.launcher.simulate import tables
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.documents import results_json, summary_json
@@ -27,10 +27,10 @@ def simulate_and_report(config: SimulateConfig, command: str) -> None:
     """Simulate, print tables, write the files that were asked for, and print one line of JSON.
 
     Raises:
-        ConfigError: the output folder cannot be made.
+        ConfigError: the output folder cannot be made, or not be written into.
     """
     if config.output_dir is not None:
-        _make_folder(config.output_dir)
+        make_folder("--output-dir", config.output_dir)
     print(tables.heading(config))
     start = perf_counter()
     results, goodputs = _simulated(config)
@@ -120,10 +120,3 @@ def _curve(results: Sequence[PointResult], policy: str, rule: SLORule) -> list[t
         for result in results
         if (result.point.policy, result.point.rule) == (policy, rule) and not result.is_cut_off
     ]
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output-dir {folder} cannot be made: {error}") from error

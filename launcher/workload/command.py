@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 DEFAULT_NUMBER = 1_000
 _EXAMPLES = """\
 examples:
-  loong workload describe mixed@poisson(2) --plot mixed.png
+  loong workload describe 'mixed@poisson(2)' --plot mixed.png
   loong workload describe '0.7*sharegpt+0.3*zipf(1.2,10,200000)'
   loong workload describe trace:AzureLLMInferenceTrace_conv.csv
-  loong workload save mixed@poisson(2) --num-requests 500 -o mixed.jsonl
+  loong workload save 'mixed@poisson(2)' --num-requests 500 -o mixed.jsonl
   loong bench --workload trace:mixed.jsonl --num-requests 500
 """
 
@@ -46,13 +46,13 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 
 def run_describe(args: argparse.Namespace) -> int:
-    """Print tables, and draw if asked to; returns 0."""
+    """Draw if asked to, and print tables; returns 0."""
     from loong.launcher.workload.tables import print_description  # imports what `--help` can do without
 
     requests = _requests(args)
-    print_description(args.workload, requests, args.seed, args.length_scale)
     if args.plot is not None:
         _plot(args.workload, requests, args.plot)
+    print_description(args.workload, requests, args.seed, args.length_scale)
     return 0
 
 

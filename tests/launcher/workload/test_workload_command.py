@@ -74,11 +74,14 @@ def test_saved_requests_are_sent_again_as_they_are(
         (["save", "mixed", "-o", "/dev/null/a.jsonl"], "--output /dev/null/a.jsonl cannot be written"),
     ],
 )
-def test_bad_input_gives_one_clear_line(arguments: list[str], complaint: str) -> None:
+def test_bad_input_gives_one_clear_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError) as error:
         run(*arguments)
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
+    assert not capsys.readouterr().out
 
 
 def test_more_requests_than_a_file_has_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Where a command is to write, tried before the work whose result would be lost."""
+
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from loong.core.errors import ConfigError
+
+
+def check_file(flag: str, path: Path) -> None:
+    """Raise `ConfigError`, which names the flag, unless a file can be made or replaced there."""
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path} is a folder; name a file")
+    _check_folder(flag, path, path.parent)
+
+
+def make_folder(flag: str, folder: Path) -> None:
+    """Make a folder that takes files. Raises `ConfigError`, which names the flag, if there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {folder} cannot be made: {error.strerror}") from error
+    _check_folder(flag, folder, folder)
+
+
+def _check_folder(flag: str, path: Path, folder: Path) -> None:
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be written: {error.strerror}") from error
