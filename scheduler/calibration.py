@@ -3,37 +3,49 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, inf, log
+from statistics import fmean, median
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.placement import InstanceId
 from loong.core.work import InstanceWork, Phase, StepWork, phase_of
 
-RATE = 0.05  # of what a batch shows to be wrong, corrected at once
-LARGEST_RATIO = 1.25  # a batch that was further off counts as if it had been this much
-LARGEST_FACTOR = 4.0  # of all corrections together, either way
+WINDOW = 51  # batches of a phase that count
+NUM_BELIEVED = 9  # predictions taken to have come true before the first batch, while the window has room
+LARGEST_FACTOR = 16.0  # either way; in errors, a batch that was further off counts as if by this much
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What predictions of one phase are multiplied by, and how far off they still are.
+    """What predictions of one phase are multiplied by: as many of the last batches were slower as quicker.
 
-    `error` is the running mean of the relative error of corrected predictions; None before the first batch.
+    So while most of the batches in the window are alike, the factor is as one of theirs, whatever the others
+    were; and a change is learned as soon as most of the window has seen it, at first after ten batches.
     """
 
+    ratios: tuple[float, ...] = ()  # measured to predicted times of the last batches, uncorrected
     factor: float = 1.0
-    error: float | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the window is full."""
+        return len(self.ratios) == WINDOW
 
     def observe(self, predicted: float, measured: float) -> "Correction":
-        """Take in a batch, given what the uncorrected model predicted.
+        """Take in a batch, given what the uncorrected model predicted."""
+        ratios = (*self.ratios[1 - WINDOW :], measured / predicted)
+        believed = (1.0,) * min(NUM_BELIEVED, WINDOW - len(ratios))
+        return Correction(ratios, _bounded(median((*believed, *ratios))))
 
-        The factor goes towards where as many batches are slower as are quicker, by at most 1.2 percent.
+    def error(self, factor: float) -> float:
+        """How far predictions times `factor` are from the window's batches: 1 is twice or half as long.
+
+        The geometric mean, of at least one batch.
         """
-        ratio = measured / (predicted * self.factor)
-        bounded = log(min(max(ratio, 1 / LARGEST_RATIO), LARGEST_RATIO))
-        factor = self.factor * exp(RATE * bounded)
-        off = min(abs(1 / ratio - 1), 1.0)
-        error = off if self.error is None else self.error + RATE * (off - self.error)
-        return Correction(min(max(factor, 1 / LARGEST_FACTOR), LARGEST_FACTOR), error)
+        return exp(fmean(abs(log(_bounded(ratio / factor))) for ratio in self.ratios)) - 1
+
+
+def _bounded(ratio: float) -> float:
+    return min(max(ratio, 1 / LARGEST_FACTOR), LARGEST_FACTOR)
 
 
 @dataclass(frozen=True, slots=True)

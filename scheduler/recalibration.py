@@ -16,18 +16,21 @@ from loong.scheduler.calibration import CalibratedCostModel, Calibration
 
 
 class Recalibration:
-    """An observer of the loop."""
+    """An observer of the loop. What it learns `is_applied`, or plans are made with the `base` as it is."""
 
-    def __init__(self, base: CostModel) -> None:
-        self.base = base
+    def __init__(self, base: CostModel, *, is_applied: bool = True) -> None:
+        self.base, self._is_applied = base, is_applied
         self.calibration = Calibration()
         self._running: dict[int, tuple[RunBatch, float]] = {}  # and when it started
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """The running relative error of corrected predictions, by phase, of those that ran."""
-        corrections = self.calibration.corrections
-        return {phase.value: c.error for phase, c in corrections.items() if c.error is not None}
+        """How far off the model is that plans are made with, by phase, of those that ran."""
+        return {
+            phase.value: correction.error(correction.factor if self._is_applied else 1.0)
+            for phase, correction in self.calibration.corrections.items()
+            if correction.ratios
+        }
 
     def took_in(self, event: Event, /) -> None:
         """Compare what has finished with what was predicted."""

@@ -154,7 +154,7 @@ class CostModelCollector(Collector):
         """One gauge for each phase of which a batch has run."""
         family = GaugeMetricFamily(
             "loong:cost_model_relative_error",
-            "Running mean of how far predicted batch times are off.",
+            "How far predicted times of the last batches are off, in the mean; 1 is twice or half as long.",
             labels=("model_name", "phase"),
         )
         for phase, error in self._errors().items():

@@ -26,7 +26,7 @@ from loong.core.events import (
 )
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.plan import IterationPlan
-from loong.core.request import SLO, FinishReason
+from loong.core.request import SLO, FinishReason, Request
 from loong.executor.simulated import SimulatedExecutor
 from loong.recording.lines import VERSION, Setting, event_line, event_of
 from loong.recording.reader import Recording, read_recording
@@ -58,7 +58,12 @@ INCIDENTS = (
 
 
 def recorded(
-    path: Path, setting: Setting = SETTING, *, incidents: Iterable[Event] = (), slower: float = 1.0
+    path: Path,
+    setting: Setting = SETTING,
+    *,
+    requests: Iterable[Request] = REQUESTS,
+    incidents: Iterable[Event] = (),
+    slower: float = 1.0,
 ) -> Recording:
     """A simulated run, recorded; steps take `slower` times as long as the cost model predicts."""
 
@@ -68,7 +73,7 @@ def recorded(
         recalibration = Recalibration(setting.cost_model)
         believed = RecalibratedCostModel(recalibration) if setting.is_recalibrated else setting.cost_model
         truth = WorkCostModel(Coefficients(step=slower * Coefficients().step))
-        executor = SimulatedExecutor(truth, REQUESTS, incidents)
+        executor = SimulatedExecutor(truth, requests, incidents)
         with recording(path, setting) as recorder:
             async for _ in Scheduling(state, policy, believed, executor, (recalibration, recorder)).events():
                 pass
@@ -145,8 +150,15 @@ def test_a_replay_plans_the_same_when_instances_come_and_go(tmp_path: Path) -> N
 
 
 def test_a_replay_learns_the_same_corrections_of_the_cost_model(tmp_path: Path) -> None:
-    run = recorded(tmp_path / "log", replace_setting(is_recalibrated=True), slower=3.0)
+    setting = replace_setting(is_recalibrated=True)
+    requests = [
+        replace(timed_request(n, 20 + 97 * n % 500, 2 + n % 9, 0.03 * n), slo=SLO(0.2, 0.05))
+        for n in range(100)
+    ]
+    run = recorded(tmp_path / "log", setting, requests=requests, slower=5.0)
     assert asyncio.run(replay(run)).difference is None
+    run.setting = replace_setting(is_recalibrated=False)
+    assert asyncio.run(replay(run)).difference is not None
 
 
 def test_another_policy_differs_and_both_plans_are_told(tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ def test_predictions_that_come_true_are_left_as_they_are() -> None:
         assert recalibration.calibration.corrections[Phase(name)].factor == pytest.approx(1, abs=0.02)
 
 
+def test_errors_are_of_the_model_that_plans_are_made_with() -> None:
+    corrected, uncorrected = Recalibration(BASE), Recalibration(BASE, is_applied=False)
+    run(SLOWER, [corrected, uncorrected])
+    assert corrected.calibration == uncorrected.calibration
+    assert corrected.errors["decode"] < 0.1
+    assert uncorrected.errors["decode"] == pytest.approx(0.5, rel=0.1)
+
+
 def test_long_leases_are_predicted_with_the_kv_that_they_make() -> None:
     reading = WorkCostModel(Coefficients(decode_key=1e-3))
     recalibration = Recalibration(reading)
