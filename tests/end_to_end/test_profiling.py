@@ -34,7 +34,7 @@ def test_what_is_profiled_is_printed_written_and_served_by(tmp_path: Path) -> No
     assert refused.returncode == 1
     assert "tp_size 1" in refused.stderr.splitlines()[-1]
 
-    with served(tmp_path, *SMALL, "--cost-model", str(path), "--recalibrate") as server:
+    with served(tmp_path, *SMALL, "--cost-model", str(path)) as server:
         for _ in range(3):
             server.client.completions.create(
                 model="loong-tiny", prompt="once", max_tokens=20, extra_body={"ignore_eos": True}
