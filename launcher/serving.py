@@ -19,6 +19,7 @@ from loong.core.timeline import Timeline
 from loong.engine import Engine
 from loong.executor.traces import WorkerTraces
 from loong.launcher.chosen_cost_model import chosen_cost_model
+from loong.launcher.cost_model_alarm import CostModelAlarm
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.run_logs import LogFiles, run_logs
@@ -82,7 +83,7 @@ async def _serve(config: ServeConfig) -> int:
     limits = _limits(config)
     policy = make_policy(config.policy_name, config.policy)
     base = _cost_model(config, limits)
-    recalibration = Recalibration(base)
+    recalibration = Recalibration(base, is_applied=config.is_recalibrated)
     cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     signals = _StopSignals()
@@ -96,7 +97,7 @@ async def _serve(config: ServeConfig) -> int:
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
-            observers: tuple[Observer, ...] = (timeline, recalibration, *logs)
+            observers: tuple[Observer, ...] = (timeline, recalibration, CostModelAlarm(recalibration), *logs)
             scheduling = Scheduling(state, policy, cost_model, executor, observers)
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())

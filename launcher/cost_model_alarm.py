@@ -1,0 +1,52 @@
+"""Says when batches keep taking other times than plans count on."""
+
+import logging
+from collections.abc import Sequence
+from math import inf
+
+from loong.core.events import BatchFinished, Event
+from loong.core.instructions import Instruction
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.core.work import Phase
+from loong.scheduler.recalibration import Recalibration
+
+logger = logging.getLogger(__name__)
+
+LARGEST_ERROR = 1.0  # twice or half as long as predicted, in the mean of a full window
+INTERVAL_SECONDS = 60.0  # between two warnings
+
+
+class CostModelAlarm:
+    """An observer of the loop that comes after `recalibration`, whose errors it watches."""
+
+    def __init__(self, recalibration: Recalibration) -> None:
+        self._recalibration = recalibration
+        self._warned_at = -inf
+
+    def took_in(self, event: Event, /) -> None:
+        """Warn if a phase is far off, unless that was said a moment ago."""
+        if not isinstance(event, BatchFinished) or event.time - self._warned_at < INTERVAL_SECONDS:
+            return
+        if findings := self._findings():
+            self._warned_at = event.time
+            logger.warning(
+                "the cost model is wrong, and targets may be missed: %s; measure this machine by "
+                "`loong profile --output FILE` and serve with `--cost-model FILE`",
+                "; ".join(findings),
+            )
+
+    def planned(
+        self, _event: Event, _snapshot: Snapshot, _plan: IterationPlan, _told: Sequence[Instruction], /
+    ) -> None:
+        """Nothing is known of what only starts."""
+
+    def _findings(self) -> list[str]:
+        """What to say of each phase that is too far off."""
+        corrections = self._recalibration.calibration.corrections
+        return [
+            f"{name} batches take {corrections[Phase(name)].factor:.2g} times as long as it says, and "
+            f"what plans count on is off by a factor of {1 + error:.2g} in the mean"
+            for name, error in self._recalibration.errors.items()
+            if error > LARGEST_ERROR and corrections[Phase(name)].is_settled
+        ]
