@@ -1,6 +1,8 @@
 """The `loong` command."""
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -31,8 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(_with_dashes(sys.argv[1:] if arguments is None else arguments))
     try:
         code: int = args.run(args)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` may have
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 128 + signal.SIGPIPE
     except LoongError as error:
         print(f"loong: error: {error}", file=sys.stderr)
         return 1

@@ -1,8 +1,6 @@
 """`loong explain`: flags, and what is printed."""
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
 import msgspec
@@ -43,16 +41,8 @@ def run(args: argparse.Namespace) -> int:
     index = indexed(read_log(args.log))
     if not index.arrivals:
         raise ConfigError(f"{args.log} tells of no request: none has come")
-    _print(_list(index, as_json=args.json) if args.request is None else _story(index, args))
+    print(_list(index, as_json=args.json) if args.request is None else _story(index, args))
     return 0
-
-
-def _print(text: str) -> None:
-    """Print, to whoever has not seen enough before the end, as `head` may have."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
 
 
 def _list(index: LogIndex, *, as_json: bool) -> str:

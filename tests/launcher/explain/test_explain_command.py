@@ -1,10 +1,7 @@
 """The command: what it prints, and one clear line for what it cannot tell."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ from simulation import instances_with
 from loong.core.plan import IterationPlan, Preemption
 from loong.decision_log.log import decision_log
 from loong.launcher.cli import main
-from loong.launcher.embedded import ENTRY
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
 
@@ -82,19 +78,6 @@ def test_a_story_is_no_wider_than_the_page(path: Path, capsys: pytest.CaptureFix
     lines = shown(capsys, path, "--request", LONG).splitlines()
     assert lines[0] == f"Request {LONG}: a prompt of 600 tokens, at most 30 tokens of output."
     assert max(map(len, lines)) <= 110
-
-
-def test_who_has_seen_enough_may_stop_reading(path: Path) -> None:
-    reading_end, writing_end = os.pipe()
-    os.close(reading_end)
-    result = subprocess.run(
-        [sys.executable, "-c", ENTRY, "explain", str(path)],
-        stdout=writing_end,
-        stderr=subprocess.PIPE,
-        check=True,
-    )
-    os.close(writing_end)
-    assert not result.stderr
 
 
 def test_the_commands_of_the_documentation_print_what_it_shows(
