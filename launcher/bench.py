@@ -27,11 +27,11 @@ SMALLEST_VOCABULARY = 256  # ids below it are in every model's vocabulary, byte-
 
 EXAMPLES = """examples:
   loong bench --workload mixed --length-scale 1/64 --request-rate 4 --policy esp,static-sp
-  loong bench --num-instances 2 --policy esp,tp --length-scale 1/64   (tp: the same processes, one instance)
+  loong bench --num-instances 2 --policy esp,tp --length-scale 1/64   # tp: the same processes, one instance
   loong bench --base-url http://localhost:8000 --workload sharegpt --goodput ttft:2000 tpot:50
   loong bench --workload leval --max-concurrency 8 --num-instances 8 --model ./my-model
   loong bench --workload '0.7*sharegpt+0.3*lveval@gamma(2,0.5)' --length-scale 1/64
-  loong bench --workload trace:azure.csv@replay(2) --length-scale 1/64
+  loong bench --workload 'trace:azure.csv@replay(2)' --length-scale 1/64
 """
 
 

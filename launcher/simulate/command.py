@@ -31,8 +31,8 @@ examples:
   loong simulate --workload mixed --rate 0.5 --policy esp,tp --output-dir report
   loong simulate --workload sharegpt --rate 20:200:20 --policy esp,replicas --jobs 2
   loong simulate --workload lveval --model lwm-1m --goodput --slo tight --slo loongserve-12
-  loong simulate --workload trace:azure.csv@replay(2) --policy esp,replicas
-  loong simulate --replay events.jsonl   (of `loong serve --event-log events.jsonl`)
+  loong simulate --workload 'trace:azure.csv@replay(2)' --policy esp,replicas
+  loong simulate --replay events.jsonl   # of `loong serve --event-log events.jsonl`
 """
 
 
