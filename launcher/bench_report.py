@@ -144,15 +144,19 @@ def _without_keys(command: str) -> str:
 
 
 def _write_files(folder: Path, runs: Sequence[PolicyRun], results: dict[str, JSON]) -> None:
-    (folder / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+    written = [folder / "results.json"]
+    written[0].write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
     timelines = {run.policy: run.measurement.timeline for run in runs if run.measurement.timeline is not None}
     if not timelines:
         print("No picture: the server has no /trace.", file=sys.stderr)
     elif not is_available():
         print("No picture: matplotlib is not installed; pip install 'loong[bench]'.", file=sys.stderr)
     else:
-        plot_timelines(timelines, [folder / "timeline.png", folder / "timeline.svg"])
-    print(f"Wrote {', '.join(sorted(str(path) for path in folder.iterdir()))}", file=sys.stderr)
+        pictures = [folder / "timeline.png", folder / "timeline.svg"]
+        plot_timelines(timelines, pictures)
+        written += pictures
+    written += [folder / f"server-{run.policy}.log" for run in runs if isinstance(run.server, ServerConfig)]
+    print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
 def _summary(runs: Sequence[PolicyRun], config: BenchConfig) -> dict[str, JSON]:

@@ -32,8 +32,11 @@ def last_line(text: str) -> dict[str, Any]:
 def test_two_policies_are_measured_compared_and_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "notes.txt").touch()
     code = run_bench(*QUICK, "--policy", "esp,static-sp", "--output-dir", str(tmp_path))
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    assert "notes.txt" not in told
+    assert f"{tmp_path}/server-esp.log, {tmp_path}/server-static-sp.log\n" in told
     assert code == 0
     assert printed.count("Serving Benchmark Result") == 2
     assert printed.startswith(
