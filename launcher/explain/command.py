@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import ConfigError
+from loong.core.request import RequestId
 from loong.decision_log.reader import read_log
 from loong.launcher.explain.index import LogIndex, indexed
 from loong.launcher.explain.listing import listing, most_delayed_first
@@ -13,6 +14,7 @@ from loong.launcher.explain.story import story_of
 from loong.launcher.explain.summary import summary_of
 from loong.launcher.explain.words import told
 
+MAX_NAMED = 3  # of the ids that begin alike
 _EXAMPLES = """\
 examples:
   loong serve --decision-log decisions.jsonl         write a log
@@ -32,7 +34,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.set_defaults(run=run)
     parser.add_argument("log", type=Path, metavar="LOG", help="a file written by --decision-log")
-    parser.add_argument("--request", metavar="ID", help="tell this request's story; the id is the API's")
+    parser.add_argument(
+        "--request", metavar="ID", help="tell this request's story: by the API's id, or how it begins"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
@@ -53,10 +57,21 @@ def _list(index: LogIndex, *, as_json: bool) -> str:
 
 
 def _story(index: LogIndex, args: argparse.Namespace) -> str:
-    if args.request not in index.arrivals:
+    story = story_of(index, _request_id(index, args.log, args.request))
+    return msgspec.json.encode(story).decode() if args.json else told(story)
+
+
+def _request_id(index: LogIndex, log: Path, text: str) -> RequestId:
+    """The request that has this id, or the only one whose id begins so."""
+    if text in index.arrivals:
+        return text
+    matching = [request_id for request_id in index.arrivals if request_id.startswith(text)]
+    if not matching:
         raise ConfigError(
-            f"{args.log} tells of {len(index.arrivals):,} requests, but not of {args.request!r}; "
+            f"{log} tells of {len(index.arrivals):,} requests, but not of {text!r}; "
             f"without --request it lists them"
         )
-    story = story_of(index, args.request)
-    return msgspec.json.encode(story).decode() if args.json else told(story)
+    if len(matching) > 1:
+        some = ", ".join(matching[:MAX_NAMED]) + (", ..." if len(matching) > MAX_NAMED else "")
+        raise ConfigError(f"--request {text} is how {len(matching):,} ids begin: {some}")
+    return matching[0]

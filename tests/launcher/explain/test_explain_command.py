@@ -108,6 +108,19 @@ def test_a_request_that_is_not_in_the_log_is_one_line(path: Path, capsys: pytest
     assert refused(capsys, path, "--request", "r9") == expected
 
 
+def test_the_beginning_of_an_id_stands_for_it_if_no_other_begins_so(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = path.read_text().replace(f'"{LONG}"', '"cmpl-1f3a"')
+    path.write_text(text)
+    assert shown(capsys, path, "--request", "cmpl-1").startswith("Request cmpl-1f3a: ")
+    path.write_text(text.replace(f'"{SHORT}"', '"cmpl-1"'))
+    assert shown(capsys, path, "--request", "cmpl-1").startswith("Request cmpl-1: ")
+    assert refused(capsys, path, "--request", "cmpl") == (
+        "loong: error: --request cmpl is how 2 ids begin: cmpl-1, cmpl-1f3a"
+    )
+
+
 def test_a_damaged_line_is_one_line_with_its_number(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_bytes(path.read_bytes().replace(b'"planned"', b'"planed"', 1))
     assert f"{path}:3 is damaged" in refused(capsys, path)
