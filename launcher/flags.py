@@ -6,6 +6,7 @@ from math import inf
 
 from loong.workloads.spec import usage
 
+MAX_PORT = 65535
 _FACTORS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 
 
@@ -31,6 +32,13 @@ def positive(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A TCP port, or 0 for any that is free."""
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port from 0 to {MAX_PORT}")
     return int(text)
 
 

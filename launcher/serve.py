@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
-from loong.launcher.flags import or_auto, positive, seconds, token_count
+from loong.launcher.flags import or_auto, port, positive, seconds, token_count
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.scheduler.policy import POLICIES
@@ -81,7 +81,7 @@ def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="(%(default)s)")
-    group.add_argument("--port", type=int, default=8000, help="(%(default)s)")
+    group.add_argument("--port", type=port, default=8000, help="(%(default)s)")
     group.add_argument(
         "--api-key", action="append", default=[], metavar="KEY", help="may be given repeatedly"
     )

@@ -85,4 +85,4 @@ class Scraper:
         except TimeoutError as error:
             raise ServerUnusableError(f"{url} did not answer within {SCRAPE_SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ServerUnusableError(f"{url} cannot be reached: {error}") from error
+            raise ServerUnusableError(f"no server answers at {self.base_url}: {error}") from error

@@ -96,9 +96,14 @@ def find_config(model: str, load_format: str = "auto", dtype: str | None = None)
         config = SHAPES[model]
     elif Path(model).is_dir():
         config = load_config(Path(model))
-    else:
+    elif model in SHAPES:
         raise ConfigError(
-            "model must be a local folder or, with load format dummy, one of "
-            f"{', '.join(SHAPES)}; got {model!r}"
+            f"model {model} is a built-in shape without weights; --load-format dummy makes random ones"
+        )
+    else:
+        what = "is no folder" if Path(model).exists() else "does not exist"
+        raise ConfigError(
+            f"model {model!r} {what}; name a local folder or, with --load-format dummy, one of "
+            f"{', '.join(SHAPES)}"
         )
     return config if dtype is None else replace(config, dtype=dtype)

@@ -66,7 +66,7 @@ def test_a_part_is_from_0_to_1(text: str) -> None:
         (["serve", "no-such-folder"], "'no-such-folder'"),
         (["serve", "--kv-cache-tokens", "500M"], "--kv-cache-tokens"),
         (["serve", "--max-model-len", "2m"], "2000000"),
-        (["serve", "--port", "99999"], "99999"),
+        (["serve", "--port", "99999"], "argument --port: '99999' is no port from 0 to 65535"),
         (["serve", "--lease-steps", "0"], "--lease-steps"),
         (["serve", "--drain-timeout", "-5"], "--drain-timeout"),
         (["serve", "--nonsense"], "--nonsense"),

@@ -175,8 +175,10 @@ def test_kv_bytes_per_token_are_those_of_all_layers_and_heads() -> None:
 def test_a_model_is_found_by_folder_or_as_dummy_by_name(tmp_path: Path) -> None:
     assert find_config("lwm-1m", "dummy", "float16").dtype == "float16"
     assert find_config(str(write_tiny_model("llama", tmp_path))).hidden_size == 32
-    with pytest.raises(ConfigError, match="model must be a local folder or, with load format dummy, one of "):
+    with pytest.raises(ConfigError, match="lwm-1m is a built-in shape without weights; --load-format dummy"):
         find_config("lwm-1m")
+    with pytest.raises(ConfigError, match="no-model' does not exist; name a local folder or, with --load"):
+        find_config(str(tmp_path / "no-model"))
     with pytest.raises(ConfigError, match="load format must be one of auto, safetensors, dummy, got 'gguf'"):
         find_config("lwm-1m", "gguf")
     with pytest.raises(ConfigError, match=r"dtype must be one of .* got 'int8'"):

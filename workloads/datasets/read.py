@@ -78,4 +78,4 @@ def _keys(path: Path, line: bytes) -> frozenset[str]:
     try:
         return frozenset(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad(path, "line 1", str(error)) from error
+        raise bad(path, "line 1", f"{error}; the file is none of {KNOWN}") from error

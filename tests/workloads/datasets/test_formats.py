@@ -136,6 +136,7 @@ def line_of(text: str, number: int, before: str, after: str) -> str:
         ("time,tokens\n1,2\n", "line 1: has time, tokens, which is none of an Azure LLM trace or BurstGPT"),
         ('{"time": 1}\n', "line 1: has time, which is none of an Azure LLM trace or BurstGPT"),
         ("{time: 1}\n", "line 1: JSON is malformed"),
+        ('{\n  "time": 1\n}\n', "line 1: Input data was truncated; the file is none of an Azure LLM trace"),
         ("", "line 1: has nothing, which is none of"),
         ("[]", "has no request that can be sent"),
     ],
