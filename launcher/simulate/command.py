@@ -67,11 +67,12 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> SimulateConfig:
     rates = parse_rates(args.rate) if args.rate else ()
-    pace = pace_of(args.workload, max(rates, default=None), args.burstiness)
-    if pace.max_concurrency is not None:
+    if pace_of(args.workload).max_concurrency is not None:
         raise ConfigError(
-            f"--workload {args.workload} waits for answers, and here requests come by the clock; give --rate"
+            f"--workload {args.workload} waits for answers, and here requests come by the clock; "
+            "leave out @closed and give --rate"
         )
+    pace = pace_of(args.workload, max(rates, default=None), args.burstiness)
     if not rates and args.goodput is None:
         if pace.request_rate == inf:
             raise ConfigError(f"--workload {args.workload} has no pace of its own; give --rate or --goodput")

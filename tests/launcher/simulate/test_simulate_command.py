@@ -129,6 +129,7 @@ def test_a_profile_says_what_is_simulated_where_no_flag_does(
         (["--rate", "fast"], "--rate 'fast'"),
         ([], "--workload mixed has no pace of its own"),
         (["--workload", "mixed@closed(8)"], "--workload mixed@closed(8) waits for answers"),
+        (["--workload", "mixed@closed(4)", "--rate", "1"], "--workload mixed@closed(4) waits for answers"),
         (["--workload", "trace:nowhere.csv"], "nowhere.csv cannot be read"),
         (["--rate", "1", "--model", "llama-3.1-70b"], "no room for KV"),
         (["--rate", "1", "--num-instances", "3", "-tp", "3"], "--tensor-parallel-size of 3 does not divide"),
