@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,7 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
         endpoints = _endpoints(config, Path(directory))
         executor = WorkersExecutor(endpoints)
         processes: list[asyncio.subprocess.Process] = []
+        is_ready = False
         tasks = [_guarded(executor.read_reports(), executor), _guarded(executor.watch_silence(), executor)]
         try:
             for instance_id, tp_rank in endpoints.commands:
@@ -88,12 +89,15 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
                 processes.append(process)
                 tasks.append(_guarded(_watch(process, instance_id, executor), executor))
             await executor.wait_until_ready(config.start_timeout)
+            is_ready = True
             yield executor
         finally:
             for task in tasks:
                 task.cancel()
             executor.shut_down()
             executor.close()
+            if not is_ready:  # those that are loading listen to nobody, and have nothing to lose
+                _kill(processes)
             await asyncio.gather(*(_stop(process) for process in processes))
 
 
@@ -143,6 +147,12 @@ async def _watch(process: asyncio.subprocess.Process, instance_id: int, executor
     await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     executor.lose(instance_id, f"its process {process.pid} {how}")
+
+
+def _kill(processes: Iterable[asyncio.subprocess.Process]) -> None:
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -75,7 +75,6 @@ def serve_until_stopped(config: ServeConfig) -> int:
     try:
         return uvloop.run(_serve(config))
     except asyncio.CancelledError:
-        logger.warning("stopped at once, as told; open requests were dropped")
         return FORCED_EXIT_CODE
 
 
@@ -188,6 +187,8 @@ class _StopSignals:
         elif self.is_up and not self.second.is_set():
             self.second.set()
         elif self._task is not None:
+            what = "open requests are dropped" if self.is_up else "the server was not up yet"
+            logger.warning("stopping at once, as told; %s", what)
             self._task.cancel()
 
 
