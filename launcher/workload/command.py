@@ -47,12 +47,14 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 def run_describe(args: argparse.Namespace) -> int:
     """Draw if asked to, and print tables; returns 0."""
-    from loong.launcher.workload.tables import print_description  # imports what `--help` can do without
+    from loong.launcher.workload.tables import print_description  # these import what `--help` can do without
+    from loong.workloads.workload import pace_of
 
     requests = _requests(args)
     if args.plot is not None:
         _plot(args.workload, requests, args.plot)
-    print_description(args.workload, requests, args.seed, args.length_scale)
+    pace = pace_of(args.workload, args.request_rate, args.burstiness)
+    print_description(args.workload, requests, args.seed, args.length_scale, pace.max_concurrency)
     return 0
 
 

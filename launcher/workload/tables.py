@@ -11,11 +11,15 @@ from loong.workloads.workload import origin_of
 
 
 def print_description(
-    workload: str, requests: Sequence[WorkloadRequest], seed: int, length_scale: float
+    workload: str,
+    requests: Sequence[WorkloadRequest],
+    seed: int,
+    length_scale: float,
+    max_concurrency: int | None = None,
 ) -> None:
-    """Print everything there is to say about at least one request."""
+    """Print all there is to say about at least one request, in a closed loop unless `max_concurrency` is None."""
     description = describe(requests, length_scale=length_scale)
-    print(_heading(workload, description, seed, length_scale))
+    print(_heading(workload, description, seed, length_scale, max_concurrency))
     print(_spreads(description), end="\n\n")
     print(_buckets(description), end="\n\n")
     print(_totals(description), end="\n\n")
@@ -23,8 +27,10 @@ def print_description(
     print(msgspec.json.encode({**settings, **msgspec.to_builtins(description)}).decode())
 
 
-def _heading(workload: str, description: Description, seed: int, length_scale: float) -> str:
-    pace = "all at once"
+def _heading(
+    workload: str, description: Description, seed: int, length_scale: float, max_concurrency: int | None
+) -> str:
+    pace = "all at once" if max_concurrency is None else f"at most {max_concurrency:,} at once"
     if description.request_rate is not None:
         pace = f"in {description.duration:,.1f} s, {description.request_rate:.4g} a second"
     return (

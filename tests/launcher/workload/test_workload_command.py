@@ -41,6 +41,11 @@ def test_what_has_no_pace_comes_at_once(capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(printed.splitlines()[-1])["input"]["mean"] == 10.0
 
 
+def test_a_closed_loop_does_not_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("describe", "fixed(100,10)@closed(64)", "--num-requests", "5") == 0
+    assert "5 requests at most 64 at once\n" in capsys.readouterr().out
+
+
 def test_a_rate_wins_over_the_spec(capsys: pytest.CaptureFixture[str]) -> None:
     run("describe", "mixed@poisson(1)", "--num-requests", "11", "--request-rate", "4", "--burstiness", "inf")
     assert "11 requests in 2.5 s, 4 a second" in capsys.readouterr().out
