@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import sys
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,8 @@ def replay_and_report(path: Path) -> int:
     Raises `ConfigError` if the file is no recording, `InvalidPlanError` if the policy now breaks a rule.
     """
     recording = read_recording(path)
+    if recording.is_cut:
+        print(f"{path} breaks off in its last line, which is left out", file=sys.stderr)
     result = asyncio.run(replay(recording))
     if result.difference is None:
         print(f"identical: {result.num_plans:,} plans on {len(recording.happenings):,} events")

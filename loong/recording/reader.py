@@ -21,10 +21,11 @@ class Happening:
 
 @dataclass(slots=True)
 class Recording:
-    """One run. The last event may lack plans, if the run was killed."""
+    """One run. If it was killed, the last event may lack plans, and the last line may be cut."""
 
     setting: Setting
     happenings: list[Happening]
+    is_cut: bool = False
 
 
 def read_recording(path: Path) -> Recording:
@@ -32,7 +33,8 @@ def read_recording(path: Path) -> Recording:
 
     Raises `ConfigError` if the file cannot be read, or is no recording of this version.
     """
-    lines = _lines(path)
+    text = _text(path)
+    lines = _lines(path, text)
     setting = next(lines, None)
     if not isinstance(setting, Setting):
         raise ConfigError(f"{path} is no recording: it does not begin with a setting")
@@ -46,17 +48,21 @@ def read_recording(path: Path) -> Recording:
             happenings[-1].plans.append(line)
         else:
             raise ConfigError(f"{path} is damaged: it holds a plan before the first event")
-    return Recording(setting, happenings)
+    return Recording(setting, happenings, is_cut=not text.endswith(b"\n"))
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _text(path: Path) -> bytes:
     try:
-        *whole, _ = path.read_bytes().split(b"\n")
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the recording {path}: {error.strerror}") from error
-    for number, text in enumerate(whole, 1):
+
+
+def _lines(path: Path, text: bytes) -> Iterator[Line]:
+    *whole, _ = text.split(b"\n")
+    for number, part in enumerate(whole, 1):
         try:
-            line = decoded(text)
+            line = decoded(part)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is no recording: line {number}: {error}") from error
         if isinstance(line, Setting) and line.version != VERSION:

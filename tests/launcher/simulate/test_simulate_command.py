@@ -149,7 +149,12 @@ def test_a_recorded_simulation_is_replayed(tmp_path: Path, capsys: pytest.Captur
     flags = ["--rate", "5", "--policy", "replicas", "--event-log", str(path)]
     assert main(["simulate", *SMALL, *flags]) == 0
     assert main(["simulate", "--replay", str(path)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("identical: ")
+    output = capsys.readouterr()
+    assert output.out.splitlines()[-1].startswith("identical: ")
+    assert "breaks off" not in output.err
+    path.write_bytes(path.read_bytes()[:-2])
+    main(["simulate", "--replay", str(path)])
+    assert f"{path} breaks off in its last line" in capsys.readouterr().err
 
 
 def test_a_replay_that_plans_differently_shows_both_plans(
