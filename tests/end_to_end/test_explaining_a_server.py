@@ -36,5 +36,5 @@ def test_the_log_of_real_workers_explains_a_request_that_needed_several(
     assert main(["explain", str(log), "--request", answers[0].id]) == 0
     text = capsys.readouterr().out
     assert f"Prefill of {POOL + 40} tokens (0 to {POOL + 39})" in text
-    assert "on instances 0 and 1 (DoP 2, 2 idle)" in text
+    assert "on instances 0 and 1 (DoP 2 of 2 idle)" in text
     assert "It ends with 20 tokens, all that it may have." in text

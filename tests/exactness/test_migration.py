@@ -99,7 +99,7 @@ def test_any_part_of_the_kv_moves_while_other_groups_run(
     homes = {other.request_id: i for other, i in zip(others, home_ids, strict=True)}
     outputs = any_cluster.run([mover, *others], moving_before_steps(group, moves, homes))
     assert_exact(folder, [mover, *others], outputs)
-    assert num_moves_beside_batches(any_cluster) >= 8
+    assert num_moves_beside_batches(any_cluster) >= 2
 
 
 def offloaded_once(source_id: InstanceId, host_id: InstanceId, back_id: InstanceId) -> Policy:
