@@ -1,7 +1,7 @@
 """How an answer is sent: whole, or as a stream of the same text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 from aiohttp import web
 
 from loong.core.errors import LoongError
-from loong.core.request import Request, TokenId
+from loong.server.choices import Choice
 from loong.server.context import Server
 from loong.server.errors import as_api_error
 from loong.server.output import Delta
@@ -25,9 +25,11 @@ Json: TypeAlias = dict[str, object]
 class Asked:
     """What the shape of an answer depends on."""
 
-    request: Request
+    answer_id: str
     model: str
     created: int  # Unix time, seconds
+    choices: tuple[Choice, ...]
+    num_prompt_tokens: int  # of all prompts
     return_token_ids: bool
     stream_options: StreamOptions
 
@@ -43,13 +45,22 @@ class AnswerShape(ABC):
         self.asked = asked
         self.tokenizer = tokenizer
 
-    @abstractmethod
-    def whole(self, deltas: Sequence[Delta]) -> Json:
-        """The whole answer."""
+    def whole(self, deltas: Iterable[Delta]) -> Json:
+        """The whole answer, of the deltas of all choices."""
+        by_choice: list[list[Delta]] = [[] for _ in self.asked.choices]
+        for delta in deltas:
+            by_choice[delta.choice].append(delta)
+        choices = [self.whole_choice(told) for told in by_choice]
+        usage = self.usage(sum(map(len, by_choice)))
+        return self.envelope(self.whole_object, choices) | {"usage": usage}
 
     @abstractmethod
-    def chunks(self, delta: Delta) -> Iterator[Json]:
-        """The events of a stream that tell one token."""
+    def whole_choice(self, deltas: Sequence[Delta]) -> Json:
+        """One choice, of all its deltas."""
+
+    @abstractmethod
+    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
+        """The events of a stream that tell one token, the last of so many of all choices."""
 
     def usage_chunk(self, num_output_tokens: int) -> Json:
         """The event that tells the counts at the end of a stream."""
@@ -58,7 +69,7 @@ class AnswerShape(ABC):
     def envelope(self, kind: str, choices: Sequence[Json]) -> Json:
         """What stands around the choices."""
         return {
-            "id": self.asked.request.request_id,
+            "id": self.asked.answer_id,
             "object": kind,
             "created": self.asked.created,
             "model": self.asked.model,
@@ -77,7 +88,7 @@ class AnswerShape(ABC):
 
     def usage(self, num_output_tokens: int) -> Json:
         """Counts of tokens."""
-        num_prompt_tokens = len(self.asked.request.prompt_token_ids)
+        num_prompt_tokens = self.asked.num_prompt_tokens
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_output_tokens,
@@ -88,10 +99,11 @@ class AnswerShape(ABC):
         """The ids of the tokens told, if they were asked for."""
         return {"token_ids": [delta.token_id for delta in deltas]} if self.asked.return_token_ids else {}
 
-    def prompt_token_ids(self) -> Json:
-        """The ids of the prompt, if ids were asked for."""
-        ids: Sequence[TokenId] = self.asked.request.prompt_token_ids
-        return {"prompt_token_ids": ids} if self.asked.return_token_ids else {}
+    def prompt_token_ids(self, choice: int) -> Json:
+        """The ids of a choice's prompt, if ids were asked for."""
+        if not self.asked.return_token_ids:
+            return {}
+        return {"prompt_token_ids": self.asked.choices[choice].request.prompt_token_ids}
 
 
 def finish_fields(delta: Delta) -> Json:
@@ -115,8 +127,8 @@ async def send_stream(
     async with aclosing(deltas), stream.open(http):
         try:
             async for delta in deltas:
-                num_output_tokens = delta.index + 1
-                for chunk in shape.chunks(delta):
+                num_output_tokens += 1
+                for chunk in shape.chunks(delta, num_output_tokens):
                     await stream.send(chunk)
             if shape.asked.stream_options.include_usage:
                 await stream.send(shape.usage_chunk(num_output_tokens))

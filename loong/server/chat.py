@@ -1,7 +1,7 @@
 """`/v1/chat/completions`."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from aiohttp import web
 
@@ -10,7 +10,7 @@ from loong.server.answer import AnswerShape, Json, finish_fields
 from loong.server.completions import complete
 from loong.server.context import SERVER
 from loong.server.output import Delta
-from loong.server.prompts import chat_prompt
+from loong.server.prompts import Prompt, chat_prompt
 from loong.server.schemas import ChatFields
 from loong.server.wire import read_fields
 
@@ -22,23 +22,26 @@ class ChatShape(AnswerShape):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def whole(self, deltas: Sequence[Delta]) -> Json:
+    def whole(self, deltas: Iterable[Delta]) -> Json:
+        """With the ids of the one prompt, if ids were asked for."""
+        return super().whole(deltas) | self.prompt_token_ids(0)
+
+    def whole_choice(self, deltas: Sequence[Delta]) -> Json:
         """All tokens in one message."""
         text = "".join(delta.text for delta in deltas)
-        choice = self._choice(deltas) | {"message": {"role": "assistant", "content": text}}
-        answer = self.envelope(self.whole_object, [choice]) | {"usage": self.usage(len(deltas))}
-        return answer | self.prompt_token_ids()
+        return self._choice(deltas) | {"message": {"role": "assistant", "content": text}}
 
-    def chunks(self, delta: Delta) -> Iterator[Json]:
+    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
         """One event a token, and the role before the first: not earlier, so that it waits for a token."""
         if delta.index == 0:
             role = {"role": "assistant", "content": ""}
-            opening: Json = {"index": 0, "delta": role, "logprobs": None, "finish_reason": None}
-            yield self.chunk_envelope(opening, 0) | self.prompt_token_ids()
-        yield self.chunk_envelope(self._choice([delta]) | {"delta": {"content": delta.text}}, delta.index + 1)
+            opening: Json = {"index": delta.choice, "delta": role, "logprobs": None, "finish_reason": None}
+            yield self.chunk_envelope(opening, num_output_tokens - 1) | self.prompt_token_ids(0)
+        choice = self._choice([delta]) | {"delta": {"content": delta.text}}
+        yield self.chunk_envelope(choice, num_output_tokens)
 
     def _choice(self, deltas: Sequence[Delta]) -> Json:
-        fields = {"index": 0, "logprobs": self._logprobs(deltas)}
+        fields = {"index": deltas[-1].choice, "logprobs": self._logprobs(deltas)}
         return fields | finish_fields(deltas[-1]) | self.token_ids(deltas)
 
     def _logprobs(self, deltas: Sequence[Delta]) -> Json | None:
@@ -60,5 +63,5 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     server = http.app[SERVER]
     fields = await read_fields(http, ChatFields)
     server.check_model(fields.model)
-    prompt = await chat_prompt(fields, server.tokenizer)
-    return await complete(http, fields, prompt, ChatShape, arrived_at)
+    prompt = Prompt("the prompt", await chat_prompt(fields, server.tokenizer))
+    return await complete(http, fields, [prompt], ChatShape, arrived_at)

@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from uuid import uuid4
 
 from aiohttp import web
 
-from loong.core.request import Request, TokenId
+from loong.core.request import Request
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
-from loong.server.context import SERVER
-from loong.server.generation import generate
+from loong.server.choices import Choice, generate_choices
+from loong.server.context import SERVER, Server
 from loong.server.output import Delta, OutputOptions
 from loong.server.parameters import max_output_tokens, sampling_params
-from loong.server.prompts import check_token_ids, completion_prompt
+from loong.server.prompts import Prompt, check_token_ids, completion_prompts
 from loong.server.schemas import CompletionFields, GenerationFields
 from loong.server.wire import read_fields
 
@@ -24,19 +25,22 @@ class CompletionShape(AnswerShape):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def whole(self, deltas: Sequence[Delta]) -> Json:
+    def whole_choice(self, deltas: Sequence[Delta]) -> Json:
         """All tokens in one choice."""
-        choice = self._choice(deltas) | self.prompt_token_ids()
-        return self.envelope(self.whole_object, [choice]) | {"usage": self.usage(len(deltas))}
+        return self._choice(deltas)
 
-    def chunks(self, delta: Delta) -> Iterator[Json]:
+    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
         """One event a token."""
-        choice = self._choice([delta]) | (self.prompt_token_ids() if delta.index == 0 else {})
-        yield self.chunk_envelope(choice, delta.index + 1)
+        yield self.chunk_envelope(self._choice([delta]), num_output_tokens)
 
     def _choice(self, deltas: Sequence[Delta]) -> Json:
+        """Some deltas of one choice; with the first go what is told of the prompt."""
+        first, last = deltas[0], deltas[-1]
         text = "".join(delta.text for delta in deltas)
-        fields = {"index": 0, "text": text, "logprobs": self._logprobs(deltas)}
+        fields: Json = {"index": last.choice, "text": text, "logprobs": self._logprobs(deltas)}
+        if first.index == 0:
+            fields["text"] = self.asked.choices[first.choice].echo + text
+            fields |= self.prompt_token_ids(first.choice)
         return fields | finish_fields(deltas[-1]) | self.token_ids(deltas)
 
     def _logprobs(self, deltas: Sequence[Delta]) -> Json | None:
@@ -53,40 +57,61 @@ class CompletionShape(AnswerShape):
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
-    """Complete a text."""
+    """Complete a text, or each of several."""
     arrived_at = time.monotonic()
     server = http.app[SERVER]
     fields = await read_fields(http, CompletionFields)
     server.check_model(fields.model)
-    prompt = await completion_prompt(fields, server.tokenizer)
-    check_token_ids("prompt", prompt, server.engine.limits.vocab_size)
-    return await complete(http, fields, prompt, CompletionShape, arrived_at)
+    prompts = await completion_prompts(fields, server.tokenizer)
+    for prompt in prompts:
+        check_token_ids(prompt.name, prompt.token_ids, server.engine.limits.vocab_size, "prompt")
+    return await complete(http, fields, prompts, CompletionShape, arrived_at)
 
 
 async def complete(
     http: web.Request,
     fields: GenerationFields,
-    prompt: Sequence[TokenId],
+    prompts: Sequence[Prompt],
     shape_type: type[AnswerShape],
     arrived_at: float,
 ) -> web.StreamResponse:
-    """Check, admit and run a request, and send its answer in the endpoint's shape."""
+    """Check, admit and run a request, and send its answer in the endpoint's shape, a choice a prompt."""
     server = http.app[SERVER]
-    limits = server.engine.limits
-    params = sampling_params(
-        fields,
-        max_tokens=max_output_tokens(fields, len(prompt), limits),
-        eos_token_ids=server.tokenizer.eos_token_ids,
-        vocab_size=limits.vocab_size,
+    answer_id = f"{shape_type.id_prefix}-{uuid4().hex}"
+    asked = Asked(
+        answer_id,
+        server.settings.served_model_name,
+        int(time.time()),
+        choices=_choices(server, fields, prompts, answer_id),
+        num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        return_token_ids=fields.return_token_ids,
+        stream_options=fields.stream_options,
     )
-    request_id = f"{shape_type.id_prefix}-{uuid4().hex}"
-    request = Request(request_id, tuple(prompt), params, arrival_time=0.0, user=fields.user)
-    model = server.settings.served_model_name
-    asked = Asked(request, model, int(time.time()), fields.return_token_ids, fields.stream_options)
     shape = shape_type(asked, server.tokenizer)
     options = OutputOptions(tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens)
-    with server.admission.admit(request.request_id, len(prompt)):
-        deltas = generate(server, request, options, arrived_at)
+    with ExitStack() as admitted:
+        for request in (choice.request for choice in asked.choices):
+            admitted.enter_context(server.admission.admit(request.request_id, len(request.prompt_token_ids)))
+        deltas = generate_choices(server, asked.choices, options, arrived_at)
         if fields.stream:
             return await send_stream(http, server, shape, deltas)
         return await send_whole(shape, deltas)
+
+
+def _choices(
+    server: Server, fields: GenerationFields, prompts: Sequence[Prompt], answer_id: str
+) -> tuple[Choice, ...]:
+    """What the engine is asked, checked against its limits."""
+    limits, eos_token_ids = server.engine.limits, server.tokenizer.eos_token_ids
+    choices = []
+    for index, prompt in enumerate(prompts):
+        params = sampling_params(
+            fields,
+            max_tokens=max_output_tokens(fields, prompt, limits),
+            eos_token_ids=eos_token_ids,
+            vocab_size=limits.vocab_size,
+        )
+        request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
+        request = Request(request_id, tuple(prompt.token_ids), params, arrival_time=0.0, user=fields.user)
+        choices.append(Choice(index, request, prompt.echo))
+    return tuple(choices)

@@ -15,13 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 async def generate(
-    server: Server, request: Request, options: OutputOptions, arrived_at: float
+    server: Server, request: Request, options: OutputOptions, arrived_at: float, *, choice: int = 0
 ) -> AsyncGenerator[Delta, None]:
-    """The answer to an admitted request, token by token; `arrived_at` is of the monotonic clock.
+    """The answer to an admitted request, token by token, as the choice of this index.
+
+    `arrived_at` is of the monotonic clock.
 
     Closing it early, or cancelling whoever waits for it, aborts the request. Raises `ClusterError`.
     """
-    output = Output(request.sampling_params, options, server.tokenizer)
+    output = Output(request.sampling_params, options, server.tokenizer, choice)
     reason = FinishReason.ABORT
     last_token_at = arrived_at
     try:

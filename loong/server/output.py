@@ -13,11 +13,12 @@ from loong.server.stop_strings import StopStrings
 class Delta:
     """What one token adds to an answer: often less text than its own, or more, since text is held back.
 
-    `index` counts the answer's tokens from 0, and `text_offset` is where in the answer the token's own text
-    begins, in characters. `stop_reason` is the stop string or token that ended the answer, None if none was
-    asked for or it was the model's own.
+    `choice` is the answer's place among those of its request, `index` counts the answer's tokens from 0, and
+    `text_offset` is where in the answer the token's own text begins, in characters. `stop_reason` is the stop
+    string or token that ended the answer, None if none was asked for or it was the model's own.
     """
 
+    choice: int
     index: int
     text: str
     token_id: TokenId
@@ -39,7 +40,10 @@ class OutputOptions:
 class Output:
     """Makes deltas of tokens; what it has told so far never changes."""
 
-    def __init__(self, params: SamplingParams, options: OutputOptions, decoder: Decoder) -> None:
+    def __init__(
+        self, params: SamplingParams, options: OutputOptions, decoder: Decoder, choice: int = 0
+    ) -> None:
+        self._choice = choice
         self._min_tokens = params.min_tokens
         self._options = options
         self._detokenizer = IncrementalDetokenizer(decoder, skip_special_tokens=options.skip_special_tokens)
@@ -56,7 +60,8 @@ class Output:
         text = self._certain_text(self._new_text(token), is_last=token.finish_reason is not None)
         finish_reason, stop_reason = self._finish(token)
         index = self.num_tokens - 1
-        return Delta(index, text, token.token_id, offset, token.logprobs, finish_reason, stop_reason)
+        logprobs = token.logprobs
+        return Delta(self._choice, index, text, token.token_id, offset, logprobs, finish_reason, stop_reason)
 
     def _new_text(self, token: ProducedToken) -> str:
         """What the token adds before stop strings are looked for; a token that stops adds nothing itself."""

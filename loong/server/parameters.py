@@ -5,7 +5,7 @@ import secrets
 from loong.core.request import SamplingParams, TokenId
 from loong.server.engine_client import EngineLimits
 from loong.server.errors import ApiError, bad_request
-from loong.server.prompts import check_token_ids
+from loong.server.prompts import Prompt, check_token_ids
 from loong.server.schemas import GenerationFields
 
 _SEEDS = 2**63
@@ -40,16 +40,17 @@ def sampling_params(
     )
 
 
-def max_output_tokens(fields: GenerationFields, num_prompt_tokens: int, limits: EngineLimits) -> int:
+def max_output_tokens(fields: GenerationFields, prompt: Prompt, limits: EngineLimits) -> int:
     """How many tokens to produce at most: what was asked, else the endpoint's default, as far as they fit.
 
     Raises a 400 with the number asked for and every limit it passes, before anything is queued.
     """
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    num_prompt_tokens = len(prompt.token_ids)
     room = min(limits.max_model_len, limits.max_request_kv) - num_prompt_tokens
     if room < 1:
-        what = f"the prompt has {num_prompt_tokens} tokens and needs room for one more"
+        what = f"{prompt.name} has {num_prompt_tokens} tokens and needs room for one more"
         raise _too_long(what, fields.prompt_field, num_prompt_tokens + 1, limits)
     if asked is None:
         return min(fields.default_max_tokens or room, room)
@@ -57,7 +58,7 @@ def max_output_tokens(fields: GenerationFields, num_prompt_tokens: int, limits: 
         raise bad_request(f"{name} must be at least 1, but is {asked}", name)
     if asked > room:
         total = num_prompt_tokens + asked
-        what = f"the prompt has {num_prompt_tokens} tokens and {name} is {asked}, together {total}"
+        what = f"{prompt.name} has {num_prompt_tokens} tokens and {name} is {asked}, together {total}"
         raise _too_long(what, name, total, limits)
     return asked
 

@@ -2,26 +2,51 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from loong.core.request import TokenId
 from loong.server.errors import bad_request
-from loong.server.schemas import ChatFields, CompletionFields, Message, TokenizeFields
+from loong.server.schemas import MAX_PROMPTS, ChatFields, CompletionFields, Message, TokenizeFields
 from loong.server.tokenizer import Tokenizer
 
 
-async def completion_prompt(fields: CompletionFields, tokenizer: Tokenizer) -> list[TokenId]:
-    """Token ids of a completion's prompt: a text, token ids, or a list that holds exactly one of them."""
-    prompt = fields.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            message = f"prompt must hold one prompt, but holds {len(prompt)}: send one request for each"
-            raise bad_request(message, "prompt", "unsupported_parameter")
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return await tokenizer.encode(prompt, add_special_tokens=fields.add_special_tokens)
-    if isinstance(prompt, list) and set(map(type, prompt)) <= {int}:  # a bool is no token id
-        return prompt
-    raise bad_request("prompt must be a string, a list of token ids, or a list of one of these", "prompt")
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be continued; `name` is what errors call it, `echo` the text that the answer begins with."""
+
+    name: str
+    token_ids: Sequence[TokenId]
+    echo: str = ""
+
+
+async def completion_prompts(fields: CompletionFields, tokenizer: Tokenizer) -> list[Prompt]:
+    """A completion's prompts: a text, token ids, or a list of texts, or of lists of ids."""
+    given = fields.prompt
+    is_several = isinstance(given, list) and bool(given) and isinstance(given[0], str | list)
+    prompts = given if is_several else [given]
+    if len(prompts) > MAX_PROMPTS:
+        raise bad_request(f"prompt may hold {MAX_PROMPTS} prompts, but holds {len(prompts)}", "prompt")
+    all_token_ids = await _token_ids(prompts, tokenizer, add_special_tokens=fields.add_special_tokens)
+    names = [f"prompt[{i}]" for i in range(len(prompts))] if len(prompts) > 1 else ["the prompt"]
+    if not fields.echo:
+        return [Prompt(*pair) for pair in zip(names, all_token_ids, strict=True)]
+    return [
+        Prompt(name, ids, prompt if isinstance(prompt, str) else await tokenizer.text(ids))
+        for name, prompt, ids in zip(names, prompts, all_token_ids, strict=True)
+    ]
+
+
+async def _token_ids(
+    prompts: Sequence[object], tokenizer: Tokenizer, *, add_special_tokens: bool
+) -> Sequence[Sequence[TokenId]]:
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    lists = [prompt for prompt in prompts if isinstance(prompt, list) and set(map(type, prompt)) <= {int}]
+    if len(texts) == len(prompts):
+        return await tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
+    if len(lists) == len(prompts):  # without bools, which are ints but no token ids
+        return lists
+    what = "a string, a list of token ids, or a list of strings or of lists of token ids"
+    raise bad_request(f"prompt must be {what}", "prompt")
 
 
 async def chat_prompt(fields: ChatFields | TokenizeFields, tokenizer: Tokenizer) -> list[TokenId]:
@@ -40,8 +65,12 @@ async def chat_prompt(fields: ChatFields | TokenizeFields, tokenizer: Tokenizer)
     return await tokenizer.encode(text, add_special_tokens=bool(fields.add_special_tokens))
 
 
-def check_token_ids(name: str, token_ids: Sequence[TokenId], vocab_size: int) -> None:
+def check_token_ids(
+    name: str, token_ids: Sequence[TokenId], vocab_size: int, field: str | None = None
+) -> None:
     """Raise a 400 that names the field and the id if the model has no such token."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         unknown = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise bad_request(f"{name} holds token id {unknown}, but ids go from 0 to {vocab_size - 1}", name)
+        raise bad_request(
+            f"{name} holds token id {unknown}, but ids go from 0 to {vocab_size - 1}", field or name
+        )

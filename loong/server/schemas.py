@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails, from_json
 from loong.core.request import MAX_LOGPROBS
 from loong.server.errors import ApiError, bad_request
 
+MAX_PROMPTS = 256  # in one request
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKEN_IDS = 256
@@ -32,7 +33,6 @@ _HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier",
 _NEUTRAL: dict[str, object] = {  # fields that are not supported, and the value that asks for nothing
     "n": 1,
     "best_of": 1,
-    "echo": False,
     "suffix": "",
     "logit_bias": {},
     "priority": 0,
@@ -117,7 +117,15 @@ class CompletionFields(GenerationFields):
 
     prompt: Any  # checked by `prompts.completion_prompt`: a million ids are not worth a schema each
     add_special_tokens: bool = True
+    echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @field_validator("logprobs")
+    @classmethod
+    def _has_none_of_the_prompt(cls, logprobs: int | None, info: ValidationInfo) -> int | None:
+        if logprobs is not None and info.data.get("echo"):
+            raise ValueError("logprobs of an echoed prompt are not supported: leave out logprobs or echo")
+        return logprobs
 
     @property
     def num_logprobs(self) -> int | None:
@@ -188,12 +196,16 @@ class DetokenizeFields(Schema):
 Fields = TypeVar("Fields", bound=Schema)
 
 
-def parse(body: bytes, schema: type[Fields]) -> Fields:
-    """Read a request's body as `schema`; raise a 400 that names the first field at fault."""
+def read_json(body: bytes) -> object:
+    """The value that a body writes; raise a 400 if it is no JSON."""
     try:
-        content = from_json(body, allow_inf_nan=False)
+        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from error
+
+
+def check(content: object, schema: type[Fields]) -> Fields:
+    """Take what a body says as `schema`; raise a 400 that names the first field at fault."""
     if not isinstance(content, dict):
         raise bad_request(f"the body must be a JSON object, but is {type(content).__name__}", None)
     try:

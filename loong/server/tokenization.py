@@ -1,7 +1,5 @@
 """`/tokenize` and `/detokenize`, with vLLM's fields."""
 
-import asyncio
-
 from aiohttp import web
 
 from loong.server.context import SERVER
@@ -40,5 +38,4 @@ async def detokenize(http: web.Request) -> web.Response:
     fields = await read_fields(http, DetokenizeFields)
     server.check_model(fields.model)
     check_token_ids("tokens", fields.tokens, server.engine.limits.vocab_size)
-    text = await asyncio.to_thread(server.tokenizer.decode, fields.tokens, skip_special_tokens=False)
-    return json_response({"prompt": text})
+    return json_response({"prompt": await server.tokenizer.text(fields.tokens)})

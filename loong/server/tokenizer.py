@@ -61,17 +61,29 @@ class Tokenizer:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[TokenId]:
         """Token ids of a text, with the tokens a model expects around it if asked; long text in a thread."""
-        if len(text) <= _LONG_TEXT:
-            return self._encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[TokenId]:
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        token_ids: list[TokenId] = encoding.ids
-        num_prefix = len(self._prefix)
-        if add_special_tokens and token_ids[:num_prefix] != self._prefix:
-            return self._prefix + token_ids
+        (token_ids,) = await self.encode_all([text], add_special_tokens=add_special_tokens)
         return token_ids
+
+    async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[TokenId]]:
+        """Token ids of each text, as `encode` gives them."""
+        if sum(map(len, texts)) <= _LONG_TEXT:
+            return self._encode(texts, add_special_tokens)
+        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[TokenId]]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        all_token_ids: list[list[TokenId]] = [encoding.ids for encoding in encodings]
+        if add_special_tokens:
+            num_prefix = len(self._prefix)
+            return [
+                token_ids if token_ids[:num_prefix] == self._prefix else self._prefix + token_ids
+                for token_ids in all_token_ids
+            ]
+        return all_token_ids
+
+    async def text(self, token_ids: Sequence[TokenId]) -> str:
+        """Text of a whole sequence, special tokens included, in a thread."""
+        return await asyncio.to_thread(self.decode, token_ids, skip_special_tokens=False)
 
     def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence; bytes that are no text read as U+FFFD."""

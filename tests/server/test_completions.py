@@ -3,7 +3,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from http_answers import events_of, post
+from http_answers import error_of, events_of, get_json, post
 from openai import AsyncOpenAI, OpenAI
 from scripted_engine import ScriptedEngine, Serving, say
 
@@ -41,6 +41,67 @@ async def test_a_list_of_one_text_is_that_text(serving: Serving) -> None:
     async with serving(engine) as url:
         await post(url, PATH, prompt=["ab"], add_special_tokens=False)
     assert engine.requests[0].prompt_token_ids == (*b"ab",)
+
+
+@pytest.mark.parametrize("prompt", [["ab", "c"], [[256, 97, 98], [256, 99]]])
+async def test_several_prompts_have_a_choice_each(serving: Serving, prompt: object) -> None:
+    engine = ScriptedEngine()
+    body = {"prompt": prompt, "max_tokens": 4, "logprobs": 0, "return_token_ids": True}
+    async with serving(engine) as url:
+        whole = (await post(url, PATH, **body)).json()
+        events = events_of(await post(url, PATH, stream=True, **body))
+    choices = whole["choices"]
+    assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "ab"), (1, "cc")]
+    assert [choice["prompt_token_ids"] for choice in choices] == [[256, 97, 98], [256, 99]]
+    assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    assert len({request.request_id for request in engine.requests}) == 4
+    for choice in choices:
+        told = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in told) == choice["text"]
+        assert [*chain.from_iterable(part["token_ids"] for part in told)] == choice["token_ids"]
+        assert [part["finish_reason"] for part in told] == [None] * 3 + ["length"]
+
+
+async def test_the_counts_of_a_stream_are_of_all_choices(serving: Serving) -> None:
+    body = {"prompt": ["ab", "c"], "stream": True, "stream_options": {"include_usage": True}}
+    async with serving(ScriptedEngine()) as url:
+        *_, last = events_of(await post(url, PATH, **body))
+    assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 32, "total_tokens": 37}
+
+
+async def test_a_prompt_of_several_that_does_not_fit_is_named(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        error = await error_of(url, PATH, 400, prompt=[[1], [1] * 3000])
+    assert "prompt[1] has 3000 tokens" in error["message"]
+    assert not engine.requests
+
+
+async def test_one_choice_that_fails_fails_the_answer_and_ends_the_others(serving: Serving) -> None:
+    engine = ScriptedEngine(
+        lambda request: [*b"ab"] if 97 in request.prompt_token_ids else [98] * 9, fail_at=5
+    )
+    async with serving(engine) as url:
+        error = await error_of(url, PATH, 500, prompt=["a", "b"])
+        assert (await get_json(url, "/load"))["server_load"] == 0
+    assert error["message"] == "instance 3 is lost"
+
+
+@pytest.mark.parametrize("prompt", ["né", [[*"né".encode()]]])
+async def test_an_echo_is_the_prompt_before_the_answer(serving: Serving, prompt: object) -> None:
+    body = {"prompt": prompt, "echo": True, "stop": "é", "max_tokens": 20}
+    async with serving(ScriptedEngine(say("an é"))) as url:
+        whole = (await post(url, PATH, **body)).json()["choices"][0]
+        events = events_of(await post(url, PATH, stream=True, **body))
+    assert whole["text"] == "néan "
+    assert "".join(event["choices"][0]["text"] for event in events) == "néan "
+
+
+async def test_logprobs_of_an_echoed_prompt_are_refused_by_name(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        error = await error_of(url, PATH, 400, prompt="a", echo=True, logprobs=1)
+    assert "echo" in error["message"]
+    assert error["param"] == "logprobs"
 
 
 async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
