@@ -8,11 +8,11 @@ import msgspec
 from loong.core.errors import ConfigError
 from loong.core.request import RequestId
 from loong.decision_log.reader import read_log
-from loong.launcher.explain.index import LogIndex, indexed
+from loong.decision_log.story.index import LogIndex, indexed
+from loong.decision_log.story.story import story_of
+from loong.decision_log.story.summary import summary_of
+from loong.decision_log.story.words import told
 from loong.launcher.explain.listing import listing, most_delayed_first
-from loong.launcher.explain.story import story_of
-from loong.launcher.explain.summary import summary_of
-from loong.launcher.explain.words import told
 
 MAX_NAMED = 3  # of the ids that begin alike
 _EXAMPLES = """\

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from loong.decision_log.lines import Reason
-from loong.launcher.explain.steps import Move, Run, Step, summed
+from loong.decision_log.story.steps import Move, Run, Step, summed
 
 
 def folded(steps: Iterable[Step]) -> tuple[Step, ...]:

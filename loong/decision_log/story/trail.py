@@ -10,10 +10,10 @@ from typing import assert_never
 from loong.core.decision import DecisionKind
 from loong.core.request import RequestId
 from loong.decision_log.lines import Arrived, Chunk, Ended, FirstToken, InstanceLost, Planned, Reason
-from loong.launcher.explain.found import idle_ids, room_of
-from loong.launcher.explain.index import Considered, Dropped, Entry, LogIndex, Moved, Ran
-from loong.launcher.explain.part import Pause, part_of
-from loong.launcher.explain.steps import (
+from loong.decision_log.story.found import idle_ids, room_of
+from loong.decision_log.story.index import Considered, Dropped, Entry, LogIndex, Moved, Ran
+from loong.decision_log.story.part import Pause, part_of
+from loong.decision_log.story.steps import (
     Drop,
     End,
     First,

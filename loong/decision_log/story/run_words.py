@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from loong.launcher.explain.phrases import (
+from loong.decision_log.story.phrases import (
     batches,
     counted,
     difference,
@@ -16,7 +16,7 @@ from loong.launcher.explain.phrases import (
     verb,
     wait_words,
 )
-from loong.launcher.explain.steps import Part, Run
+from loong.decision_log.story.steps import Part, Run
 
 
 def run_words(run: Run) -> Iterator[str]:

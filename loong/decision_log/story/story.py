@@ -3,12 +3,12 @@
 import msgspec
 
 from loong.core.request import RequestId
-from loong.launcher.explain.fold import folded
-from loong.launcher.explain.found import Found, found_by
-from loong.launcher.explain.index import LogIndex
-from loong.launcher.explain.steps import Step
-from loong.launcher.explain.summary import Summary, summary_of
-from loong.launcher.explain.trail import trail_of
+from loong.decision_log.story.fold import folded
+from loong.decision_log.story.found import Found, found_by
+from loong.decision_log.story.index import LogIndex
+from loong.decision_log.story.steps import Step
+from loong.decision_log.story.summary import Summary, summary_of
+from loong.decision_log.story.trail import trail_of
 
 
 class Story(msgspec.Struct, frozen=True):

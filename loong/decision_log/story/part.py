@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from loong.core.request import FinishReason
 from loong.decision_log.lines import BatchEnded, Cause, Chunk, Ended
-from loong.launcher.explain.index import LogIndex, Ran
-from loong.launcher.explain.steps import Part
+from loong.decision_log.story.index import LogIndex, Ran
+from loong.decision_log.story.steps import Part
 
 ABORT = FinishReason.ABORT.value
 

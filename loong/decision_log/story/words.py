@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from textwrap import fill
 
-from loong.launcher.explain.arrival_words import arrival_words
-from loong.launcher.explain.phrases import counted, difference, duration
-from loong.launcher.explain.step_words import step_words, told_at
-from loong.launcher.explain.story import Story
-from loong.launcher.explain.summary import Latency, Summary
+from loong.decision_log.story.arrival_words import arrival_words
+from loong.decision_log.story.phrases import counted, difference, duration
+from loong.decision_log.story.step_words import step_words, told_at
+from loong.decision_log.story.story import Story
+from loong.decision_log.story.summary import Latency, Summary
 
 WIDTH = 110
 _TIME_WIDTH = 11
@@ -18,12 +18,18 @@ _INDENT = " " * (_TIME_WIDTH + 2)
 
 def told(story: Story) -> str:
     """The story, at most 110 columns wide."""
-    came = story.summary.arrived_at
-    lines = [_filled(sentence) for sentence in _heading(story)]
-    lines += ["", *_at(0.0, arrival_words(story))]
-    for step in story.steps:
-        lines += _at(told_at(step, story) - came, step_words(step, story))
+    lines = [_filled(sentence) for sentence in heading(story)]
+    lines.append("")
+    for time, sentences in chapters(story):
+        lines += _at(time, sentences)
     return "\n".join(lines)
+
+
+def chapters(story: Story) -> Iterator[tuple[float, Iterator[str]]]:
+    """Seconds since the request came, and sentences on what happened then."""
+    yield 0.0, arrival_words(story)
+    for step in story.steps:
+        yield told_at(step, story) - story.summary.arrived_at, step_words(step, story)
 
 
 def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:
@@ -41,7 +47,8 @@ def _filled(text: str, first_indent: str = "", indent: str = "") -> str:
     return filled.replace("\u00a0", " ")
 
 
-def _heading(story: Story) -> Iterator[str]:
+def heading(story: Story) -> Iterator[str]:
+    """Who it is, what it was promised and got, and how long it waited."""
     summary = story.summary
     user = f" of user {summary.user}" if summary.user else ""
     prompt, output = counted(summary.num_prompt_tokens, "token"), counted(summary.max_tokens, "token")

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from loong.launcher.explain.found import Busy, Found
-from loong.launcher.explain.phrases import MAX_LISTED, capital, counted, instances, listed, some_of, verb
-from loong.launcher.explain.story import Story
+from loong.decision_log.story.found import Busy, Found
+from loong.decision_log.story.phrases import MAX_LISTED, capital, counted, instances, listed, some_of, verb
+from loong.decision_log.story.story import Story
 
 
 def arrival_words(story: Story) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import assert_never
 
-from loong.launcher.explain.phrases import (
+from loong.decision_log.story.phrases import (
     batches,
     counted,
     duration,
@@ -16,10 +16,10 @@ from loong.launcher.explain.phrases import (
     verb,
     wait_words,
 )
-from loong.launcher.explain.run_words import run_words
-from loong.launcher.explain.steps import Drop, End, First, Loss, Move, Run, Step, Wait
-from loong.launcher.explain.story import Story
-from loong.launcher.explain.summary import Latency
+from loong.decision_log.story.run_words import run_words
+from loong.decision_log.story.steps import Drop, End, First, Loss, Move, Run, Step, Wait
+from loong.decision_log.story.story import Story
+from loong.decision_log.story.summary import Latency
 
 _ENDS = {
     "length": "It ends with {}, all that it may have.",

@@ -7,7 +7,7 @@ import msgspec
 
 from loong.core.request import RequestId
 from loong.decision_log.lines import InstanceState
-from loong.launcher.explain.index import LogIndex
+from loong.decision_log.story.index import LogIndex
 
 HOST = "host"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
 from loong.decision_log.lines import Cause, Reason
-from loong.launcher.explain.steps import WaitedFor
+from loong.decision_log.story.steps import WaitedFor
 
 MAX_LISTED = 4
 MAX_UNEVENNESS = 0.02  # of what is called even

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import msgspec
 
 from loong.core.request import RequestId
-from loong.launcher.explain.index import LogIndex
-from loong.launcher.explain.part import ABORT
-from loong.launcher.explain.steps import Drop, End, First, Loss, Move, Run, Step, Wait
-from loong.launcher.explain.trail import trail_of
+from loong.decision_log.story.index import LogIndex
+from loong.decision_log.story.part import ABORT
+from loong.decision_log.story.steps import Drop, End, First, Loss, Move, Run, Step, Wait
+from loong.decision_log.story.trail import trail_of
 
 
 class Latency(msgspec.Struct, frozen=True):

@@ -27,11 +27,11 @@ from loong.core.snapshot import Snapshot
 from loong.decision_log.lines import Arrived, Ended, FirstToken, Line
 from loong.decision_log.log import decision_log
 from loong.decision_log.reader import read_log
-from loong.launcher.explain import words
-from loong.launcher.explain.index import indexed
-from loong.launcher.explain.steps import Move, Run, Wait
-from loong.launcher.explain.story import story_of
-from loong.launcher.explain.summary import Latency
+from loong.decision_log.story import words
+from loong.decision_log.story.index import indexed
+from loong.decision_log.story.steps import Move, Run, Wait
+from loong.decision_log.story.story import story_of
+from loong.decision_log.story.summary import Latency
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
 

@@ -4,8 +4,8 @@ import pytest
 
 from loong.core.decision import DecisionKind
 from loong.decision_log.lines import Cause, EventName, Reason, Weighed
-from loong.launcher.explain import phrases
-from loong.launcher.explain.steps import WaitedFor
+from loong.decision_log.story import phrases
+from loong.decision_log.story.steps import WaitedFor
 
 
 @pytest.mark.parametrize(
