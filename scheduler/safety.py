@@ -30,7 +30,7 @@ class Claim:
 class Bank:
     """Free slots, lent so that all can end one after the other: those first who need least.
 
-    Who holds nothing yet is in nobody's way, and need not be able to end: it can go last.
+    Who holds nothing yet is in nobody's way, and need not be able to end before it begins: it can go last.
     """
 
     def __init__(self, claims: Iterable[Claim], num_free: int) -> None:
@@ -46,7 +46,7 @@ class Bank:
         wished = self._by_place(wishes)
         num_after = _sum_after(wished)
         slack, holds = self._slack - num_after, self._holds | (wished > 0)
-        if (slack[holds & (num_after > 0)] < 0).any():
+        if (slack[holds & ((num_after > 0) | ~self._holds)] < 0).any():
             return False
         self._slack, self._holds = slack, holds
         return True
@@ -57,15 +57,16 @@ class Bank:
         slack = self._slack[:place]  # of all that it comes after
         if num_slots and slack[self._holds[:place]].min(initial=num_slots) < num_slots:
             return False
+        if num_slots and self._slack[place] < 0 and not self._holds[place]:
+            return False
         slack -= num_slots
         self._holds[place] |= num_slots > 0
         return True
 
     def num_more(self, request_ids: Iterable[RequestId]) -> int | None:
-        """How many slots each of these may take besides; None if as many as there are."""
-        wished = self._by_place(dict.fromkeys(request_ids, 1))
-        num_after = _sum_after(wished)
-        is_bound = (self._holds | (wished > 0)) & (num_after > 0)
+        """How many slots each of these, who all hold some, may take besides; None if as many as there are."""
+        num_after = _sum_after(self._by_place(dict.fromkeys(request_ids, 1)))
+        is_bound = self._holds & (num_after > 0)
         limits = self._slack[is_bound] // num_after[is_bound]
         return max(0, int(limits.min())) if len(limits) else None
 

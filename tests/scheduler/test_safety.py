@@ -57,12 +57,23 @@ def test_after_whatever_was_lent_all_can_still_end(
     lent = after(claims, taken)
     if can_all_end(claims, num_free):
         assert can_all_end(lent, num_free - sum(taken.values()))
-    more = [c.request_id for c in lent if c.num_needed and data.draw(st.booleans())]
+    more = [c.request_id for c in lent if c.num_held and c.num_needed and data.draw(st.booleans())]
     num_more = bank.num_more(more)
     if num_more is not None and can_all_end(claims, num_free):
         all_more = {c.request_id: min(num_more, c.num_needed) for c in lent if c.request_id in more}
         num_left = num_free - sum(taken.values()) - sum(all_more.values())
         assert can_all_end(after(lent, all_more), num_left)
+
+
+def test_who_holds_nothing_may_not_begin_on_slots_that_another_has_got_meanwhile() -> None:
+    claims = [Claim("first", 0, 1), Claim("second", 0, 1)]
+    for wishes in ({"second": 1}, {"first": 1}):
+        one, several = Bank(claims, 1), Bank(claims, 1)
+        assert several.lends(wishes)
+        assert all(one.lends_to(*wish) for wish in wishes.items())
+        for request_id in {"first", "second"} - wishes.keys():
+            assert not several.lends({request_id: 1})
+            assert not one.lends_to(request_id, 1)
 
 
 @given(claims_of_few, st.integers(0, 20), st.data())
@@ -76,9 +87,11 @@ def test_lending_to_one_is_lending_to_several_of_whom_there_is_one(
 
 
 @given(claims_of_few, st.integers(0, 20))
-def test_who_needs_least_never_waits(claims: list[Claim], num_free: int) -> None:
+def test_who_needs_least_never_waits_for_others(claims: list[Claim], num_free: int) -> None:
     least = min(claims, key=lambda claim: claim.num_needed)
-    assert Bank(claims, num_free).lends({least.request_id: least.num_needed})
+    has_begun, has_room = least.num_held > 0, least.num_needed <= num_free
+    is_lent = Bank(claims, num_free).lends({least.request_id: least.num_needed})
+    assert is_lent == (has_begun or has_room)
 
 
 def test_nobody_takes_what_another_needs_to_end() -> None:
