@@ -136,8 +136,8 @@ def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, in
 
 
 def _end(batch: RunningBatch) -> float:
-    """When the step that runs now ends, as far as its plan says; leases tell no other times."""
-    return batch.started_at + (batch.plan.predicted_time or 0.0) * (batch.num_steps_taken + 1)
+    """When the step that runs now ends, as far as its plan says."""
+    return batch.stepped_at + (batch.plan.predicted_time or 0.0)
 
 
 def _resting_units(

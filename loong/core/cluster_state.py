@@ -93,9 +93,13 @@ class ClusterState:
                 assert_never(event)
 
     def _arrive(self, request: Request) -> tuple[Instruction, ...]:
-        if request.request_id in self._books.requests:
-            raise InvalidEventError(f"request {request.request_id} arrived twice")
-        self._books.admit(LiveRequest(request))
+        first, *others = request.choices()
+        for choice in (first, *others):
+            if choice.request_id in self._books.requests:
+                raise InvalidEventError(f"request {choice.request_id} arrived twice")
+        leader = LiveRequest(first)
+        leader.forks = [LiveRequest(choice, leader=leader) for choice in others]
+        self._books.admit(leader)
         return ()
 
     def _produce(self, event: TokensProduced) -> tuple[Instruction, ...]:
@@ -110,7 +114,7 @@ class ClusterState:
                 num_output_tokens += 1
             if not live.is_noted:  # most are, and a call would tell no more
                 self._books.roll.note(live)
-        batch.end_step(event.step)
+        batch.end_step(event.step, event.time)
         self._books.counts["num_output_tokens"] += num_output_tokens
         return ()
 
@@ -132,7 +136,7 @@ class ClusterState:
             live.placement = live.placement.moving(segment, migration.destination_id)
             self._books.count(num_migrated_tokens=len(segment.positions))
             stale = segment
-        self._books.release({stale.instance_id: len(stale.positions)})
+        self._books.release_kv(live, (stale,))
         release = ReleaseKV(segment.owner_id, (stale.instance_id,), segment.positions)
         return (release, *self._books.settle((live,)))
 
@@ -162,7 +166,7 @@ class ClusterState:
             raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
         hit_ids = {r for r, live in books.requests.items() if instance_id in live.placement.instance_ids}
         if instance.batch_id is not None:
-            hit_ids.update(books.batches[instance.batch_id].plan.request_ids)
+            hit_ids.update(books.batches[instance.batch_id].request_ids)
         for request_id in hit_ids:
             books.changing(request_id).has_lost_kv = True
         if instance.batch_id is not None:
@@ -171,6 +175,8 @@ class ClusterState:
         for request_id in hit_ids:
             live = books.changing(request_id)
             live.placement = live.placement.without(instance_id)
+            if live.shared is not None:
+                live.shared.lose(instance_id)
         del books.instances[instance_id]
         return books.settle(live for r, live in tuple(books.requests.items()) if r in hit_ids | orphans)
 
@@ -207,8 +213,9 @@ class ClusterState:
         lives = [self._books.requests[request_id] for request_id in plan.request_ids]
         inputs = tuple([live.input_for(plan) for live in lives])
         given = zip(inputs, lives, strict=True)
-        sampled = {i.request_id: live for i, live in given if i.sampling_params is not None}
-        running = RunningBatch(batch_id, plan, now, num_steps_taken=0, last_step=plan.num_steps)
+        sampling = [live for i, live in given if i.sampling_params is not None]
+        sampled = {r.request.request_id: r for live in sampling for r in (live, *live.forks)}
+        running = RunningBatch(batch_id, plan, now, 0, last_step=plan.num_steps, stepped_at=now)
         self._books.open_batch(InFlightBatch(running, sampled))
         return RunBatch(batch_id, plan, inputs)
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 
 from loong.core.errors import InvalidEventError
 from loong.core.events import ProducedToken
-from loong.core.instructions import RequestInput
+from loong.core.instructions import Fork, RequestInput
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan
-from loong.core.request import Request, RequestId, RequestView, TokenId
+from loong.core.request import NOTHING, Request, RequestId, RequestView, TokenId
+from loong.core.shared_kv import SharedKV
 from loong.core.snapshot import RunningBatch
 
 
@@ -16,6 +17,9 @@ from loong.core.snapshot import RunningBatch
 class LiveRequest:
     """A request from its arrival to the release of its KV.
 
+    `forks` wait for it to compute the prompt that is theirs too, so that its KV is theirs as well; none does
+    once that is computed. Each has it as `leader` until then. `shared` is KV that it holds with others,
+    `number` its place in the order of arrival.
     `num_batch_tokens` is how many tokens its present batch has given it, `is_noted` whether its view is to
     be made anew.
     """
@@ -31,6 +35,10 @@ class LiveRequest:
     first_token_time: float | None = None
     num_batch_tokens: int = 0
     is_noted: bool = False
+    forks: "list[LiveRequest]" = field(default_factory=list, repr=False, compare=False)
+    leader: "LiveRequest | None" = field(default=None, repr=False, compare=False)
+    shared: SharedKV | None = None
+    number: int = 0
 
     @property
     def is_at_rest(self) -> bool:
@@ -57,6 +65,7 @@ class LiveRequest:
     def view(self) -> RequestView:
         """The request as policies see it."""
         request = self.request
+        shared = NOTHING if self.shared is None else self.shared.held_by(request.request_id)
         return RequestView(  # by position, which is three times as quick as by name
             request.request_id,
             len(request.prompt_token_ids),
@@ -70,6 +79,9 @@ class LiveRequest:
             self.has_ended,
             request.user,
             self.first_token_time,
+            len(self.forks),
+            self.shared.family_id if self.shared is not None and shared.segments else None,
+            shared,
         )
 
     def input_for(self, batch: BatchPlan) -> RequestInput:
@@ -95,12 +107,20 @@ class LiveRequest:
             sampling_params=params,
             prompt_token_ids=prompt if needs_history else (),
             output_token_ids=tuple(outputs) if needs_history else (),
+            forks=() if params is None else tuple([fork.as_fork() for fork in self.forks]),
         )
+
+    def as_fork(self) -> Fork:
+        """What the workers of the batch that ends its leader's prompt must be told of it."""
+        return Fork(self.request.request_id, self.request.sampling_params)
 
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch in flight, as policies see it; `sampled` are the requests that get a token at each step."""
+    """A batch in flight, as policies see it; `sampled` are the requests that get a token at each step.
+
+    Those whose prompts it ends get theirs together with their forks, which the plan does not name.
+    """
 
     running: RunningBatch
     sampled: dict[RequestId, LiveRequest]
@@ -109,6 +129,16 @@ class InFlightBatch:
     def plan(self) -> BatchPlan:
         """What was to be done."""
         return self.running.plan
+
+    @property
+    def forks(self) -> list[LiveRequest]:
+        """Those that are to begin when it ends."""
+        return [live for live in self.sampled.values() if live.leader is not None]
+
+    @property
+    def request_ids(self) -> frozenset[RequestId]:
+        """All requests that it touches."""
+        return frozenset(self.plan.request_ids).union(self.sampled)
 
     @property
     def is_lease(self) -> bool:
@@ -134,11 +164,11 @@ class InFlightBatch:
         live.num_batch_tokens = step + 1
         return live
 
-    def end_step(self, step: int) -> None:
-        """Take in that `step` was taken, by one master at least."""
+    def end_step(self, step: int, time: float) -> None:
+        """Take in that `step` was taken, by one master at least, as told at `time`."""
         was = self.running
         if step >= was.num_steps_taken:
-            self.running = RunningBatch(was.batch_id, was.plan, was.started_at, step + 1, was.last_step)
+            self.running = RunningBatch(was.batch_id, was.plan, was.started_at, step + 1, was.last_step, time)
 
     def end_before(self, step: int) -> None:
         """End the lease before `step`, if it does not end earlier."""

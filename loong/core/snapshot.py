@@ -15,8 +15,9 @@ from loong.core.value import value
 class RunningBatch:
     """A batch in flight.
 
-    `last_step` is the step before which its lease is to end. A group that hears of it too late goes beyond,
-    but never beyond `plan.num_steps`.
+    `stepped_at` is when the step that runs now began, as the tokens of the one before told. `last_step` is
+    the step before which its lease is to end. A group that hears of it too late goes beyond, but never beyond
+    `plan.num_steps`.
     """
 
     batch_id: int
@@ -24,6 +25,7 @@ class RunningBatch:
     started_at: float
     num_steps_taken: int
     last_step: int
+    stepped_at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def balanced() -> Books:
         books.admit(LiveRequest(Request(request_id, range(4), SamplingParams(), 0.0)))
     block = QueryBlock("b", range(4), 1, Transfer.KV)
     plan = BatchPlan(ESPGroup((1,)), (block,), (segment("b", range(4), 1),))
-    books.open_batch(InFlightBatch(RunningBatch(1, plan, 0.0, 0, 1), {}))
+    books.open_batch(InFlightBatch(RunningBatch(1, plan, 0.0, 0, 1, 0.0), {}))
     held = segment("r", range(3))
     books.changing("r").placement = Placement((held,))
     books.reserve({0: 3})

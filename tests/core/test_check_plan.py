@@ -64,7 +64,7 @@ SNAPSHOT = Snapshot(
         view("short", 9, 1, max_tokens=4, placement=striped("short", range(9), (0,))),  # 3 to go
         view("busy", 6, batch_id=9),
     ),
-    batches=(RunningBatch(9, RUNNING, 0.0, num_steps_taken=3, last_step=8),),
+    batches=(RunningBatch(9, RUNNING, 0.0, num_steps_taken=3, last_step=8, stepped_at=0.0),),
 )
 
 PREFILL = striped_chunk("new", range(10), (2, 1))

@@ -112,6 +112,17 @@ def test_a_lease_that_ends_early_gives_back_the_slots_of_steps_not_taken() -> No
     assert (view.num_output_tokens, view.is_decoding) == (3, True)
 
 
+def test_a_lease_tells_when_its_present_step_began() -> None:
+    state = prefilled(0, 1)
+    commit(state, IterationPlan((lease(5, 0, 1),)), 0.5)
+    (before,) = state.snapshot(0.5).batches
+    event = token(2, 0, 61)
+    state.apply(event)
+    (after,) = state.snapshot(event.time).batches
+    assert (before.stepped_at, after.stepped_at) == (0.5, event.time)
+    assert (after.started_at, after.num_steps_taken) == (0.5, 1)
+
+
 def test_a_request_that_ends_frees_its_kv_when_its_batch_is_done() -> None:
     state = prefilled(0, 1)
     commit(state, IterationPlan((lease(5, 0, 1, 2),)), 1.0)

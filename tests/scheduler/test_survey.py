@@ -106,6 +106,14 @@ def test_a_unit_comes_free_when_the_present_steps_of_all_its_batches_end() -> No
     assert [unit.available_in for unit in apart.units] == pytest.approx([0.05, 0.35])
 
 
+def test_a_step_ends_as_long_after_the_one_before_as_predicted_however_long_those_took() -> None:
+    view = decoding("a", 9, (0,))
+    plan = replace(decode([view], (0,), {"a": 0}, num_steps=100), predicted_time=0.1)
+    lease = replace(running(0, plan, num_steps_taken=50), stepped_at=4.2)
+    (unit,) = survey(snapshot_of([999], [view], [lease], now=4.25)).units
+    assert unit.available_in == pytest.approx(0.05)
+
+
 def test_a_batch_of_unknown_time_may_end_at_once() -> None:
     view = waiting("a", 9)
     snapshot = snapshot_of([99], [view], [running(0, prefill([view], (0,)))], now=5.0)

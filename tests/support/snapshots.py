@@ -50,8 +50,9 @@ def decoding(
 def running(
     batch_id: int, plan: BatchPlan, started_at: float = 0.0, num_steps_taken: int = 0
 ) -> RunningBatch:
-    """A batch in flight that nobody has told to end."""
-    return RunningBatch(batch_id, plan, started_at, num_steps_taken, plan.num_steps)
+    """A batch in flight that nobody has told to end, and whose steps took what was predicted."""
+    stepped_at = started_at + num_steps_taken * (plan.predicted_time or 0.0)
+    return RunningBatch(batch_id, plan, started_at, num_steps_taken, plan.num_steps, stepped_at)
 
 
 def snapshot_of(
