@@ -1,10 +1,10 @@
 """An observer of the loop that writes down what is decided, and how it turns out."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import msgspec
 
@@ -30,19 +30,25 @@ from loong.decision_log.plan_line import instance_states, planned_line
 
 STANDING = (DecisionKind.WAIT, DecisionKind.DISPATCH)  # said in every plan while it is so
 
+Listener: TypeAlias = Callable[[Line, bytes], None]
+"""Is told every line, and how it is written; it must neither fail nor wait."""
+
 
 @contextmanager
-def decision_log(path: Path, clock_start: float | None = None) -> Iterator["DecisionLog"]:
-    """A log of one run, which is added to what the file holds of others.
+def decision_log(
+    path: Path | None, clock_start: float | None = None, listeners: Sequence[Listener] = ()
+) -> Iterator["DecisionLog"]:
+    """A log of one run, which is added to what the file holds of others; None: for the listeners alone.
 
     `clock_start` is the Unix time of the clock's 0; None where time is virtual. Raises `ConfigError` if the
     file cannot be opened.
     """
-    file = LineFile(path)
+    file = None if path is None else LineFile(path)
     try:
-        yield DecisionLog(file, clock_start)
+        yield DecisionLog(file, clock_start, listeners)
     finally:
-        file.close()
+        if file is not None:
+            file.close()
 
 
 class DecisionLog:
@@ -51,8 +57,10 @@ class DecisionLog:
     What a policy says in every plan of how things stand is written down when it is new.
     """
 
-    def __init__(self, file: LineFile, clock_start: float | None = None) -> None:
-        self._file = file
+    def __init__(
+        self, file: LineFile | None, clock_start: float | None = None, listeners: Sequence[Listener] = ()
+    ) -> None:
+        self._file, self._listeners = file, listeners
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
         self._running: dict[int, tuple[BatchPlan, float]] = {}  # and when they began
@@ -100,7 +108,7 @@ class DecisionLog:
             self._forget(preemption.request_id)
         if (line := planned_line(event, snapshot, plan, instructions)) is not None:
             self._write(line)
-        elif not self._running:
+        elif not self._running and self._file is not None:
             self._file.flush()  # nothing may come for long
 
     def _news(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
@@ -167,4 +175,8 @@ class DecisionLog:
         }
 
     def _write(self, line: Line) -> None:
-        self._file.append(self._encoder.encode(line))
+        encoded = self._encoder.encode(line)
+        if self._file is not None:
+            self._file.append(encoded)
+        for listener in self._listeners:
+            listener(line, encoded)

@@ -1,0 +1,95 @@
+"""The course of each request in a few numbers, followed line by line."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from loong.core.request import RequestId
+from loong.decision_log.lines import Arrived, Chunk, Decode, Ended, FirstToken, Line, Planned
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """Times are seconds of the run's clock, None for what has not happened. `dops` are in their order."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    max_tokens: int
+    arrived_at: float
+    ttft_slo: float | None = None
+    tpot_slo: float | None = None
+    user: str = ""
+    started_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    end: str | None = None
+    num_output_tokens: int = 0  # known at the end
+    dops: list[int] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float | None:
+        """From its arrival to its first token."""
+        return None if self.first_token_at is None else self.first_token_at - self.arrived_at
+
+    @property
+    def tpot(self) -> float | None:
+        """The mean time of a token after the first, of one that is over."""
+        if self.ended_at is None or self.first_token_at is None or self.num_output_tokens < 2:
+            return None
+        return (self.ended_at - self.first_token_at) / (self.num_output_tokens - 1)
+
+
+class RequestRuns:
+    """A listener that follows requests, and hands each on when it is over."""
+
+    def __init__(self, when_over: Sequence[Callable[[RequestRun], None]] = ()) -> None:
+        self._live: dict[RequestId, RequestRun] = {}
+        self._when_over = list(when_over)
+
+    @property
+    def live(self) -> Collection[RequestRun]:
+        """The requests that are not over, in the order of their arrival."""
+        return self._live.values()
+
+    def tell(self, listener: Callable[[RequestRun], None]) -> None:
+        """Hand on to `listener` as well."""
+        self._when_over.append(listener)
+
+    def __call__(self, line: Line, _encoded: bytes, /) -> None:
+        """Take in a line."""
+        match line:
+            case Arrived():
+                self._live[line.request_id] = RequestRun(
+                    line.request_id,
+                    line.num_prompt_tokens,
+                    line.max_tokens,
+                    line.time,
+                    line.ttft_slo,
+                    line.tpot_slo,
+                    line.user,
+                )
+            case Planned():
+                self._run(line)
+            case FirstToken():
+                if (run := self._live.get(line.request_id)) is not None:
+                    run.first_token_at = line.time
+            case Ended():
+                self._end(line)
+            case _:
+                pass
+
+    def _run(self, plan: Planned) -> None:
+        for batch in plan.batches:
+            parts: tuple[Chunk | Decode, ...] = (*batch.chunks, *batch.decodes)
+            for part in parts:
+                if (run := self._live.get(part.request_id)) is None:
+                    continue
+                if run.started_at is None:
+                    run.started_at = plan.time
+                if not run.dops or run.dops[-1] != batch.dop:
+                    run.dops.append(batch.dop)
+
+    def _end(self, ended: Ended) -> None:
+        if (run := self._live.pop(ended.request_id, None)) is not None:
+            run.ended_at, run.end, run.num_output_tokens = ended.time, ended.reason, ended.num_output_tokens
+            for listener in self._when_over:
+                listener(run)

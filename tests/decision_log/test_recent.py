@@ -1,0 +1,43 @@
+"""What is followed line by line, and kept in memory."""
+
+from decision_logs import Teller, prefill_two
+
+from loong.core.events import RequestAborted
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.decision_log.log import DecisionLog
+from loong.decision_log.recent import RecentLines, index_of
+from loong.decision_log.runs import RequestRun, RequestRuns
+from loong.decision_log.story.story import story_of
+from loong.decision_log.story.words import told
+
+INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
+
+
+def test_a_request_is_followed_from_its_arrival_to_its_end() -> None:
+    over: list[RequestRun] = []
+    runs = RequestRuns([over.append])
+    teller = Teller(DecisionLog(None, listeners=[runs]), INSTANCES)
+    prefill_two(teller)
+    assert [(run.request_id, run.dops, run.ttft) for run in runs.live] == [("r000", [2], 1), ("r001", [1], 1)]
+    teller.tell(RequestAborted(3.0, "r000"))
+    assert [run.request_id for run in runs.live] == ["r001"]
+    (run,) = over
+    assert (run.started_at, run.ended_at, run.end, run.tpot) == (0.0, 3.0, "abort", None)
+
+
+def test_a_story_is_told_of_lines_in_memory() -> None:
+    recent = RecentLines()
+    prefill_two(Teller(DecisionLog(None, listeners=[recent]), INSTANCES))
+    story = story_of(index_of(recent.written()), "r000")
+    assert "Its first token, 1.00 s after it came" in told(story)
+
+
+def test_the_oldest_lines_make_room_but_not_the_first() -> None:
+    recent = RecentLines(max_bytes=400)
+    prefill_two(Teller(DecisionLog(None, clock_start=5.0, listeners=[recent]), INSTANCES))
+    first, *rest = recent.written()
+    assert b'"started"' in first
+    assert 0 < sum(map(len, rest)) <= 400
+    index = index_of(recent.written())
+    assert index.clock_start == 5.0
+    assert not index.arrivals
