@@ -17,12 +17,14 @@ from time import perf_counter
 
 from result import FOLDER
 
+from loong.launcher.goodput import Goodput
 from loong.launcher.machine import machine_facts
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import LoadConfig, SimulateConfig
 from loong.launcher.simulate.parallel import done
-from loong.launcher.simulate.search import Goodput, search
+from loong.launcher.simulate.points import PointResult
+from loong.launcher.simulate.search import search
 from loong.model.shapes import find_config
 from loong.scheduler.policy import POLICIES
 from loong.workloads.report import table
@@ -81,8 +83,8 @@ def find(setting: Setting, cell: Cell) -> dict[str, object]:
     return {**asdict(cell), **asdict(setting), **_numbers(goodput), "wall_seconds": perf_counter() - start}
 
 
-def _numbers(goodput: Goodput) -> dict[str, object]:
-    attained = [(p.point.rate, None if p.is_cut_off else p.metrics.attainment) for p in goodput.points]
+def _numbers(goodput: Goodput[PointResult]) -> dict[str, object]:
+    attained = [(p.rate, None if p.is_cut_off else p.metrics.attainment) for p in goodput.points]
     by_length = {}
     if goodput.best is not None:
         by_length = {b.name: b.attainment for b in goodput.best.metrics.buckets if b.num_sent}

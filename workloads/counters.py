@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from loong.workloads.result import JSON
+
 GROUP_SIZE_BUCKET = "loong:esp_group_size_bucket"
 SCALE_UP = "loong:esp_scale_up_total"
 SCALE_DOWN = "loong:esp_scale_down_total"
 RETAINED_TOKENS = "loong:kv_retained_tokens_total"
 MIGRATED_TOKENS = "loong:kv_migrated_tokens_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,21 @@ class ServerCounters:
     num_scale_downs: int | None = None
     num_retained_tokens: int | None = None
     num_migrated_tokens: int | None = None
+    num_preemptions: int | None = None
+
+    def as_json(self) -> dict[str, JSON]:
+        """Return the counts by their names, null where the server does not count."""
+        by_dop: dict[str, JSON] | None = None
+        if self.num_batches_by_dop is not None:
+            by_dop = {str(dop): count for dop, count in self.num_batches_by_dop.items()}
+        return {
+            "num_batches_by_dop": by_dop,
+            "num_scale_ups": self.num_scale_ups,
+            "num_scale_downs": self.num_scale_downs,
+            "num_retained_tokens": self.num_retained_tokens,
+            "num_migrated_tokens": self.num_migrated_tokens,
+            "num_preemptions": self.num_preemptions,
+        }
 
     def since(self, before: "ServerCounters") -> "ServerCounters":
         """Return what was added after `before` was taken; a count it did not have yet was 0."""
@@ -40,6 +58,7 @@ class ServerCounters:
             num_scale_downs=_difference(self.num_scale_downs, before.num_scale_downs),
             num_retained_tokens=_difference(self.num_retained_tokens, before.num_retained_tokens),
             num_migrated_tokens=_difference(self.num_migrated_tokens, before.num_migrated_tokens),
+            num_preemptions=_difference(self.num_preemptions, before.num_preemptions),
         )
 
 
@@ -62,6 +81,7 @@ def parse_counters(text: str) -> ServerCounters:
         num_scale_downs=totals.get(SCALE_DOWN),
         num_retained_tokens=totals.get(RETAINED_TOKENS),
         num_migrated_tokens=totals.get(MIGRATED_TOKENS),
+        num_preemptions=totals.get(PREEMPTIONS),
     )
 
 

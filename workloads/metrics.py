@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import numpy as np
 
 from loong.workloads.record import RequestRecord
-from loong.workloads.slo import LimitsOf
+from loong.workloads.slo import Judged, LimitsOf, SLORule
 
 Distribution: TypeAlias = Mapping[str, float]
 """Each of `STATISTICS` of some samples, in their unit."""
@@ -34,8 +34,7 @@ def distribution_of(samples: Iterable[float]) -> Distribution | None:
 class Latencies:
     """Distributions over completed requests, in seconds; None where there is no sample.
 
-    The normalized ones are LoongServe's per-token, input and output latency: E2EL per token of prompt and
-    output, TTFT per prompt token, and the rest of E2EL per output token.
+    The normalized ones are LoongServe's per-token, input and output latency.
     """
 
     ttft: Distribution | None
@@ -54,13 +53,9 @@ class Latencies:
             tpot=distribution_of(r.tpot for r in completed if r.tpot is not None),
             itl=distribution_of(gap for r in completed for gap in r.itls),
             e2el=distribution_of(r.e2el for r in completed),
-            normalized=distribution_of(
-                r.e2el / max(r.num_prompt_tokens + r.num_output_tokens, 1) for r in completed
-            ),
-            normalized_input=distribution_of(r.ttft / max(r.num_prompt_tokens, 1) for r in completed),
-            normalized_output=distribution_of(
-                (r.e2el - r.ttft) / max(r.num_output_tokens, 1) for r in completed
-            ),
+            normalized=distribution_of(r.normalized for r in completed),
+            normalized_input=distribution_of(r.normalized_input for r in completed),
+            normalized_output=distribution_of(r.normalized_output for r in completed),
         )
 
     def by_name(self) -> dict[str, Distribution | None]:
@@ -166,12 +161,40 @@ def compute_metrics(
     )
 
 
+def slo_ratio(record: RequestRecord, limits_of: LimitsOf) -> float:
+    """Return at which scale of its bounds a request is just within them; infinity if it did not complete."""
+    return limits_of(record.request.num_prompt_tokens).ratio(record)
+
+
 def is_attained(record: RequestRecord, limits_of: LimitsOf) -> bool:
     """Whether the request completed within its bounds."""
-    if not record.is_completed:
-        return False
-    limits = limits_of(record.request.num_prompt_tokens)
-    return limits.are_met(ttft=record.ttft, tpot=record.tpot, e2el=record.e2el)
+    return slo_ratio(record, limits_of) <= 1.0
+
+
+def run_attains(metrics: Metrics, rule: SLORule, goal: float) -> bool:
+    """Whether the share `goal` of requests met the rule, or their means did and none failed."""
+    match rule.judged:
+        case Judged.EACH:
+            return (metrics.attainment or 0.0) >= goal
+        case Judged.MEAN:
+            return metrics.num_failed == 0 and _means_are_met(metrics.latencies, rule)
+        case _:
+            assert_never(rule.judged)
+
+
+def _means_are_met(latencies: Latencies, rule: SLORule) -> bool:
+    limits = rule.limits(0)
+    bounds = {
+        "normalized": limits.normalized,
+        "normalized_input": limits.normalized_input,
+        "normalized_output": limits.normalized_output,
+    }
+    by_name = latencies.by_name()
+    return all(
+        distribution is not None and distribution["mean"] <= bounds[name]
+        for name, distribution in by_name.items()
+        if name in bounds
+    )
 
 
 def count_attained(records: Iterable[RequestRecord], limits_of: LimitsOf | None) -> int | None:

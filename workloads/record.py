@@ -69,6 +69,21 @@ class RequestRecord:
         return (self.e2el - self.ttft) / (self.num_output_tokens - 1)
 
     @property
+    def normalized(self) -> float:
+        """E2EL per token of prompt and output."""
+        return self.e2el / max(self.num_prompt_tokens + self.num_output_tokens, 1)
+
+    @property
+    def normalized_input(self) -> float:
+        """TTFT per token of the prompt."""
+        return self.ttft / max(self.num_prompt_tokens, 1)
+
+    @property
+    def normalized_output(self) -> float:
+        """What E2EL has beyond TTFT, per token of the output."""
+        return (self.e2el - self.ttft) / max(self.num_output_tokens, 1)
+
+    @property
     def itls(self) -> list[float]:
         """Seconds between consecutive pieces of the stream."""
         return [later - earlier for earlier, later in itertools.pairwise(self.token_times)]

@@ -1,26 +1,33 @@
 """A run as JSON, under the keys of `vllm bench serve`, so that what plots its results plots these."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import TypeAlias
 
-from loong.workloads.metrics import STATISTICS, Latencies, Metrics
+from loong.workloads.metrics import STATISTICS, Latencies, Metrics, slo_ratio
 from loong.workloads.record import RequestRecord
+from loong.workloads.slo import LimitsOf
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | dict[str, JSON] | None"
 
+SECONDS_DIGITS = 6
+RATIO_DIGITS = 4
 
-def result_json(metrics: Metrics, records: Sequence[RequestRecord]) -> dict[str, JSON]:
-    """Return one run: `metrics_json`, and a row of each request.
 
-    Lists hold one entry a request, in the order of arrival; times in seconds, null where there is none.
-    """
+def columns_json(records: Sequence[RequestRecord], limits_of: LimitsOf | None) -> dict[str, JSON]:
+    """Return lists with an entry a request, in order of arrival; times in seconds, null if it has none."""
+    ratios = [None if limits_of is None else slo_ratio(r, limits_of) for r in records]
     return {
-        **metrics_json(metrics),
+        "arrival_times": [_seconds(r.due_time) for r in records],
+        "start_times": [_seconds(r.sent_time) for r in records],
         "input_lens": [r.num_prompt_tokens for r in records],
         "output_lens": [r.num_output_tokens for r in records],
-        "start_times": [r.sent_time for r in records],
-        "ttfts": [r.ttft if r.is_completed else None for r in records],
-        "e2els": [r.e2el if r.is_completed else None for r in records],
+        "requested_input_lens": [r.request.num_prompt_tokens for r in records],
+        "requested_output_lens": [r.request.num_output_tokens for r in records],
+        "ttfts": [_seconds(r.ttft) if r.is_completed else None for r in records],
+        "tpots": [_seconds(r.tpot) if r.is_completed else None for r in records],
+        "e2els": [_seconds(r.e2el) if r.is_completed else None for r in records],
+        "slo_ratios": [None if x is None or not isfinite(x) else round(x, RATIO_DIGITS) for x in ratios],
         "errors": [r.error or "" for r in records],
     }
 
@@ -61,3 +68,7 @@ def _latencies(latencies: Latencies) -> dict[str, JSON]:
         for name, distribution in latencies.by_name().items()
         for statistic in STATISTICS
     }
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None else round(value, SECONDS_DIGITS)

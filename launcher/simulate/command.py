@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.launcher.rates import parse_rates
 from loong.launcher.run_logs import LogFiles
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
-from loong.launcher.simulate.config import Host, LoadConfig, SimulateConfig, parse_rates
+from loong.launcher.simulate.config import Host, LoadConfig, SimulateConfig
 from loong.launcher.simulate.flags import (
     DEFAULT_SLO,
     add_cluster_flags,
@@ -66,7 +67,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> SimulateConfig:
-    rates = parse_rates(args.rate) if args.rate else ()
+    rates = parse_rates("--rate", args.rate) if args.rate else ()
     if pace_of(args.workload).max_concurrency is not None:
         raise ConfigError(
             f"--workload {args.workload} waits for answers, and here requests come by the clock; "
@@ -81,7 +82,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
     config = SimulateConfig(
         model=model,
         policies=_policies(args.policy),
-        rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale),
+        rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale, args.workload),
         rates=rates,
         hardware=hardware,
         load=LoadConfig(
@@ -93,6 +94,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
             args.length_scale,
         ),
         precision=args.goodput,
+        goal=args.attainment / 100,
         policy=policy_config(args),
         host=Host(args.num_cores or inf, args.plan_time or 0.0),
         num_jobs=args.jobs,
@@ -118,11 +120,11 @@ def _policies(text: str) -> tuple[str, ...]:
     return names
 
 
-def _rules(texts: Sequence[str], scale: float) -> tuple[SLORule, ...]:
+def _rules(texts: Sequence[str], scale: float, workload: str) -> tuple[SLORule, ...]:
     rules: list[SLORule] = []
     for text in texts:
         try:
-            rule = parse_slo(text, scale=scale)
+            rule = parse_slo(text, scale=scale, workload=workload)
         except ConfigError as error:
             raise ConfigError(f"--slo: {error}") from error
         if rule in rules:

@@ -15,7 +15,6 @@ from loong.workloads.slo import SLORule
 from loong.workloads.workload import endless_workload
 
 MIN_REQUESTS = 200  # of a run of a duration: with fewer, 90 % is within the noise
-MAX_RATES = 1_000
 DEFAULT_DURATION = 300.0
 
 
@@ -80,8 +79,8 @@ class Host:
 class SimulateConfig:
     """One `loong simulate`: every policy under every rule, at `rates` or (`precision`) in search of goodput.
 
-    `precision` is how far apart, relative to the lower, the last rate that attains and the first that does
-    not may be.
+    A run attains if the share `goal` of its requests meet the rule. `precision` is how far apart, relative to
+    the lower, the last rate that attains and the first that does not may be.
     """
 
     model: str
@@ -91,6 +90,7 @@ class SimulateConfig:
     hardware: Hardware
     load: LoadConfig
     precision: float | None = None
+    goal: float = 0.9
     host: Host = field(default_factory=Host)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     num_jobs: int = 1
@@ -98,6 +98,8 @@ class SimulateConfig:
     logs: LogFiles = field(default_factory=LogFiles)
 
     def __post_init__(self) -> None:
+        if not 0 < self.goal <= 1:
+            raise ConfigError(f"--attainment {self.goal * 100:g} is not above 0 and at most 100")
         num_runs = len(self.policies) * len(self.rules) if self.is_single else 2
         for flag, path in (("--event-log", self.logs.events), ("--decision-log", self.logs.decisions)):
             if path is not None and num_runs > 1:
@@ -107,26 +109,3 @@ class SimulateConfig:
     def is_single(self) -> bool:
         """Whether each policy runs once a rule, so that runs can be shown one by one."""
         return self.precision is None and len(self.rates) == 1
-
-
-def parse_rates(text: str) -> tuple[float, ...]:
-    """Read requests per second: `2`, `1,2,4`, or `2:8:0.5` for 2, 2.5 ... 8.
-
-    Raises:
-        ConfigError: anything else, or a rate that is not above 0.
-    """
-    try:
-        numbers = [float(part) for part in text.replace(":", ",").split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(0 < number < inf for number in numbers):
-        raise ConfigError(f"--rate {text!r} is no rate above 0; write 2, or 1,2,4, or 2:8:0.5 for 2 to 8")
-    if ":" not in text:
-        return tuple(sorted(set(numbers)))
-    if "," in text or len(numbers) != 3 or numbers[0] > numbers[1]:
-        raise ConfigError(f"--rate {text!r} is no range; write FIRST:LAST:STEP, such as 2:8:0.5")
-    first, last, step = numbers
-    count = int((last - first) / step + 1e-9) + 1
-    if count > MAX_RATES:
-        raise ConfigError(f"--rate {text!r} has {count} rates; at most {MAX_RATES} are simulated")
-    return tuple(round(first + index * step, 9) for index in range(count))

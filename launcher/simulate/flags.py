@@ -9,7 +9,7 @@ from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODE
 from loong.launcher.simulate.config import DEFAULT_DURATION
 from loong.model.shapes import SHAPES
 from loong.scheduler.roofline import DEVICES
-from loong.workloads.slo import NAMED_RULES
+from loong.workloads.slo import RULE_NAMES
 
 DEFAULT_SLO = "tight"
 DEFAULT_PRECISION = 0.05
@@ -81,18 +81,26 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         "--slo",
         action="append",
         metavar="RULE",
-        help=f"{', '.join(NAMED_RULES)}, or bounds in ms such as 'ttft:2000 tpot:50'; may be given "
+        help=f"{', '.join(RULE_NAMES)}, or bounds in ms such as 'ttft:2000 tpot:50'; may be given "
         f"repeatedly ({DEFAULT_SLO})",
     )
     group.add_argument("--slo-scale", type=ratio, default=1.0, metavar="X", help="multiply every bound (1)")
     group.add_argument(
         "--goodput",
+        "--find-goodput",
         type=ratio,
         nargs="?",
         const=DEFAULT_PRECISION,
         metavar="X",
-        help="search the highest rate at which 90 %% meet their SLO, to this relative precision "
+        help="search the highest rate at which enough meet their SLO, to this relative precision "
         f"({DEFAULT_PRECISION})",
+    )
+    group.add_argument(
+        "--attainment",
+        type=ratio,
+        default=90.0,
+        metavar="%",
+        help="of requests, from which a run attains (90)",
     )
     group.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (%(default)s)")
     group.add_argument(

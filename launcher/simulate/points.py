@@ -1,85 +1,90 @@
-"""Runs of a sweep: a point is one policy under one rule at one rate."""
+"""Simulated runs: one policy under one rule at one rate, or a sweep of them."""
 
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, inf
+from math import inf
 
 import loong
 from loong.core.snapshot import ClusterStats
-from loong.core.timeline import BatchSlice, Timeline
+from loong.core.timeline import ClusterHistory, Timeline
 from loong.launcher.run_logs import run_logs
+from loong.launcher.runs import Asked, Run, max_misses_of
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.parallel import in_order
 from loong.launcher.simulate.run import simulate
 from loong.recording.lines import VERSION, Setting
 from loong.scheduler.policy import make_policy
-from loong.workloads.metrics import Metrics, compute_metrics
+from loong.workloads.counters import ServerCounters
+from loong.workloads.metrics import compute_metrics
+from loong.workloads.result import columns_json
 from loong.workloads.slo import SLORule
 
-ATTAINMENT = 0.9  # of P90 goodput
-
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """What is simulated; the rate is in requests a second."""
+class PointResult(Run):
+    """What came of a run; `history` says what ran when, if that was kept."""
 
-    policy: str
-    rule: SLORule
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class PointResult:
-    """What came of a point. A run that was cut off attains less than `ATTAINMENT`, nobody knows how much.
-
-    `slices` say what ran when, if that was kept.
-    """
-
-    point: Point
-    metrics: Metrics
-    stats: ClusterStats
     num_events: int
-    is_cut_off: bool
-    slices: tuple[BatchSlice, ...] = ()
-
-    @property
-    def attains(self) -> bool:
-        """Whether enough requests met their SLO."""
-        return not self.is_cut_off and (self.metrics.attainment or 0.0) >= ATTAINMENT
+    history: ClusterHistory | None = None
 
 
 def run_point(
-    config: SimulateConfig, point: Point, *, keeps_slices: bool = False, cuts_off: bool = False
+    config: SimulateConfig, asked: Asked, *, keeps_history: bool = False, cuts_off: bool = False
 ) -> PointResult:
-    """Simulate one point. `cuts_off` ends the run as soon as it is clear that it does not attain."""
-    load, cluster = config.load.at(point.rate), config.hardware.cluster(point.policy)
-    limits_of = point.rule.limits_of(config.hardware.unloaded_prefill())
-    max_misses = len(load.measured) - ceil(ATTAINMENT * len(load.measured))
+    """Simulate once. `cuts_off` ends the run as soon as it is clear that it does not attain."""
+    load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy)
+    limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
+    max_misses = max_misses_of(len(load.measured), asked)
     timeline = Timeline()
     setting = Setting(
-        VERSION, loong.__version__, cluster.instances, point.policy, config.policy, cluster.cost_model
+        VERSION, loong.__version__, cluster.instances, asked.policy, config.policy, cluster.cost_model
     )
     with run_logs(config.logs, setting) as observers:
         run = simulate(
-            make_policy(point.policy, config.policy),
+            make_policy(asked.policy, config.policy),
             cluster,
             load,
             limits_of,
             host=config.host,
-            observers=(timeline, *observers) if keeps_slices else observers,
+            observers=(timeline, *observers) if keeps_history else observers,
             max_misses=max_misses if cuts_off else inf,
         )
     metrics = compute_metrics(run.records, limits_of, length_scale=config.load.length_scale)
-    return PointResult(point, metrics, run.stats, run.num_events, run.is_cut_off, tuple(timeline.slices))
+    return PointResult(
+        asked,
+        metrics,
+        columns_json(run.records, limits_of),
+        _counters(run.stats),
+        run.is_cut_off,
+        run.num_events,
+        timeline.history() if keeps_history else None,
+    )
+
+
+def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) -> Asked:
+    """What is to be run at a rate."""
+    return Asked(policy, rule, rate, config.goal, config.load.seed)
 
 
 def sweep(config: SimulateConfig) -> list[PointResult]:
     """Every policy under every rule at every rate; what ran when is kept if it will be drawn."""
-    points = [
-        Point(policy, rule, rate)
+    asked = [
+        asked_of(config, policy, rule, rate)
         for rule in config.rules
         for policy in config.policies
         for rate in config.rates
     ]
-    work = partial(run_point, config, keeps_slices=config.is_single and config.output_dir is not None)
-    return in_order(work, points, config.num_jobs, "run")
+    work = partial(run_point, config, keeps_history=config.is_single and config.output_dir is not None)
+    return in_order(work, asked, config.num_jobs, "run")
+
+
+def _counters(stats: ClusterStats) -> ServerCounters:
+    """What a server would have counted."""
+    return ServerCounters(
+        dict(sorted(stats.num_batches_by_dop.items())),
+        stats.num_scale_ups,
+        stats.num_scale_downs,
+        stats.num_retained_tokens,
+        stats.num_migrated_tokens,
+        stats.num_preemptions,
+    )

@@ -1,26 +1,30 @@
 """Simulates what was asked for, and tells it: tables, files, and one line of JSON at the end."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
 import msgspec
 
+from loong.core.timeline import ClusterHistory
+from loong.launcher import run_tables
+from loong.launcher.goodput import Goodput
 from loong.launcher.outputs import make_folder
+from loong.launcher.run_document import document_head, goodput_json, write_document
+from loong.launcher.runs import Asked
 from loong.launcher.simulate import tables
 from loong.launcher.simulate.config import SimulateConfig
-from loong.launcher.simulate.documents import results_json, summary_json
-from loong.launcher.simulate.points import ATTAINMENT, PointResult, sweep
-from loong.launcher.simulate.search import Goodput, goodputs_of_sweep, search_all
+from loong.launcher.simulate.documents import configuration_json, run_json, summary_json
+from loong.launcher.simulate.points import PointResult, sweep
+from loong.launcher.simulate.search import goodputs_of_sweep, search_all
 from loong.server.trace import chrome_trace
-from loong.workloads.plot import is_available, plot_timelines
 from loong.workloads.plot_attainment import plot_attainment
+from loong.workloads.plot_style import PICTURE_KINDS, is_available
+from loong.workloads.plot_timeline import plot_timelines
 from loong.workloads.result import JSON
 from loong.workloads.slo import SLORule
-from loong.workloads.timeline import parse_timeline
-
-PICTURE_KINDS = ("png", "svg")
+from loong.workloads.timeline import parse_trace
 
 
 def simulate_and_report(config: SimulateConfig, command: str) -> None:
@@ -39,12 +43,16 @@ def simulate_and_report(config: SimulateConfig, command: str) -> None:
     num_events = sum(result.num_events for result in results)
     print(f"{num_events:,} events in {wall_seconds:.1f} s of {config.num_jobs} process(es)", file=sys.stderr)
     if config.output_dir is not None:
-        document = {**results_json(config, results, goodputs, command), "wall_seconds": wall_seconds}
+        document = {
+            **document_head("simulate", command, configuration_json(config), config.rules, config.goal),
+            "goodput": goodput_json(goodputs),
+            "wall_seconds": wall_seconds,
+        }
         _write_files(config.output_dir, config, results, document)
     print(msgspec.json.encode(summary_json(config, results, goodputs)).decode())
 
 
-def _simulated(config: SimulateConfig) -> tuple[Sequence[PointResult], Sequence[Goodput]]:
+def _simulated(config: SimulateConfig) -> tuple[Sequence[PointResult], Sequence[Goodput[PointResult]]]:
     """All runs, and the goodputs that they show: none where each policy ran at one rate."""
     if config.precision:
         goodputs = search_all(config, config.precision)
@@ -54,69 +62,79 @@ def _simulated(config: SimulateConfig) -> tuple[Sequence[PointResult], Sequence[
 
 
 def _print_tables(
-    config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput]
+    config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput[PointResult]]
 ) -> None:
     if refusals := tables.refusals(results):
         print(refusals, end="\n\n")
     for rule in config.rules:
-        of_rule = [result for result in results if result.point.rule == rule]
+        of_rule = [result for result in results if result.asked.rule == rule]
         if config.is_single:
             print(tables.runs(rule, of_rule), end="\n\n")
             continue
         of_policies = [goodput for goodput in goodputs if goodput.rule == rule]
         shown = [g.best for g in of_policies if g.best is not None] if config.precision else of_rule
-        blocks = [f"SLO: {rule.describe()}", tables.attainment_by_rate(config.policies, of_rule)]
+        blocks = [f"SLO: {rule.describe()}", run_tables.attainment_by_rate(config.policies, of_rule)]
         if shown:
-            blocks.append(tables.attainment_by_length(shown))
-        blocks.append(tables.goodput(of_policies))
+            blocks.append(run_tables.attainment_by_length(shown))
+        blocks.append(run_tables.goodput(of_policies, config.goal))
         print("\n\n".join(blocks), end="\n\n")
 
 
 def _write_files(
     folder: Path, config: SimulateConfig, results: Sequence[PointResult], document: dict[str, JSON]
 ) -> None:
-    written = [folder / "results.json"]
-    written[0].write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    traces = _write_traces(folder, config, results) if config.is_single else {}
+    runs = [run_json(r, traces[r.asked].name if r.asked in traces else None) for r in results]
+    written = [write_document(folder, document, runs), *traces.values()]
     if not is_available():
         print("No picture: matplotlib is not installed; pip install 'loong[bench]'.", file=sys.stderr)
     elif config.is_single:
-        written += _write_timelines(folder, config, results)
+        written += _draw_timelines(folder, config, traces)
     else:
         curves = {
             rule.describe(): {policy: _curve(results, policy, rule) for policy in config.policies}
             for rule in config.rules
         }
         pictures = [folder / f"attainment.{kind}" for kind in PICTURE_KINDS]
-        plot_attainment(curves, ATTAINMENT, pictures)
+        plot_attainment(curves, config.goal, pictures)
         written += pictures
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
-def _write_timelines(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> list[Path]:
-    """A picture a rule, and for each run a trace that Perfetto opens; from the second rule on, numbered.
+def _write_traces(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> dict[Asked, Path]:
+    """A trace of each run, which Perfetto opens; from the second rule on, numbered."""
+    paths = {}
+    for result in results:
+        path = folder / f"trace-{result.policy}{_suffix(config, result.asked.rule)}.json"
+        path.write_bytes(msgspec.json.encode(chrome_trace(result.history or ClusterHistory())))
+        paths[result.asked] = path
+    return paths
 
-    Returns their paths.
-    """
+
+def _draw_timelines(folder: Path, config: SimulateConfig, traces: Mapping[Asked, Path]) -> list[Path]:
+    """A picture a rule; returns their paths."""
     written = []
-    for number, rule in enumerate(config.rules, 1):
-        suffix = f"-{number}" if number > 1 else ""
-        timelines = {}
-        for result in results:
-            if result.point.rule == rule:
-                trace = msgspec.json.encode(chrome_trace(result.slices))
-                written.append(folder / f"trace-{result.point.policy}{suffix}.json")
-                written[-1].write_bytes(trace)
-                timelines[result.point.policy] = parse_timeline(trace)
-        pictures = [folder / f"timeline{suffix}.{kind}" for kind in PICTURE_KINDS]
+    for rule in config.rules:
+        timelines = {
+            asked.policy: parse_trace(path.read_bytes())
+            for asked, path in traces.items()
+            if asked.rule == rule
+        }
+        pictures = [folder / f"timeline{_suffix(config, rule)}.{kind}" for kind in PICTURE_KINDS]
         plot_timelines(timelines, pictures)
         written += pictures
     return written
 
 
+def _suffix(config: SimulateConfig, rule: SLORule) -> str:
+    number = config.rules.index(rule) + 1
+    return f"-{number}" if number > 1 else ""
+
+
 def _curve(results: Sequence[PointResult], policy: str, rule: SLORule) -> list[tuple[float, float]]:
     """Attainment by rate, of the runs that went to their end."""
     return [
-        (result.point.rate, result.metrics.attainment or 0.0)
+        (result.rate, result.metrics.attainment or 0.0)
         for result in results
-        if (result.point.policy, result.point.rule) == (policy, rule) and not result.is_cut_off
+        if (result.policy, result.asked.rule) == (policy, rule) and not result.is_cut_off
     ]

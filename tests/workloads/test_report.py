@@ -5,7 +5,7 @@ from loong.workloads.metrics import Metrics, compute_metrics
 from loong.workloads.record import RequestRecord, Usage
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
-from loong.workloads.result import result_json
+from loong.workloads.result import columns_json, metrics_json
 from loong.workloads.slo import SLOLimits
 
 ASKED = 3
@@ -95,11 +95,11 @@ def test_what_the_server_did_not_count_is_not_in_the_report() -> None:
 @pytest.mark.parametrize("name", ["ttft", "tpot", "itl", "e2el"])
 @pytest.mark.parametrize("statistic", ["mean", "median", "std", "p90", "p95", "p99"])
 def test_results_have_vllms_keys(name: str, statistic: str) -> None:
-    assert isinstance(result_json(make_metrics(), make_records())[f"{statistic}_{name}_ms"], float)
+    assert isinstance(metrics_json(make_metrics())[f"{statistic}_{name}_ms"], float)
 
 
 def test_results_have_vllms_totals() -> None:
-    result = result_json(make_metrics(), make_records())
+    result = metrics_json(make_metrics())
     assert result["completed"] == 2
     assert result["failed"] == 2
     assert result["duration"] == 2.0
@@ -109,5 +109,11 @@ def test_results_have_vllms_totals() -> None:
     assert result["output_throughput"] == 2.0
     assert result["total_token_throughput"] == 20_502.0
     assert result["request_goodput"] == 1.0
-    assert result["errors"] == ["", "", "lost", "lost"]
-    assert result["ttfts"] == [0.25, 0.25, None, None]
+
+
+def test_each_request_has_an_entry_in_every_column() -> None:
+    columns = columns_json(make_records(), lambda n: SLOLimits(0.5, 1.0, 10.0))
+    assert {len(column) for column in columns.values()} == {4}  # type: ignore[arg-type]  # lists all
+    assert columns["errors"] == ["", "", "lost", "lost"]
+    assert columns["ttfts"] == [0.25, 0.25, None, None]
+    assert columns["slo_ratios"] == [0.5, 0.5, None, None]

@@ -1,11 +1,21 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.errors import ConfigError
+from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.slo import NAMED_RULES, SLOLimits, parse_slo
+
+
+def made(*token_times: float) -> RequestRecord:
+    """Record a request of 5 tokens that was sent at 0."""
+    request = WorkloadRequest(0.0, RequestShape((TokenRun(0, 5),), len(token_times)))
+    usage = Usage(5, len(token_times))
+    return RequestRecord(request, 0.0, 0.0, token_times, token_times[-1], usage, None)
 
 
 def prefill_time(num_prompt_tokens: int) -> float:
@@ -83,9 +93,28 @@ def test_a_rule_about_prefills_wants_to_know_their_time() -> None:
 
 
 def test_one_missed_bound_is_a_miss_and_no_tpot_is_none() -> None:
-    limits = SLOLimits(ttft=1.0, tpot=0.1, e2el=5.0)
-    assert limits.are_met(ttft=1.0, tpot=0.1, e2el=5.0)
-    assert limits.are_met(ttft=1.0, tpot=None, e2el=1.0)
-    assert not limits.are_met(ttft=1.1, tpot=0.1, e2el=5.0)
-    assert not limits.are_met(ttft=1.0, tpot=0.2, e2el=5.0)
-    assert not limits.are_met(ttft=1.0, tpot=0.1, e2el=5.1)
+    limits = SLOLimits(ttft=1.0, tpot=0.5, e2el=2.0)
+    assert limits.ratio(made(1.0, 1.5, 2.0)) == 1.0
+    assert limits.ratio(made(0.25)) == 0.25
+    assert limits.ratio(made(1.25, 1.5, 2.0)) == 1.25
+    assert limits.ratio(made(0.25, 1.0)) == 1.5
+    assert limits.ratio(made(1.0, 1.5, 2.0, 2.5)) == 1.25
+    assert limits.ratio(replace(made(1.0), error="lost")) == math.inf
+
+
+def test_latencies_per_token_have_bounds_of_their_own() -> None:
+    record = made(1.0, 2.0, 3.0)  # of a prompt of 5 tokens
+    bounds = {"normalized": 3 / 8, "normalized_input": 1 / 5, "normalized_output": 2 / 3}
+    for name, bound in bounds.items():
+        limits = SLOLimits(math.inf, math.inf, math.inf, **{name: bound / 2})
+        assert limits.ratio(record) == pytest.approx(2.0)
+
+
+def test_the_rule_of_means_depends_on_the_workload() -> None:
+    rule = parse_slo("loongserve-10", workload="leval@poisson(2)", scale=2)
+    assert rule.describe() == (
+        "loongserve-10-leval (means of the run: E2EL per token <= 3.5 ms, TTFT per prompt token <= 1.8 ms, "
+        "the rest per output token <= 320 ms, all x 2)"
+    )
+    with pytest.raises(ConfigError, match=r"no bounds for workload 'zipf1\.0'; name one of loongserve-10"):
+        parse_slo("loongserve-10", workload="zipf1.0")

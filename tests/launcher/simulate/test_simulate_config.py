@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.simulate.config import MIN_REQUESTS, LoadConfig, parse_rates
+from loong.launcher.rates import parse_rates
+from loong.launcher.simulate.config import MIN_REQUESTS, LoadConfig
 from loong.workloads.workload import make_workload
 
 
@@ -19,7 +20,7 @@ from loong.workloads.workload import make_workload
     ],
 )
 def test_rates_are_read(text: str, rates: tuple[float, ...]) -> None:
-    assert parse_rates(text) == rates
+    assert parse_rates("--rate", text) == rates
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_rates_are_read(text: str, rates: tuple[float, ...]) -> None:
 )
 def test_what_is_no_rate_is_refused_as_it_was_written(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--rate '{text}'"):
-        parse_rates(text)
+        parse_rates("--rate", text)
 
 
 def test_a_duration_is_measured_whole_but_is_never_too_small_to_judge() -> None:

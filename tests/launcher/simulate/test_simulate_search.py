@@ -1,11 +1,12 @@
 import pytest
 
+from loong.launcher import run_tables
+from loong.launcher.goodput import Goodput
 from loong.launcher.model_shape import shape_of
-from loong.launcher.simulate import tables
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import LoadConfig, SimulateConfig
-from loong.launcher.simulate.points import Point, run_point, sweep
-from loong.launcher.simulate.search import Goodput, goodputs_of_sweep, search, search_all
+from loong.launcher.simulate.points import PointResult, asked_of, run_point, sweep
+from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
 from loong.model.shapes import SHAPES
 from loong.workloads.slo import parse_slo
 
@@ -24,9 +25,9 @@ def config(policies: tuple[str, ...] = ("replicas",), **changes: object) -> Simu
     return SimulateConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def goodput_cells(found: Goodput) -> list[str]:
+def goodput_cells(found: Goodput[PointResult]) -> list[str]:
     """The row of a goodput, as people see it."""
-    return tables.goodput([found]).splitlines()[-1].split()
+    return run_tables.goodput([found], goal=0.9).splitlines()[-1].split()
 
 
 def test_the_goodput_attains_and_a_little_more_does_not() -> None:
@@ -35,7 +36,7 @@ def test_the_goodput_attains_and_a_little_more_does_not() -> None:
     assert found.best.attains
     assert found.too_high_rate is not None
     assert found.too_high_rate <= found.rate * 1.2
-    assert not run_point(config(), Point("replicas", TIGHT, found.too_high_rate)).attains
+    assert not run_point(config(), asked_of(config(), "replicas", TIGHT, found.too_high_rate)).attains
 
 
 def test_a_first_guess_may_be_far_off_on_either_side() -> None:
@@ -47,13 +48,13 @@ def test_a_first_guess_may_be_far_off_on_either_side() -> None:
 def test_a_policy_that_never_attains_is_told_to_be_below_the_lowest_rate() -> None:
     impossible = parse_slo("ttft:0.001")
     found = search(config(rules=(impossible,)), "replicas", impossible, precision=0.2)
-    lowest = found.points[0].point.rate
+    lowest = found.points[0].rate
     assert (found.rate, found.best, found.too_high_rate) == (0.0, None, lowest)
     assert goodput_cells(found) == ["replicas", "<", f"{lowest:.4g}", "-", str(len(found.points))]
 
 
 def test_a_run_that_is_cut_off_is_one_that_does_not_attain() -> None:
-    point = Point("replicas", TIGHT, 100.0)
+    point = asked_of(config(), "replicas", TIGHT, 100.0)
     whole, short = run_point(config(), point), run_point(config(), point, cuts_off=True)
     assert short.is_cut_off
     assert not whole.attains
@@ -81,5 +82,5 @@ def test_a_load_that_attains_at_any_rate_is_told_to_be_at_least_the_highest() ->
     found = search(config(rules=(loose,), rates=(1.0,)), "replicas", loose, precision=0.2)
     assert found.best is not None
     assert all(point.attains for point in found.points)
-    assert (found.rate, found.too_high_rate) == (found.points[-1].point.rate, None)
+    assert (found.rate, found.too_high_rate) == (found.points[-1].rate, None)
     assert goodput_cells(found) == ["replicas", ">=", f"{found.rate:.4g}", "-", str(len(found.points))]
