@@ -4,6 +4,7 @@ from aiohttp import web
 
 from loong.server import profiling, status, tokenization
 from loong.server.admission import Admission
+from loong.server.body import Bodies
 from loong.server.chat import chat_completions
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
@@ -29,6 +30,7 @@ def create_app(
             max_waiting_tokens=settings.max_waiting_tokens,
             retry_after=settings.retry_after,
         ),
+        bodies=Bodies(settings),
         tracing=tracing,
     )
     app.add_routes(

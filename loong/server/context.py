@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from loong.server.admission import Admission
+from loong.server.body import Bodies
 from loong.server.engine_client import EngineClient, Tracing
 from loong.server.errors import ApiError
 from loong.server.metrics import ServerMetrics
@@ -21,6 +22,7 @@ class Server:
     settings: ServerSettings
     metrics: ServerMetrics
     admission: Admission
+    bodies: Bodies
     tracing: Tracing | None = None
 
     def check_model(self, name: str | None) -> None:

@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from loong.core.errors import ConfigError
+from loong.server.context import SERVER
+
+BACKLOG = 4096  # connections that wait to be accepted
+LINGERING_SECONDS = 2.0  # a client that is refused before its body is through may send on for this long
 
 
 @contextmanager
@@ -33,10 +37,22 @@ async def serve(
 ) -> web.AppRunner:
     """Listen on a bound socket, and return the runner: `addresses` tells its port, `cleanup` ends it.
 
-    A client that leaves cancels its handler, and so aborts its request. `cleanup` waits `shutdown_timeout`
-    seconds for the requests in flight.
+    A client that leaves cancels its handler, and so aborts its request. One that sends no whole headers in
+    time, or takes in nothing of what is written to it, loses its connection. `cleanup` waits
+    `shutdown_timeout` seconds for the requests in flight.
     """
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
+    settings = app[SERVER].settings
+    # Connections inherit it. The kernel drops those whose peers take in nothing, whoever wrote to them last.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(settings.write_timeout * 1000))
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=shutdown_timeout,
+        keepalive_timeout=settings.idle_timeout,
+        lingering_time=LINGERING_SECONDS,
+        auto_decompress=False,  # a small body could become a large one
+    )
     await runner.setup()
-    await web.SockSite(runner, listener).start()
+    await web.SockSite(runner, listener, backlog=BACKLOG).start()
     return runner

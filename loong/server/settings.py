@@ -19,15 +19,23 @@ class ServerSettings:
     max_waiting_tokens: int = 2**24
     retry_after: int = 1
     max_body_bytes: int = 2**26  # fits a million token ids, or as many tokens of escaped text
+    max_bodies_bytes: int = 2**29  # of all bodies that arrive or are being read at one time
+    idle_timeout: float = 75.0  # for whole headers to come, from connecting or from the last answer
     body_timeout: float = 120.0
     write_timeout: float = 600.0  # how long a client may leave its stream unread
     keep_alive_interval: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting_requests", "max_waiting_tokens", "retry_after", "max_body_bytes"):
+        for name in (
+            "max_waiting_requests",
+            "max_waiting_tokens",
+            "retry_after",
+            "max_body_bytes",
+            "max_bodies_bytes",
+        ):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {value}")
-        for name in ("body_timeout", "write_timeout", "keep_alive_interval"):
+        for name in ("idle_timeout", "body_timeout", "write_timeout", "keep_alive_interval"):
             if (value := getattr(self, name)) <= 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, but is {value:g}")
         if not all(self.api_keys):

@@ -6,19 +6,16 @@ import msgspec
 from aiohttp import web
 
 from loong.server.context import SERVER
-from loong.server.errors import ApiError
-from loong.server.schemas import Fields, parse
+from loong.server.large_json import LARGE_BODY, read_large_json
+from loong.server.schemas import Fields, check, read_json
 
 
 async def read_fields(http: web.Request, schema: type[Fields]) -> Fields:
-    """Receive and check a body; raise a 408 if it does not come, a 400 if it is not what `schema` says."""
-    seconds = http.app[SERVER].settings.body_timeout
-    try:
-        async with asyncio.timeout(seconds):
-            body = await http.read()
-    except TimeoutError as error:
-        raise ApiError(408, f"the body did not arrive within {seconds:g} s", "request_timeout") from error
-    return parse(body, schema)
+    """Receive and check a body, a large one in a thread; raise what `Bodies` does, or a 400 that says why."""
+    async with http.app[SERVER].bodies.receive(http) as body:
+        if len(body) < LARGE_BODY:
+            return check(read_json(body), schema)
+        return await asyncio.to_thread(lambda: check(read_large_json(body), schema))
 
 
 def json_response(content: object, status: int = 200) -> web.Response:
