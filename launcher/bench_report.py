@@ -16,7 +16,8 @@ from loong.launcher.embedded import ServerConfig
 from loong.launcher.machine import machine_facts
 from loong.launcher.measure import Measurement
 from loong.workloads.metrics import Metrics
-from loong.workloads.plot import is_available, plot_timelines
+from loong.workloads.plot_style import is_available
+from loong.workloads.plot_timeline import plot_timelines
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.result import JSON, result_json
 from loong.workloads.workload import origin_of
@@ -146,7 +147,7 @@ def _without_keys(command: str) -> str:
 def _write_files(folder: Path, runs: Sequence[PolicyRun], results: dict[str, JSON]) -> None:
     written = [folder / "results.json"]
     written[0].write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
-    timelines = {run.policy: run.measurement.timeline for run in runs if run.measurement.timeline is not None}
+    timelines = {run.policy: run.measurement.history for run in runs if run.measurement.history is not None}
     if not timelines:
         print("No picture: the server has no /trace.", file=sys.stderr)
     elif not is_available():

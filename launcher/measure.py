@@ -9,6 +9,7 @@ from math import inf
 from tqdm import tqdm
 
 from loong.core.errors import ConfigError
+from loong.core.timeline import ClusterHistory
 from loong.launcher.bench_config import BenchConfig, LoadConfig
 from loong.workloads.client import Target, run_load
 from loong.workloads.counters import ServerCounters
@@ -19,7 +20,6 @@ from loong.workloads.record import RequestRecord
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.scrape import Scraper
 from loong.workloads.slo import LimitsOf
-from loong.workloads.timeline import Timeline
 from loong.workloads.workload import endless_workload
 
 PROBES_PER_LENGTH = 2
@@ -38,11 +38,11 @@ class PrefillProbe:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run gave. `timeline` is None if the server keeps none, `probe` if the SLO needs none."""
+    """What one run gave. `history` is None if the server keeps none, `probe` if the SLO needs none."""
 
     records: list[RequestRecord]
     counters: ServerCounters
-    timeline: Timeline | None
+    history: ClusterHistory | None
     probe: PrefillProbe | None
 
     def limits_of(self, config: BenchConfig) -> LimitsOf:
@@ -73,15 +73,15 @@ async def measure(
     if probe is None and config.slo.needs_prefill_time:
         probe = await _probe(target, requests)
     counters_before = await scraper.counters()
-    timeline_before = await scraper.timeline()
+    history_before = await scraper.history()
     records = await _load(target, config, requests, _limits_of(config, probe))
-    counters, timeline = ServerCounters(), None
+    counters, history = ServerCounters(), None
     with contextlib.suppress(ServerUnusableError):  # it died under load: the records tell
         counters = (await scraper.counters()).since(counters_before)
-        timeline = await scraper.timeline()
-    if timeline is not None and timeline_before is not None:
-        timeline = timeline.after(timeline_before.end)
-    return Measurement(records, counters, timeline, probe)
+        history = await scraper.history()
+    if history is not None and history_before is not None:
+        history = history.after(history_before.end)
+    return Measurement(records, counters, history, probe)
 
 
 def _limits_of(config: BenchConfig, probe: PrefillProbe | None) -> LimitsOf:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from loong.core.errors import ClusterError, LoongError
@@ -17,7 +17,7 @@ from loong.core.events import (
 )
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import BatchSlice, Timeline
+from loong.core.timeline import ClusterHistory, Timeline
 from loong.executor.workers import WorkersExecutor
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits, Health
@@ -56,6 +56,8 @@ class Engine:
         """
         if self._failure is not None:
             raise ClusterError(self._failure)
+        if (json_schema := request.sampling_params.json_schema) is not None:
+            self._executor.prepare_grammar(json_schema)
         request_id = request.request_id
         stream = self._streams[request_id] = Stream()
         self._executor.post(RequestArrived(self._executor.now, self._stamped(request)))
@@ -95,9 +97,9 @@ class Engine:
         """The cluster now, with the counts since the start."""
         return self._scheduling.state.snapshot(self._executor.now)
 
-    def timeline(self) -> Sequence[BatchSlice]:
-        """The last batches, oldest first."""
-        return self._timeline.slices
+    def history(self) -> ClusterHistory:
+        """The last batches and migrations, oldest first."""
+        return self._timeline.history()
 
     def _stamped(self, request: Request) -> Request:
         prompt = tuple(request.prompt_token_ids)  # what travels to workers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loong.workloads.plot import COLORS, DOTS_PER_INCH, require_matplotlib
+from loong.workloads.plot_style import BLUE, GREEN, ORANGE, house_style, new_figure
 from loong.workloads.request import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PANEL_INCHES = (4.5, 3.2)
 NUM_BINS = 40
+COLORS = (BLUE, GREEN, ORANGE)
 
 
 def plot_workload(title: str, requests: Sequence[WorkloadRequest], path: Path) -> None:
@@ -24,24 +25,20 @@ def plot_workload(title: str, requests: Sequence[WorkloadRequest], path: Path) -
         ConfigError: matplotlib is not installed.
         OSError, ValueError: the file cannot be written, or its ending names no kind of picture.
     """
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels: dict[str, Sequence[float]] = {
         "input tokens": [request.num_prompt_tokens for request in requests],
         "output tokens": [request.num_output_tokens for request in requests],
         "seconds between arrivals": [b.arrival_time - a.arrival_time for a, b in pairwise(requests)],
     }
     width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * len(panels), height), dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for panel, color, (label, samples) in zip(axes, COLORS, panels.items(), strict=False):
-        _draw(panel, label, samples, color)
-    axes[0].set_ylabel("requests")
-    figure.suptitle(title)
-    figure.savefig(path)
+    with house_style():
+        figure = new_figure((width * len(panels), height))
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for panel, color, (label, samples) in zip(axes, COLORS, panels.items(), strict=True):
+            _draw(panel, label, samples, color)
+        axes[0].set_ylabel("requests")
+        figure.suptitle(title)
+        figure.savefig(path)
 
 
 def _draw(panel: "Axes", label: str, samples: Sequence[float], color: str) -> None:

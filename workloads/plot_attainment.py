@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from loong.workloads.plot import COLORS, DOTS_PER_INCH, require_matplotlib
+from loong.workloads.plot_style import DOTS_PER_INCH, require_matplotlib
+
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

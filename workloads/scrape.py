@@ -1,13 +1,14 @@
-"""What a server tells about itself: its model, its counters, its timeline."""
+"""What a server tells about itself: its model, its counters, its history."""
 
 from dataclasses import dataclass
 
 import aiohttp
 import msgspec
 
+from loong.core.timeline import ClusterHistory
 from loong.workloads.counters import ServerCounters, parse_counters
 from loong.workloads.errors import ServerUnusableError
-from loong.workloads.timeline import Timeline, parse_timeline
+from loong.workloads.timeline import parse_trace
 
 SCRAPE_SECONDS = 60.0
 
@@ -61,13 +62,13 @@ class Scraper:
         except ValueError:
             return ServerCounters()
 
-    async def timeline(self) -> Timeline | None:
+    async def history(self) -> ClusterHistory | None:
         """Return what ran so far; None if the server has no readable `/trace`."""
         page = await self._get("/trace")
         if page is None:
             return None
         try:
-            return parse_timeline(page)
+            return parse_trace(page)
         except msgspec.MsgspecError:
             return None
 

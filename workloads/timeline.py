@@ -1,144 +1,112 @@
-"""What ran on which instance when, from the Chrome trace a server gives at `/trace`."""
+"""What ran when and what KV moved, read back from a Chrome trace: a server's `/trace`, or a run's file."""
 
-import re
-from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Annotated
 
 import msgspec
+
+from loong.core.instance import ESPGroup
+from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
 
 MICROSECOND = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineSlice:
-    """One batch on one instance of its group; times in seconds."""
-
-    instance_id: int
-    start: float
-    end: float
-    group: tuple[int, ...]
-    phase: str
-
-    @property
-    def dop(self) -> int:
-        """The degree of parallelism: how many instances the group has."""
-        return len(self.group)
-
-
-@dataclass(frozen=True, slots=True)
-class KVSample:
-    """KV tokens an instance holds from `time` (seconds) until its next sample."""
-
-    instance_id: int
-    time: float
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Slices and KV samples, each by time; times are in seconds on one clock."""
-
-    slices: tuple[TimelineSlice, ...]
-    kv_samples: tuple[KVSample, ...]
-
-    @property
-    def end(self) -> float:
-        """When the last slice ends; 0 if there is none."""
-        return max((s.end for s in self.slices), default=0.0)
-
-    @property
-    def instance_ids(self) -> list[int]:
-        """Every instance that ran a batch or held KV."""
-        return sorted({s.instance_id for s in self.slices} | {k.instance_id for k in self.kv_samples})
-
-    def after(self, time: float) -> "Timeline":
-        """Return what started after `time`, on a clock that is 0 at the first slice left."""
-        slices = [s for s in self.slices if s.start > time]
-        zero = min((s.start for s in slices), default=time)
-        return Timeline(
-            tuple(
-                TimelineSlice(s.instance_id, s.start - zero, s.end - zero, s.group, s.phase) for s in slices
-            ),
-            tuple(
-                KVSample(k.instance_id, k.time - zero, k.num_tokens)
-                for k in self.kv_samples
-                if k.time >= zero
-            ),
-        )
-
-    def merged(self, gap: float) -> "Timeline":
-        """Join neighbors on one instance of one group and phase that are at most `gap` seconds apart."""
-        joined: list[TimelineSlice] = []
-        last: dict[int, int] = {}  # instance to its last slice in `joined`
-        for piece in self.slices:
-            index = last.get(piece.instance_id)
-            if index is not None:
-                before = joined[index]
-                is_same = (before.group, before.phase) == (piece.group, piece.phase)
-                if is_same and piece.start - before.end <= gap:
-                    end = max(before.end, piece.end)
-                    joined[index] = TimelineSlice(
-                        piece.instance_id, before.start, end, piece.group, piece.phase
-                    )
-                    continue
-            last[piece.instance_id] = len(joined)
-            joined.append(piece)
-        return Timeline(tuple(joined), self.kv_samples)
-
-
-class _WireArgs(msgspec.Struct):
-    group: list[int] | None = None
-    phase: str | None = None
-
-
 class _WireEvent(msgspec.Struct):
     ph: str
-    name: str = ""
+    cat: str = ""
     ts: float = 0.0
     dur: float = 0.0
     tid: int | str = 0
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
+    @property
+    def started_at(self) -> float:
+        return self.ts * MICROSECOND
+
+    @property
+    def ended_at(self) -> float:
+        return (self.ts + self.dur) * MICROSECOND
+
+
+class _WireBatch(msgspec.Struct):
+    batch_id: int
+    group: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+    phase: str
+    request_ids: tuple[str, ...] = ()
+    num_prefill_tokens: int = 0
+    longest_prompt: int = 0
+    kv_reserved: int | None = None
+    kv_used: int | None = None
+
+
+class _WireMove(msgspec.Struct):
+    migration_id: int
+    request_id: str
+    source_id: int
+    destination_id: int
+    num_tokens: int
+    is_committed: bool
+
+
+class _WireOther(msgspec.Struct):
+    kv_capacity: dict[int, int] = {}
+
 
 class _WireTrace(msgspec.Struct):
     traceEvents: list[_WireEvent]  # noqa: N815  the format's own name
+    otherData: _WireOther = msgspec.field(default_factory=_WireOther)  # noqa: N815
 
 
-_INSTANCE = re.compile(r"instance (\d+)")
-
-
-def parse_timeline(trace: bytes) -> Timeline:
-    """Read batches (complete events whose arguments name a group) and the `KV tokens` counters.
-
-    Other events are left out.
+def parse_trace(trace: bytes) -> ClusterHistory:
+    """Read what `loong.server.trace` wrote; events of other kinds are left out.
 
     Raises:
         msgspec.MsgspecError: the bytes are not a Chrome trace.
     """
-    slices: list[TimelineSlice] = []
-    samples: list[KVSample] = []
-    for event in msgspec.json.decode(trace, type=_WireTrace).traceEvents:
-        if event.ph == "X":
-            slices += _slices(event)
-        elif event.ph == "C" and event.name == "KV tokens":
-            samples += _kv_samples(event)
-    slices.sort(key=lambda s: (s.start, s.instance_id))
-    samples.sort(key=lambda k: (k.time, k.instance_id))
-    return Timeline(tuple(slices), tuple(samples))
-
-
-def _slices(event: _WireEvent) -> list[TimelineSlice]:
-    args = msgspec.json.decode(event.args, type=_WireArgs)
-    if not args.group:
-        return []
-    start = event.ts * MICROSECOND
-    end = start + event.dur * MICROSECOND
-    return [TimelineSlice(int(event.tid), start, end, tuple(args.group), args.phase or event.name)]
-
-
-def _kv_samples(event: _WireEvent) -> list[KVSample]:
-    tokens_by_instance = msgspec.json.decode(event.args, type=dict[str, float])
-    return [
-        KVSample(int(match[1]), event.ts * MICROSECOND, round(tokens))
-        for name, tokens in tokens_by_instance.items()
-        if (match := _INSTANCE.fullmatch(name))
+    found = msgspec.json.decode(trace, type=_WireTrace, strict=False)
+    events = [event for event in found.traceEvents if event.ph == "X"]
+    batches = [
+        (event, msgspec.json.decode(event.args, type=_WireBatch)) for event in events if event.cat == "batch"
     ]
+    batches.sort(key=lambda pair: pair[1].batch_id)
+    slices = [_batch(list(same)) for _, same in groupby(batches, key=lambda pair: pair[1].batch_id)]
+    moves = [_move(event) for event in events if event.cat == "kv_out"]
+    return ClusterHistory(
+        tuple(sorted(slices, key=attrgetter("ended_at"))),
+        tuple(sorted(moves, key=attrgetter("ended_at"))),
+        found.otherData.kv_capacity,
+    )
+
+
+def _batch(parts: list[tuple[_WireEvent, _WireBatch]]) -> BatchSlice:
+    """A batch of its slices, one on the track of each instance of its group."""
+    event, batch = parts[0]
+    on = {int(event.tid): part for event, part in parts}
+    members = [(i, on[i]) for i in batch.group if i in on]
+    return BatchSlice(
+        batch.batch_id,
+        ESPGroup(batch.group),
+        batch.phase,
+        event.started_at,
+        event.ended_at,
+        batch.request_ids,
+        tuple((i, part.kv_used) for i, part in members if part.kv_used is not None),
+        tuple((i, part.kv_reserved) for i, part in members if part.kv_reserved is not None),
+        batch.num_prefill_tokens,
+        batch.longest_prompt,
+    )
+
+
+def _move(event: _WireEvent) -> KVMove:
+    move = msgspec.json.decode(event.args, type=_WireMove)
+    return KVMove(
+        move.migration_id,
+        move.request_id,
+        move.source_id,
+        move.destination_id,
+        move.num_tokens,
+        event.started_at,
+        event.ended_at,
+        move.is_committed,
+    )

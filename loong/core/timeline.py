@@ -1,22 +1,28 @@
-"""What ran when: one slice a batch, for people to look at."""
+"""What ran when, and what KV moved: for people to look at."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from loong.core.events import BatchFinished, Event, InstanceLost
+from loong.core.events import BatchFinished, Event, InstanceLost, MigrationFinished
 from loong.core.instance import ESPGroup
-from loong.core.instructions import Instruction, RunBatch
+from loong.core.instructions import Instruction, MoveKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 
+TokensOf = tuple[tuple[InstanceId, int], ...]
+"""Tokens in the pools of some instances."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchSlice:
-    """A batch that ran. Times are the executor's; `kv_used` is (instance, tokens) of its group at
-    its end."""
+    """A batch that ran. Times are the executor's.
+
+    `kv_used` is of its group at its end, and `kv_reserved` at its beginning, with room for all that it may
+    write. `num_prefill_tokens` and `longest_prompt` are of prompts of which it computes some; 0 without any.
+    """
 
     batch_id: int
     group: ESPGroup
@@ -24,49 +30,140 @@ class BatchSlice:
     started_at: float
     ended_at: float
     request_ids: tuple[RequestId, ...]
-    kv_used: tuple[tuple[InstanceId, int], ...]
+    kv_used: TokensOf
+    kv_reserved: TokensOf = ()
+    num_prefill_tokens: int = 0
+    longest_prompt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVMove:
+    """A migration that has ended; times are the executor's."""
+
+    migration_id: int
+    request_id: RequestId
+    source_id: InstanceId
+    destination_id: InstanceId
+    num_tokens: int
+    started_at: float
+    ended_at: float
+    is_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHistory:
+    """The last batches and migrations, in the order in which they ended; and how many tokens pools hold."""
+
+    batches: tuple[BatchSlice, ...] = ()
+    moves: tuple[KVMove, ...] = ()
+    kv_capacity: Mapping[InstanceId, int] = field(default_factory=dict)
+
+    @property
+    def instance_ids(self) -> list[InstanceId]:
+        """Every instance that ran a batch."""
+        return sorted({instance_id for batch in self.batches for instance_id in batch.group.instance_ids})
+
+    @property
+    def end(self) -> float:
+        """When the last batch ended; 0 if there is none."""
+        return max((batch.ended_at for batch in self.batches), default=0.0)
+
+    def after(self, time: float) -> "ClusterHistory":
+        """What started after `time`, on a clock that is 0 at the first batch left."""
+        batches = [batch for batch in self.batches if batch.started_at > time]
+        zero = min((batch.started_at for batch in batches), default=time)
+        moves = [move for move in self.moves if move.started_at >= zero]
+        return ClusterHistory(
+            tuple(replace(b, started_at=b.started_at - zero, ended_at=b.ended_at - zero) for b in batches),
+            tuple(replace(m, started_at=m.started_at - zero, ended_at=m.ended_at - zero) for m in moves),
+            self.kv_capacity,
+        )
 
 
 class Timeline:
-    """An observer of the loop that keeps the last batches, oldest first."""
+    """An observer of the loop that keeps the last batches and migrations."""
 
     def __init__(self, max_slices: int = 50_000) -> None:
-        self.slices: deque[BatchSlice] = deque(maxlen=max_slices)
-        self._running: dict[int, tuple[RunBatch, float]] = {}
+        self._batches: deque[BatchSlice] = deque(maxlen=max_slices)
+        self._moves: deque[KVMove] = deque(maxlen=max_slices)
+        self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}
+        self._moving: dict[int, tuple[MoveKV, float]] = {}
+        self._kv_capacity: dict[InstanceId, int] = {}
+
+    def history(self) -> ClusterHistory:
+        """What has ended so far."""
+        return ClusterHistory(tuple(self._batches), tuple(self._moves), dict(self._kv_capacity))
 
     def took_in(self, event: Event, /) -> None:
-        """Forget the batches of a lost instance: they never finish."""
-        if isinstance(event, InstanceLost):
+        """Keep a migration that ended, and forget what a lost instance took part in: it never ends."""
+        if isinstance(event, MigrationFinished) and event.migration_id in self._moving:
+            self._moves.append(_move(*self._moving.pop(event.migration_id), event))
+        elif isinstance(event, InstanceLost):
+            lost = event.instance_id
             self._running = {
-                batch_id: (batch, started_at)
-                for batch_id, (batch, started_at) in self._running.items()
-                if event.instance_id not in batch.plan.group.instance_ids
+                batch_id: running
+                for batch_id, running in self._running.items()
+                if lost not in running[0].plan.group.instance_ids
+            }
+            self._moving = {
+                migration_id: (told, started_at)
+                for migration_id, (told, started_at) in self._moving.items()
+                if lost not in (told.migration.segment.instance_id, told.migration.destination_id)
             }
 
     def planned(
         self, event: Event, snapshot: Snapshot, _plan: IterationPlan, instructions: Sequence[Instruction], /
     ) -> None:
-        """Keep what ended with `event`, and what was then told to run."""
+        """Keep the batch that ended with `event`, and what was then told to run or to move."""
         if isinstance(event, BatchFinished) and event.batch_id in self._running:
-            batch, started_at = self._running.pop(event.batch_id)
-            plan = batch.plan
-            kv_used = tuple((i, snapshot.instance[i].kv_used) for i in plan.group.instance_ids)
-            self.slices.append(
-                BatchSlice(
-                    event.batch_id,
-                    plan.group,
-                    _phase(batch),
-                    started_at,
-                    event.time,
-                    plan.request_ids,
-                    kv_used,
-                )
-            )
-        for instruction in instructions:
-            if isinstance(instruction, RunBatch):
-                self._running[instruction.batch_id] = (instruction, event.time)
+            self._batches.append(_slice(*self._running.pop(event.batch_id), event.time, snapshot))
+        for told in instructions:
+            if isinstance(told, RunBatch):
+                self._running[told.batch_id] = (told, event.time, self._reserved(told, snapshot))
+            elif isinstance(told, MoveKV):
+                self._moving[told.migration_id] = (told, event.time)
+
+    def _reserved(self, told: RunBatch, snapshot: Snapshot) -> TokensOf:
+        writes = told.plan.num_stored_tokens
+        instances = [snapshot.instance[i] for i in told.plan.group.instance_ids]
+        self._kv_capacity.update((i.instance_id, i.kv_capacity) for i in instances)
+        return tuple((i.instance_id, i.kv_used + writes.get(i.instance_id, 0)) for i in instances)
 
 
-def _phase(batch: RunBatch) -> str:
-    decodes = {given.is_decoding for given in batch.inputs}
-    return "mixed" if len(decodes) > 1 else "decode" if True in decodes else "prefill"
+def _slice(
+    batch: RunBatch, started_at: float, reserved: TokensOf, ended_at: float, snapshot: Snapshot
+) -> BatchSlice:
+    group = batch.plan.group
+    prefilled = [given for given in batch.inputs if not given.is_decoding]
+    return BatchSlice(
+        batch.batch_id,
+        group,
+        _phase(len(prefilled), len(batch.inputs)),
+        started_at,
+        ended_at,
+        batch.plan.request_ids,
+        tuple((i, snapshot.instance[i].kv_used) for i in group.instance_ids),
+        reserved,
+        sum(len(given.token_ids) for given in prefilled),
+        max((given.num_prompt_tokens for given in prefilled), default=0),
+    )
+
+
+def _phase(num_prefilled: int, num_requests: int) -> str:
+    if not num_requests or num_prefilled == num_requests:
+        return "prefill"
+    return "mixed" if num_prefilled else "decode"
+
+
+def _move(told: MoveKV, started_at: float, event: MigrationFinished) -> KVMove:
+    segment = told.migration.segment
+    return KVMove(
+        told.migration_id,
+        segment.owner_id,
+        segment.instance_id,
+        told.migration.destination_id,
+        len(segment.positions),
+        started_at,
+        event.time,
+        event.is_committed,
+    )

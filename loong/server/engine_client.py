@@ -1,6 +1,6 @@
 """What the HTTP face needs of an engine."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,7 @@ from typing import Protocol
 from loong.core.events import ProducedToken
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import BatchSlice
+from loong.core.timeline import ClusterHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class EngineClient(Protocol):
         """The cluster now, with the counts since the start."""
         ...
 
-    def timeline(self) -> Sequence[BatchSlice]:
-        """The last batches, oldest first."""
+    def history(self) -> ClusterHistory:
+        """The last batches and migrations, oldest first."""
         ...
 
 

@@ -37,7 +37,7 @@ async def metrics(http: web.Request) -> web.Response:
 
 async def trace(http: web.Request) -> web.Response:
     """The last minutes of the cluster, to be opened in Perfetto."""
-    return json_response(chrome_trace(http.app[SERVER].engine.timeline()))
+    return json_response(chrome_trace(http.app[SERVER].engine.history()))
 
 
 async def models(http: web.Request) -> web.Response:

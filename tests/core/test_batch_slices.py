@@ -1,41 +1,94 @@
-"""Which batches the timeline of `loong.core.timeline` keeps."""
+"""Which batches and migrations the timeline of `loong.core.timeline` keeps."""
 
-from loong.core.events import BatchFinished, Event, InstanceLost
+from collections.abc import Sequence
+
+from loong.core.events import BatchFinished, Event, InstanceLost, MigrationFinished
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.instructions import ReleaseKV, RunBatch
-from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch
+from loong.core.placement import KVSegment, Placement
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import Timeline
+from loong.core.timeline import BatchSlice, ClusterHistory, KVMove, Timeline
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100, kv_used=10 * i) for i in range(3))
+MOVE = MoveKV(5, KVMigration(KVSegment("r", range(0, 8, 2), 1), 2))
 
 
-def told(*events: Event) -> list[tuple[int, float, float]]:
-    """Batches 1 on (0, 1) and 2 on (2,) start at time 1; id, start and end of the slices after `events`."""
-    batches = [RunBatch(i, BatchPlan(ESPGroup(group), (), ()), ()) for i, group in ((1, (0, 1)), (2, (2,)))]
+def history_of(told: Sequence[Instruction], *events: Event) -> ClusterHistory:
+    """What is kept when `told` starts at time 1, and then `events` come."""
     timeline = Timeline(max_slices=9)
-    timeline.planned(InstanceLost(1.0, 9), Snapshot(1.0, ()), IterationPlan(), batches)
+    timeline.planned(InstanceLost(1.0, 9), Snapshot(1.0, INSTANCES), IterationPlan(), told)
     for event in events:
         timeline.took_in(event)
         timeline.planned(event, Snapshot(event.time, INSTANCES), IterationPlan(), ())
-    return [(piece.batch_id, piece.started_at, piece.ended_at) for piece in timeline.slices]
+    return timeline.history()
 
 
-def test_a_batch_is_a_slice_once_it_has_finished() -> None:
-    assert told(BatchFinished(3.0, 2, 1)) == [(2, 1.0, 3.0)]
-    assert told(BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1)) == [(2, 1.0, 3.0), (1, 1.0, 4.0)]
+def batch(batch_id: int, *group: int, inputs: Sequence[RequestInput] = ()) -> RunBatch:
+    writes = tuple(KVSegment("r", range(7), instance_id) for instance_id in group)
+    return RunBatch(batch_id, BatchPlan(ESPGroup(group), (), writes), tuple(inputs))
 
 
-def test_a_slice_tells_the_kv_of_its_group_and_other_instructions_leave_no_slice() -> None:
-    timeline = Timeline()
-    batch = RunBatch(1, BatchPlan(ESPGroup((2, 1)), (), ()), ())
-    told = (ReleaseKV("r", (0,)), batch)
-    timeline.planned(InstanceLost(1.0, 9), Snapshot(1.0, INSTANCES), IterationPlan(), told)
-    timeline.planned(BatchFinished(3.0, 1, 1), Snapshot(3.0, INSTANCES), IterationPlan(), ())
-    (piece,) = timeline.slices
+def times(history: ClusterHistory) -> list[tuple[int, float, float]]:
+    return [(piece.batch_id, piece.started_at, piece.ended_at) for piece in history.batches]
+
+
+def of_request(request_id: str, num_known: int, num_prompt: int, num_tokens: int) -> RequestInput:
+    placement = Placement((KVSegment(request_id, range(num_known), 0),)) if num_known else Placement()
+    num_output = max(num_known + num_tokens - num_prompt, 0)
+    return RequestInput(request_id, range(num_tokens), num_prompt, num_output, placement, None)
+
+
+def test_a_batch_is_kept_once_it_has_finished() -> None:
+    told = batch(1, 0, 1), batch(2, 2)
+    assert times(history_of(told, BatchFinished(3.0, 2, 1))) == [(2, 1.0, 3.0)]
+    both = history_of(told, BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1))
+    assert times(both) == [(2, 1.0, 3.0), (1, 1.0, 4.0)]
+
+
+def test_a_batch_tells_the_kv_of_its_group_at_both_ends() -> None:
+    (piece,) = history_of((ReleaseKV("r", (0,)), batch(1, 2, 1)), BatchFinished(3.0, 1, 1)).batches
+    assert piece.kv_reserved == ((2, 27), (1, 17))
     assert piece.kv_used == ((2, 20), (1, 10))
 
 
-def test_a_batch_whose_instance_is_lost_never_is() -> None:
+def test_a_batch_tells_what_it_prefills() -> None:
+    chunk, short, decoding = of_request("a", 30, 90, 40), of_request("b", 0, 5, 5), of_request("c", 8, 8, 1)
+    told = batch(1, 0, inputs=(chunk, short, decoding)), batch(2, 1, inputs=(decoding,)), batch(3, 2)
+    history = history_of(told, *(BatchFinished(2.0, i, 1) for i in (1, 2, 3)))
+    assert [(b.phase, b.num_prefill_tokens, b.longest_prompt) for b in history.batches] == [
+        ("mixed", 45, 90),
+        ("decode", 0, 0),
+        ("prefill", 0, 0),
+    ]
+
+
+def test_a_batch_whose_instance_is_lost_is_never_kept() -> None:
+    told = batch(1, 0, 1), batch(2, 2)
     events = (InstanceLost(2.0, 1), BatchFinished(3.0, 1, 1), BatchFinished(4.0, 2, 1))
-    assert told(*events) == [(2, 1.0, 4.0)]
+    assert times(history_of(told, *events)) == [(2, 1.0, 4.0)]
+
+
+def test_a_migration_is_kept_with_its_outcome() -> None:
+    history = history_of((MOVE,), MigrationFinished(1.5, 5, is_committed=False), BatchFinished(2.0, 4, 1))
+    assert history.moves == (KVMove(5, "r", 1, 2, 4, 1.0, 1.5, is_committed=False),)
+
+
+def test_a_migration_whose_end_is_lost_is_never_kept() -> None:
+    finished = MigrationFinished(3.0, 5, is_committed=True)
+    assert not history_of((MOVE,), InstanceLost(2.0, 2), finished).moves
+    assert history_of((MOVE,), InstanceLost(2.0, 0), finished).moves
+
+
+def test_the_sizes_of_pools_are_told() -> None:
+    assert history_of((batch(1, 2, 0),)).kv_capacity == {0: 100, 2: 100}
+
+
+def test_a_run_begins_at_its_first_batch_after_the_warm_up() -> None:
+    pieces = [BatchSlice(i, ESPGroup((i,)), "decode", 2.0 * i, 2.0 * i + 1, (), ()) for i in range(4)]
+    moves = [KVMove(i, "r", 0, 1, 4, time, time + 1, is_committed=True) for i, time in ((0, 1.5), (1, 5.0))]
+    history = ClusterHistory(tuple(pieces), tuple(moves), {0: 9}).after(2.5)
+    assert times(history) == [(2, 0.0, 1.0), (3, 2.0, 3.0)]
+    assert [(move.migration_id, move.started_at) for move in history.moves] == [(1, 1.0)]
+    assert (history.instance_ids, history.end, history.kv_capacity) == ([2, 3], 3.0, {0: 9})
+    assert history.after(9.0) == ClusterHistory((), (), {0: 9})

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import httpx
 import pytest
 from http_answers import error_of, get_json, post
@@ -10,9 +8,10 @@ import loong
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import ClusterStats, Snapshot
-from loong.core.timeline import BatchSlice
+from loong.core.timeline import BatchSlice, ClusterHistory
 from loong.server.listen import bound_socket
 from loong.server.settings import ServerSettings
+from loong.server.trace import chrome_trace
 
 STATS = ClusterStats(
     num_scale_ups=3,
@@ -105,29 +104,11 @@ async def test_version_load_and_model_are_told(serving: Serving) -> None:
     assert (model["id"], model["max_model_len"], model["object"]) == ("tiny", 2048, "model")
 
 
-async def test_a_trace_has_one_slice_an_instance_and_the_kv_of_all(serving: Serving) -> None:
-    batch = BatchSlice(7, ESPGroup((1, 0)), "prefill", 1.5, 2.0, ("r1", "r2"), ((0, 10), (1, 20), (2, 0)))
-    later = replace(batch, batch_id=8, group=ESPGroup((2,)), phase="decode", started_at=2.0, ended_at=2.25)
-    async with serving(ScriptedEngine(slices=[batch, later])) as url:
-        events = (await get_json(url, "/trace"))["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert names == {0: "instance 0", 1: "instance 1", 2: "instance 2"}
-    slices = [event for event in events if event["ph"] == "X"]
-    assert [(event["tid"], event["name"], event["ts"], event["dur"]) for event in slices] == [
-        (1, "prefill", 1.5e6, 0.5e6),
-        (0, "prefill", 1.5e6, 0.5e6),
-        (2, "decode", 2.0e6, 0.25e6),
-    ]
-    assert slices[0]["args"] == {
-        "batch_id": 7,
-        "group": [1, 0],
-        "dop": 2,
-        "phase": "prefill",
-        "request_ids": ["r1", "r2"],
-    }
-    counters = [event for event in events if event["ph"] == "C"]
-    assert [event["ts"] for event in counters] == [2.0e6, 2.25e6]
-    assert counters[0]["args"] == {"instance 0": 10, "instance 1": 20, "instance 2": 0}
+async def test_a_trace_is_of_what_the_engine_did(serving: Serving) -> None:
+    batch = BatchSlice(7, ESPGroup((1, 0)), "prefill", 1.5, 2.0, ("r1", "r2"), ((0, 10), (1, 20)))
+    history = ClusterHistory((batch,), (), {0: 100, 1: 100})
+    async with serving(ScriptedEngine(past=history)) as url:
+        assert await get_json(url, "/trace") == chrome_trace(history)
 
 
 async def test_text_and_chats_are_tokenized_and_back(serving: Serving) -> None:

@@ -11,7 +11,7 @@ from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.request import FinishReason, Request, TokenId
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import BatchSlice
+from loong.core.timeline import ClusterHistory
 from loong.server.engine_client import EngineLimits, Health
 
 SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
@@ -43,7 +43,7 @@ class ScriptedEngine:
     last_reason: FinishReason = FinishReason.LENGTH  # when the reply is over
     is_alive: bool = True
     cluster: Snapshot = AT_REST
-    slices: Sequence[BatchSlice] = ()
+    past: ClusterHistory = ClusterHistory()  # noqa: RUF009  it is frozen
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # some request ended or was aborted
@@ -84,5 +84,5 @@ class ScriptedEngine:
     def snapshot(self) -> Snapshot:
         return self.cluster
 
-    def timeline(self) -> Sequence[BatchSlice]:
-        return self.slices
+    def history(self) -> ClusterHistory:
+        return self.past
