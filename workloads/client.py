@@ -1,18 +1,24 @@
-"""A load generator for `/v1/completions`: sends on time, streams, and records what came back."""
+"""A load generator: sends on time, streams, and records what came back.
+
+Nothing runs per piece of a stream but one callback of its connection, so that one core sends and reads
+thousands of streams a second and its clock stays true (`benchmarks/load_generator.py`).
+"""
 
 import asyncio
-import io
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 
-import aiohttp
 import msgspec
 
-from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.backends import Answer, Backend, Wire, wire_of
+from loong.workloads.connections import ConnectionPool
+from loong.workloads.http_response import HTTPFormatError
+from loong.workloads.record import CUT_OFF, RequestRecord
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.sse import EventDecoder
-
-MAX_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,7 @@ class Target:
     vocab_size: int
     timeout: float = 3600.0
     api_key: str | None = field(default=None, repr=False)
+    backend: Backend = Backend.OPENAI
 
 
 async def run_load(
@@ -32,69 +39,106 @@ async def run_load(
     *,
     max_concurrency: int | None = None,
     on_record: Callable[[RequestRecord], None] | None = None,
+    is_hopeless: Callable[[], bool] | None = None,
 ) -> list[RequestRecord]:
     """Send every request at its arrival time and return one record each, in the order of `requests`.
 
     At most `max_concurrency` requests are in flight; one that is due waits for its turn. Failures are
     recorded, never raised. Bodies are encoded before the clock starts, 4 to 8 bytes a token, so that
-    encoding long prompts delays nothing.
+    encoding long prompts delays nothing. Once `is_hopeless`, asked after every record, no more is sent and
+    what is in flight is given up: these records say so.
     """
-    bodies = [_encode(target, request) for request in requests]
-    slots = asyncio.Semaphore(max_concurrency or len(requests))
-    headers = {"Content-Type": "application/json"}
-    if target.api_key is not None:
-        headers["Authorization"] = f"Bearer {target.api_key}"
-    # A kept-alive connection may be closed by the server just as it is used again; a new one is not.
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=target.timeout)
-    tasks = []
-    held_until = 0.0
-    async with (
-        aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session,
-        asyncio.TaskGroup() as group,
-    ):
-        exchange = _Exchange(session, f"{target.base_url}/v1/completions", slots, on_record)
-        for request, body in zip(requests, bodies, strict=True):
-            await asyncio.sleep(request.arrival_time - exchange.now())
-            is_held_back = slots.locked()
-            await slots.acquire()
-            if is_held_back:
-                held_until = exchange.now()
-            due_time = max(request.arrival_time, held_until)
-            tasks.append(group.create_task(exchange.send(request, body, due_time)))
-    return [task.result() for task in tasks]
+    wire = wire_of(target.backend)
+    headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"}
+    pool = ConnectionPool(target.base_url, headers)
+    posts = [pool.request(wire.path, _encode(target, wire, request)) for request in requests]
+    run = _Run(
+        target, wire, pool, asyncio.Semaphore(max_concurrency or len(requests)), on_record, is_hopeless
+    )
+    try:
+        with _without_collections():
+            return await run.send_all(requests, posts)
+    finally:
+        pool.close()
 
 
-class _Exchange:
-    """One run against one server: the clock, the connection pool and who hears of results."""
+class _Run:
+    """One run against one server: the clock, the connections and who hears of results."""
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
-        url: str,
+        target: Target,
+        wire: Wire,
+        pool: ConnectionPool,
         slots: asyncio.Semaphore,
         on_record: Callable[[RequestRecord], None] | None,
+        is_hopeless: Callable[[], bool] | None,
     ) -> None:
-        self._session = session
-        self._url = url
-        self._slots = slots
-        self._on_record = on_record
-        self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
+        self._target, self._wire, self._pool, self._slots = target, wire, pool, slots
+        self._on_record, self._is_hopeless = on_record, is_hopeless
+        self._cut_off = asyncio.Event()
+        self._start = perf_counter()
 
     def now(self) -> float:
         """Return the seconds since the start of the run."""
-        return self._loop.time() - self._start
+        return perf_counter() - self._start
 
-    async def send(self, request: WorkloadRequest, body: bytes, due_time: float) -> RequestRecord:
+    async def send_all(
+        self, requests: Sequence[WorkloadRequest], posts: Sequence[bytes]
+    ) -> list[RequestRecord]:
+        """Send all on time, until the end or until it is hopeless."""
+        tasks: list[asyncio.Task[RequestRecord]] = []
+        async with asyncio.TaskGroup() as group:
+            sender = group.create_task(self._send_on_time(requests, posts, group, tasks))
+            watcher = group.create_task(self._give_up(sender, tasks))
+            await asyncio.wait([sender])
+            if tasks:
+                await asyncio.wait(tasks)
+            watcher.cancel()
+        records = [task.result() for task in tasks]
+        return records + [self._unsent(request) for request in requests[len(records) :]]
+
+    async def _send_on_time(
+        self,
+        requests: Sequence[WorkloadRequest],
+        posts: Sequence[bytes],
+        group: asyncio.TaskGroup,
+        tasks: list[asyncio.Task[RequestRecord]],
+    ) -> None:
+        held_until = 0.0
+        for request, post in zip(requests, posts, strict=True):
+            wait = request.arrival_time - self.now()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            is_held_back = self._slots.locked()
+            await self._slots.acquire()
+            if is_held_back:
+                held_until = self.now()
+            due_time = max(request.arrival_time, held_until)
+            tasks.append(group.create_task(self._send(request, post, due_time)))
+
+    async def _give_up(
+        self, sender: asyncio.Task[None], tasks: Sequence[asyncio.Task[RequestRecord]]
+    ) -> None:
+        await self._cut_off.wait()
+        sender.cancel()
+        for task in tasks:
+            task.cancel()
+
+    async def _send(self, request: WorkloadRequest, post: bytes, due_time: float) -> RequestRecord:
         """Send one request and follow its stream to the end; the slot it holds is released."""
         sent_time = self.now()
-        answer = _Answer()
+        answer = Answer()
         try:
-            await self._follow(body, answer)
+            async with asyncio.timeout(self._target.timeout):
+                await self._follow(post, answer)
         except TimeoutError:
             answer.fail("no end within the time limit")
-        except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+        except asyncio.CancelledError:
+            if not self._cut_off.is_set():
+                raise
+            answer.fail(CUT_OFF)
+        except (HTTPFormatError, OSError, msgspec.MsgspecError) as error:
             answer.fail(f"{type(error).__name__}: {error}")
         finally:
             self._slots.release()
@@ -107,98 +151,46 @@ class _Exchange:
             usage=answer.usage,
             error=answer.verdict(),
         )
-        if self._on_record is not None:
-            self._on_record(record)
+        self._tell(record)
         return record
 
-    async def _follow(self, body: bytes, answer: "_Answer") -> None:
-        async with self._session.post(self._url, data=io.BytesIO(body)) as response:
-            if response.status != 200:
-                text = await response.text(errors="replace")
-                answer.fail(f"HTTP {response.status}: {text}")
-                return
-            decoder = EventDecoder()
-            async for received in response.content.iter_any():
-                for event in decoder.feed(received):
-                    answer.take(event, self.now())
-                if answer.is_over:
-                    return
+    async def _follow(self, post: bytes, answer: Answer) -> None:
+        decoder = EventDecoder()
+        take = self._wire.take
+
+        def receive(received: bytes) -> bool:
+            now = self.now()
+            for event in decoder.feed(received):
+                take(answer, event, now)
+            return answer.error is not None
+
+        status, text = await self._pool.post(post, receive)
+        if status != 200:
+            answer.fail(f"HTTP {status}: {text}")
+
+    def _tell(self, record: RequestRecord) -> None:
+        if self._on_record is not None and not self._cut_off.is_set():
+            self._on_record(record)
+        if self._is_hopeless is not None and self._is_hopeless():
+            self._cut_off.set()
+
+    def _unsent(self, request: WorkloadRequest) -> RequestRecord:
+        time = request.arrival_time
+        return RequestRecord(request, time, time, (), self.now(), None, CUT_OFF)
 
 
-class _WireChoice(msgspec.Struct):
-    text: str = ""
-    finish_reason: str | None = None
-
-
-class _WireUsage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class _WireError(msgspec.Struct):
-    message: str = "no message"
-
-
-class _WireEvent(msgspec.Struct):
-    choices: list[_WireChoice] = []
-    usage: _WireUsage | None = None
-    error: _WireError | str | None = None
-
-
-@dataclass(slots=True)
-class _Answer:
-    """A streamed answer so far."""
-
-    token_times: list[float] = field(default_factory=list)
-    usage: Usage | None = None
-    error: str | None = None
-    is_done: bool = False
-
-    @property
-    def is_over(self) -> bool:
-        return self.is_done or self.error is not None
-
-    def fail(self, reason: str) -> None:
-        if not self.is_over:
-            self.error = reason[:MAX_ERROR_CHARACTERS]
-
-    def take(self, event: str, now: float) -> None:
-        """Account for the data of one event that arrived `now`."""
-        if event == "[DONE]":
-            self.is_done = True
-            return
-        chunk = msgspec.json.decode(event, type=_WireEvent)
-        if chunk.error is not None:
-            reason = chunk.error if isinstance(chunk.error, str) else chunk.error.message
-            self.fail(f"error in the stream: {reason}")
-        if chunk.usage is not None:
-            self.usage = Usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
-        if any(self._has_output(choice) for choice in chunk.choices):
-            self.token_times.append(now)
-
-    def verdict(self) -> str | None:
-        """Return what went wrong, None if nothing did."""
-        if self.error is not None:
-            return self.error
-        if not self.is_done:
-            return "the stream ended before [DONE]"
-        return None if self.token_times else "the answer has no tokens"
-
-    def _has_output(self, choice: _WireChoice) -> bool:
-        """An empty text may be half a character; only a bare farewell after output carries no token."""
-        return choice.text != "" or choice.finish_reason is None or not self.token_times
-
-
-def _encode(target: Target, request: WorkloadRequest) -> bytes:
-    body = {
-        "model": target.model,
-        "prompt": request.prompt_token_ids(target.vocab_size),
-        "max_tokens": request.num_output_tokens,
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if request.shape.user:
-        body["user"] = request.shape.user
+def _encode(target: Target, wire: Wire, request: WorkloadRequest) -> bytes:
+    body = wire.body(target.model, request, request.prompt_token_ids(target.vocab_size))
     return msgspec.json.encode(body)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep the garbage collector from stopping the clock's world in the middle of a run."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from loong.workloads.request import WorkloadRequest
 
+CUT_OFF = "the run was cut off: too many had missed already"
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

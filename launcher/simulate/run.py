@@ -18,12 +18,11 @@ from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.watch import TokenTimes, Watch
 from loong.scheduler.policy import Policy
 from loong.scheduling import Observer, Scheduling
-from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.record import CUT_OFF, RequestRecord, Usage
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import LimitsOf
 
 REFUSED = "needs more KV than the policy gives one request"
-CUT_OFF = "the run was cut off: too many had missed already"
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from aiohttp import web
 from scripted_server import Script, serve_script
 
 from loong.workloads.client import Target, run_load
-from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.record import CUT_OFF, RequestRecord, Usage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
 
@@ -150,7 +151,7 @@ async def test_a_cut_connection_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("stream", "complaint"),
     [
-        (token(), "before [DONE]"),
+        (token(), "before its last event"),
         (b"data: [DONE]\n\n", "no tokens"),
         (b"data: {nonsense\n\n", "DecodeError"),
         (event(error="out of room"), "out of room"),
@@ -199,3 +200,90 @@ async def test_one_failure_leaves_the_others_alone() -> None:
     async with serve_script(fail_short) as base_url:
         records = await run_load(target(base_url), requests)
     assert [record.is_completed for record in records] == [True, False, True]
+
+
+async def test_a_server_with_known_delays_is_seen_to_have_them() -> None:
+    first, step = 0.03, 0.01
+
+    async def dawdle(body: dict[str, Any], response: web.StreamResponse) -> None:
+        for index in range(body["max_tokens"]):
+            await asyncio.sleep(step if index else first)
+            await response.write(token())
+        await response.write(b"data: [DONE]\n\n")
+
+    start = perf_counter()
+    async with serve_script(dawdle) as base_url:
+        records = await run_load(target(base_url), [make_request(num_output_tokens=5) for _ in range(20)])
+    elapsed = perf_counter() - start
+    for record in records:
+        assert record.ttft >= first
+        assert record.e2el >= first + 4 * step
+        assert all(0 <= record.sent_time + time <= elapsed for time in (record.ttft, record.e2el))
+        assert record.tpot == pytest.approx((record.e2el - record.ttft) / 4)
+
+
+class Peer:
+    """Answers on bare sockets, and says how many connections it had."""
+
+    def __init__(self, answers_a_connection: int) -> None:
+        self.num_connections = 0
+        self.num_answers = 0
+        self._answers_a_connection = answers_a_connection
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        for _ in range(self._answers_a_connection):
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError:
+                break
+            await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
+            body = token() + b"data: [DONE]\n\n"
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            self.num_answers += 1
+        writer.close()
+        await writer.wait_closed()
+
+
+async def one_after_another(peer: Peer, num_requests: int) -> list[RequestRecord]:
+    server = await asyncio.start_server(peer.talk, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()[:2]
+        requests = [make_request() for _ in range(num_requests)]
+        return await run_load(target(f"http://{host}:{port}"), requests, max_concurrency=1)
+
+
+async def test_a_connection_is_used_again() -> None:
+    peer = Peer(answers_a_connection=10)
+    records = await one_after_another(peer, 5)
+    assert [record.error for record in records] == [None] * 5
+    assert peer.num_connections == 1
+
+
+async def test_a_kept_connection_that_the_server_has_closed_costs_no_request() -> None:
+    peer = Peer(answers_a_connection=1)
+    records = await one_after_another(peer, 5)
+    assert [record.error for record in records] == [None] * 5
+    assert peer.num_answers == 5
+
+
+async def test_a_hopeless_run_is_cut_off_and_says_so_of_every_request_that_is_left() -> None:
+    num_told = 0
+
+    def count(_record: RequestRecord) -> None:
+        nonlocal num_told
+        num_told += 1
+
+    async def some(body: dict[str, Any], response: web.StreamResponse) -> None:
+        if len(body["prompt"]) == 9:
+            await asyncio.Event().wait()
+        await answer(body, response)
+
+    requests = [make_request(n, at=at) for n, at in ((4, 0.0), (9, 0.0), (4, 0.01), (4, 3600.0))]
+    async with serve_script(some) as base_url:
+        records = await run_load(
+            target(base_url), requests, on_record=count, is_hopeless=lambda: num_told == 2
+        )
+    assert [record.error for record in records] == [None, CUT_OFF, None, CUT_OFF]
+    assert [record.request for record in records] == requests
+    assert num_told == 2

@@ -6,11 +6,12 @@ from simulation import instances_with
 
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host, Load
-from loong.launcher.simulate.run import CUT_OFF, REFUSED, SimulatedRun, request_of, simulate
+from loong.launcher.simulate.run import REFUSED, SimulatedRun, request_of, simulate
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
 from loong.workloads.metrics import compute_metrics
+from loong.workloads.record import CUT_OFF
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.slo import parse_slo
 
