@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 from dataclasses import replace
 from time import perf_counter
@@ -232,17 +233,16 @@ class Peer:
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError):
+            await self._answer_all(reader, writer)
+
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(self._answers_a_connection):
-            try:
-                head = await reader.readuntil(b"\r\n\r\n")
-            except asyncio.IncompleteReadError:
-                break
+            head = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
             body = token() + b"data: [DONE]\n\n"
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
             self.num_answers += 1
-        writer.close()
-        await writer.wait_closed()
 
 
 async def one_after_another(peer: Peer, num_requests: int) -> list[RequestRecord]:
