@@ -12,6 +12,7 @@ from loong.core.plan import BatchPlan, KVMigration
 from loong.core.records import InFlightBatch, LiveRequest
 from loong.core.request import RequestId
 from loong.core.roll import Roll
+from loong.core.shared_kv import SharedKV
 from loong.core.snapshot import ClusterStats, Snapshot
 
 NUM_RECENT = 32  # arrivals of which the prompt lengths are kept
@@ -64,11 +65,13 @@ class Books:
         return live
 
     def admit(self, live: LiveRequest) -> None:
-        """Take in a new request."""
-        self.requests[live.request.request_id] = live
-        self.changing(live.request.request_id)
+        """Take in a new request, with its forks."""
         self.recent_prompt_lengths.append(len(live.request.prompt_token_ids))
-        self.count(num_arrived=1)
+        for new in (live, *live.forks):
+            self.count(num_arrived=1)
+            new.number = self.counts["num_arrived"]
+            self.requests[new.request.request_id] = new
+            self.roll.note(new)
 
     def open_batch(self, batch: InFlightBatch) -> None:
         """Take a batch into flight, on its group, with room for the KV that it will make."""
@@ -81,9 +84,11 @@ class Books:
         for request_id in plan.request_ids:
             live = self.changing(request_id)
             live.batch_id, live.last_dop, live.num_batch_tokens = batch_id, plan.group.dop, 0
+        for fork in batch.forks:
+            fork.batch_id, fork.last_dop, fork.num_batch_tokens = batch_id, plan.group.dop, 0
 
     def close_batch(self, batch_id: int) -> tuple[LiveRequest, ...]:
-        """Take a batch out of flight, and return its requests.
+        """Take a batch out of flight, and return its requests; forks begin, whatever became of it.
 
         What it made counts as their KV; of those that are about to release all, what it reserved does.
         """
@@ -98,7 +103,21 @@ class Books:
             all_stored += stored
             lives.append(live)
         self.release(Counter(batch.plan.num_stored_tokens) - tokens_by_instance(all_stored))
+        for live in tuple(lives):
+            if live.forks and live.request.request_id in batch.sampled:
+                lives += self._fork(live)
         return tuple(lives)
+
+    def _fork(self, leader: LiveRequest) -> list[LiveRequest]:
+        """Let the forks of a request begin: all KV that it has is theirs too. Returns them."""
+        leader_id, forks = leader.request.request_id, leader.forks
+        fork_ids = [fork.request.request_id for fork in forks]
+        leader.forks, leader.shared = [], SharedKV(leader_id, leader.placement, (leader_id, *fork_ids))
+        for fork, fork_id in zip(forks, fork_ids, strict=True):
+            fork.batch_id, fork.leader, fork.shared = None, None, leader.shared
+            fork.placement = leader.placement.of(fork_id)
+            self.roll.note(fork)
+        return forks
 
     def open_migration(self, migration_id: int, migration: KVMigration) -> None:
         """Take a migration into flight, with the room that it needs at its destination."""
@@ -122,18 +141,41 @@ class Books:
                 live.has_lost_kv = False
                 instructions += self.drop_kv(request_id)
                 if live.has_ended:
+                    self._leave_family(live)
                     del self.requests[request_id]
                     self.roll.drop(live)
                     self.count(num_ended=1)
         return tuple(instructions)
 
+    def _leave_family(self, live: LiveRequest) -> None:
+        """A fork that ends before it begins is its leader's no more; the forks of a leader get another."""
+        if live.leader is not None:
+            live.leader.forks = [fork for fork in live.leader.forks if fork is not live]
+            self.roll.note(live.leader)
+        elif live.forks:
+            heir, *rest = live.forks
+            heir.leader, heir.forks = None, rest
+            for fork in rest:
+                fork.leader = heir
+            self.roll.note(heir)
+
     def drop_kv(self, request_id: RequestId) -> tuple[Instruction, ...]:
         """Release all KV of a request at rest."""
         live = self.changing(request_id)
         placement, live.placement = live.placement, Placement()
-        self.release(placement.tokens_by_instance())
+        self.release_kv(live, placement.segments)
+        live.shared = None
         holders = placement.instance_ids
         return (ReleaseKV(request_id, holders),) if holders else ()
+
+    def release_kv(self, live: LiveRequest, segments: Iterable[KVSegment]) -> None:
+        """Count as free what a request lets go of, but for what others hold too."""
+        num_tokens = tokens_by_instance(segments)
+        if live.shared is not None:
+            for holder_id in live.shared.holder_ids:
+                self.changing(holder_id)
+            num_tokens.subtract(live.shared.let_go(live.request.request_id, segments))
+        self.release(num_tokens)
 
     def reserve(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Count so many slots of each instance as used."""

@@ -6,17 +6,19 @@ from loong.core.books import Books
 from loong.core.errors import InvalidEventError
 from loong.core.placement import InstanceId
 from loong.core.positions import first_overlap
+from loong.core.shared_kv import SharedKV
 
 
 def check_books(books: Books) -> None:
     """Raise `InvalidEventError` unless the books balance.
 
-    Every position of a live request has one slot, the KV used and reserved of each instance adds up and
-    fits, batches, migrations, instances and requests name each other, and every request that arrived is
-    live or has ended once.
+    Every position of a live request has one slot, which only requests of one family share, the KV used and
+    reserved of each instance adds up and fits, batches, migrations, instances and requests name each other,
+    and every request that arrived is live or has ended once.
     """
     _check_views(books)
     _check_requests(books)
+    _check_families(books)
     _check_batches(books)
     _check_migrations(books)
     _check_room(books)
@@ -26,7 +28,7 @@ def check_books(books: Books) -> None:
 
 def _check_views(books: Books) -> None:
     snapshot = books.snapshot(now=0.0, version=0)
-    fresh = [live.view() for live in books.requests.values()]
+    fresh = [live.view() for live in books.requests.values() if live.leader is None]
     waiting = tuple(view for view in fresh if not view.has_begun)
     running = {view.request_id: view for view in fresh if view.has_begun}
     if snapshot.waiting != waiting or {view.request_id: view for view in snapshot.running} != running:
@@ -43,6 +45,26 @@ def _check_requests(books: Books) -> None:
             raise InvalidEventError(f"request {request_id} is at rest with nothing to compute")
 
 
+def _check_families(books: Books) -> None:
+    for request_id, live in books.requests.items():
+        for fork in live.forks:
+            if fork.leader is not live or books.requests.get(fork.request.request_id) is not fork:
+                raise InvalidEventError(f"{fork} waits for {request_id}, but not it alone, or is not live")
+        if (leader := live.leader) is not None and all(fork is not live for fork in leader.forks):
+            raise InvalidEventError(f"request {request_id} waits for {leader}, which does not know")
+        for segment in live.view().shared.segments:
+            if not live.placement.holds(segment):
+                raise InvalidEventError(f"request {request_id} shares {segment}, but does not hold it")
+    for shared in _families(books):
+        if unknown := shared.holder_ids - books.requests.keys():
+            raise InvalidEventError(f"requests {sorted(unknown)} share KV, but are not live")
+
+
+def _families(books: Books) -> tuple[SharedKV, ...]:
+    kept = {id(live.shared): live.shared for live in books.requests.values() if live.shared is not None}
+    return tuple(kept.values())
+
+
 def _check_batches(books: Books) -> None:
     at_instances = {i: n for n, b in books.batches.items() for i in b.plan.group.instance_ids}
     for instance_id, instance in books.instances.items():
@@ -50,7 +72,7 @@ def _check_batches(books: Books) -> None:
             raise InvalidEventError(f"{instance} does not fit the batches in flight")
     if at_instances:
         raise InvalidEventError(f"batches run on instances {sorted(at_instances)}, which do not exist")
-    at_requests = {r: n for n, b in books.batches.items() for r in b.plan.request_ids}
+    at_requests = {r: n for n, b in books.batches.items() for r in b.request_ids}
     for request_id, live in books.requests.items():
         if live.batch_id != at_requests.pop(request_id, None):
             raise InvalidEventError(f"request {request_id} says it is in batch {live.batch_id}; it is not")
@@ -73,6 +95,8 @@ def _check_room(books: Books) -> None:
         used[segment.instance_id] += len(segment.positions)
     for migration in books.migrations.values():
         used[migration.destination_id] += len(migration.segment.positions)
+    for shared in _families(books):
+        used.subtract(shared.num_saved)
     for instance_id, instance in books.instances.items():
         if instance.kv_used != used.pop(instance_id, 0) or instance.kv_free < 0:
             raise InvalidEventError(f"{instance} does not use what its requests have there")

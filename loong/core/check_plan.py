@@ -271,7 +271,7 @@ def check_room(case: Case) -> None:
         arriving[migration.destination_id] += len(migration.segment.positions)
     freed: Counter[InstanceId] = Counter()
     for preemption in case.plan.preemptions:
-        freed.update(case.snapshot.request[preemption.request_id].placement.tokens_by_instance())
+        freed.update(case.view(preemption.request_id).own_tokens_by_instance())
     for instance_id, num_tokens in arriving.items():
         free = case.snapshot.instance[instance_id].kv_free + freed[instance_id]
         if num_tokens > free:

@@ -12,12 +12,21 @@ from loong.core.value import value
 
 
 @value
+class Fork:
+    """A request that begins with the KV of another's prompt, in the same slots, but draws its own token."""
+
+    request_id: RequestId
+    sampling_params: SamplingParams
+
+
+@value
 class RequestInput:
     """What workers need of one request of a batch, and do not know yet.
 
     `token_ids` are those of the batch's positions of this request, ascending. `placement` is the KV that
     exists before the batch. `sampling_params` is None where the batch does not reach the last known token, so
-    that nothing is sampled. `prompt_token_ids` and `output_token_ids` are given only if penalties need them.
+    that nothing is sampled. `prompt_token_ids` and `output_token_ids` are given only if the choice needs them.
+    `forks` begin when the batch ends, with all KV that the request then has.
     """
 
     request_id: RequestId
@@ -28,6 +37,7 @@ class RequestInput:
     sampling_params: SamplingParams | None
     prompt_token_ids: Sequence[TokenId] = ()
     output_token_ids: Sequence[TokenId] = ()
+    forks: tuple[Fork, ...] = ()
 
     @property
     def is_decoding(self) -> bool:

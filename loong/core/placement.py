@@ -56,6 +56,10 @@ class Placement:
         found = sum(len(intersection(held, segment.positions)) for held in self.on(segment.instance_id))
         return found == len(segment.positions)
 
+    def of(self, owner_id: OwnerId) -> "Placement":
+        """The same segments, of another owner."""
+        return Placement(tuple(KVSegment(owner_id, s.positions, s.instance_id) for s in self.segments))
+
     def adding(self, segments: Iterable[KVSegment]) -> "Placement":
         """This placement and `segments`, which must be disjoint from it."""
         result = self

@@ -1,18 +1,21 @@
 """Requests: what a client asks for, and what a policy sees of it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
 from loong.core.errors import InvalidRequestError
-from loong.core.placement import OwnerId, Placement
+from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.value import value
 
 RequestId: TypeAlias = OwnerId
 TokenId: TypeAlias = int
 
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
+MAX_CHOICES = 16
+NUM_SEEDS = 2**63
 
 
 class FinishReason(Enum):
@@ -31,7 +34,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` None keeps all. `seed` fixes every draw of the request, whatever
     batch, instance or DoP computes it. `stop_token_ids` holds every token that ends the output, the
     model's end-of-sequence tokens included; they cannot be drawn before `min_tokens`.
-    `num_logprobs` None asks for none.
+    `num_logprobs` None asks for none. `logit_bias` is added to the logits of these tokens. `json_schema` is
+    the text of a JSON schema that the output is held to; `stop_token_ids` may end it only where it is whole.
     """
 
     max_tokens: int = 16
@@ -46,6 +50,8 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[TokenId, ...] = ()
     num_logprobs: int | None = None
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    json_schema: str | None = None
 
     def __post_init__(self) -> None:
         limits = (
@@ -58,8 +64,9 @@ class SamplingParams:
             ("presence_penalty", self.presence_penalty, -2, 2),
             ("frequency_penalty", self.frequency_penalty, -2, 2),
             ("repetition_penalty", self.repetition_penalty, 1e-9, 100),
-            ("seed", self.seed, 0, 2**63 - 1),
+            ("seed", self.seed, 0, NUM_SEEDS - 1),
             ("logprobs", self.num_logprobs, 0, MAX_LOGPROBS),
+            *(("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS) for _, bias in self.logit_bias),
         )
         for name, given, low, high in limits:
             if given is not None and not low <= given <= high:
@@ -71,6 +78,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether the choice depends on the tokens seen so far."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether the choice depends on the output so far, by itself or through the host."""
+        return self.has_penalties or self.json_schema is not None
 
     def finish_reason(self, num_output_tokens: int, token_id: TokenId) -> FinishReason | None:
         """Whether the request ends with `token_id` as its output token number `num_output_tokens`."""
@@ -94,7 +106,7 @@ class SLO:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to complete.
+    """One sequence to complete, in as many ways as there are choices.
 
     The prompt is a tuple where requests are served; a simulation may give a `range`, which costs nothing
     however long it is. `user` is whom the request is for, as in the OpenAI API; "" is nobody by name.
@@ -106,10 +118,33 @@ class Request:
     arrival_time: float
     slo: SLO | None = None
     user: str = ""
+    num_choices: int = 1
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
+        if not 1 <= self.num_choices <= MAX_CHOICES:
+            raise InvalidRequestError(
+                f"n must be from 1 to {MAX_CHOICES}, but is {self.num_choices}", param="n"
+            )
+
+    def choices(self) -> "tuple[Request, ...]":
+        """A request for each choice: the first has this one's id, and seeds count up from this one's."""
+        if self.num_choices == 1:
+            return (self,)
+        return tuple(map(self._choice, range(self.num_choices)))
+
+    def _choice(self, number: int) -> "Request":
+        seed = (self.sampling_params.seed + number) % NUM_SEEDS
+        return replace(
+            self,
+            request_id=f"{self.request_id}-{number}" if number else self.request_id,
+            sampling_params=replace(self.sampling_params, seed=seed),
+            num_choices=1,
+        )
+
+
+NOTHING = Placement()
 
 
 @value
@@ -117,6 +152,8 @@ class RequestView:
     """What a policy sees of a live request. Known tokens are the prompt's and those produced so far.
 
     `first_token_time` is that of the event that told the first output token; a preemption keeps it.
+    `num_forks` is how many requests are to begin with the KV of its prompt, once that is computed; policies
+    see them from then on. `shared` is what of its KV others of the family hold too, in the same slots.
     """
 
     request_id: RequestId
@@ -131,6 +168,9 @@ class RequestView:
     has_ended: bool = False  # finished or aborted, and waiting for its batch to end
     user: str = ""
     first_token_time: float | None = None
+    num_forks: int = 0
+    family_id: RequestId | None = None  # None unless something is shared
+    shared: Placement = NOTHING
 
     @property
     def has_begun(self) -> bool:
@@ -159,8 +199,24 @@ class RequestView:
 
     @property
     def num_final_tokens(self) -> int:
-        """Tokens whose KV exists when it ends at its declared maximum: the last one needs none."""
-        return self.num_prompt_tokens + self.max_tokens - 1
+        """Tokens whose KV exists when it ends at its declared maximum, as all its forks do.
+
+        The last token of each needs none.
+        """
+        return self.num_prompt_tokens + (1 + self.num_forks) * (self.max_tokens - 1)
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Tokens whose slots are free once it holds them no more."""
+        return self.placement.num_tokens - self.shared.num_tokens
+
+    def own_tokens_by_instance(self) -> Mapping[InstanceId, int]:
+        """The same, on each instance."""
+        held = self.placement.tokens_by_instance()
+        if not self.shared.segments:
+            return held
+        shared = self.shared.tokens_by_instance()
+        return {i: num_tokens - shared.get(i, 0) for i, num_tokens in held.items()}
 
     @property
     def is_decoding(self) -> bool:

@@ -8,6 +8,7 @@ class Roll:
     """Views by request: `waiting` in order of arrival, `running` as they began; `views` has both.
 
     They are right after `refresh`, if every request was given to `note` when it came and when it changed.
+    Forks have none before they begin: until then their leader counts them.
     """
 
     def __init__(self) -> None:
@@ -15,40 +16,49 @@ class Roll:
         self.running: dict[RequestId, RequestView] = {}
         self.views: dict[RequestId, RequestView] = {}
         self._noted: list[LiveRequest] = []
+        self._numbers: dict[RequestId, int] = {}
+        self._newest = 0  # of these
 
     def note(self, live: LiveRequest) -> None:
         """Take in that a request is new, or changes."""
-        if not live.is_noted:
+        if not live.is_noted and live.leader is None:
             live.is_noted = True
             self._noted.append(live)
 
     def drop(self, live: LiveRequest) -> None:
         """Forget a request."""
         live.is_noted = False
-        for views in (self.waiting, self.running, self.views):
-            views.pop(live.request.request_id, None)
+        for by_id in (self.waiting, self.running, self.views, self._numbers):
+            by_id.pop(live.request.request_id, None)
 
     def refresh(self) -> None:
         """Make the views of all that were noted."""
-        has_returned = False
+        is_in_order = True
         for live in self._noted:
             if live.is_noted:
                 live.is_noted = False
-                has_returned |= self._enter(live.view())
+                is_in_order &= self._enter(live)
         self._noted.clear()
-        if has_returned:  # `views` are in order of arrival, for a view that is replaced stays in its place
-            self.waiting = {r: view for r, view in self.views.items() if r in self.waiting}
+        if not is_in_order:
+            self.waiting = dict(sorted(self.waiting.items(), key=lambda item: self._numbers[item[0]]))
 
-    def _enter(self, view: RequestView) -> bool:
-        """Whether a request that ran waits again."""
+    def _enter(self, live: LiveRequest) -> bool:
+        """Whether those that wait are still in order: one that ran, or was a fork, may be older."""
+        view = live.view()
         request_id = view.request_id
         self.views[request_id] = view
-        if request_id in self.running and view.has_begun:  # as most are
-            self.running[request_id] = view
-            return False
         if view.has_begun:
-            self.waiting.pop(request_id, None)
+            if request_id not in self.running:
+                self.waiting.pop(request_id, None)
+                self._see(live)
             self.running[request_id] = view
-            return False
+            return True
+        self.running.pop(request_id, None)
+        is_in_order = request_id in self.waiting or live.number >= self._newest
         self.waiting[request_id] = view
-        return self.running.pop(request_id, None) is not None
+        self._see(live)
+        return is_in_order
+
+    def _see(self, live: LiveRequest) -> None:
+        self._numbers[live.request.request_id] = live.number
+        self._newest = max(self._newest, live.number)

@@ -1,8 +1,9 @@
 """Random policies, clients, faults and workers; the workers here keep their own books of slots."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from random import Random
 
 import pytest
@@ -68,7 +69,8 @@ class ToyBatch:
     def sampled(self) -> list[RequestId]:
         """The requests that are to get a token in the next step."""
         given = (i for i in self.run.inputs if i.sampling_params is not None)
-        return [i.request_id for i in given if i.request_id not in self.left]
+        request_ids = [r for i in given for r in (i.request_id, *(fork.request_id for fork in i.forks))]
+        return [request_id for request_id in request_ids if request_id not in self.left]
 
     @property
     def is_done(self) -> bool:
@@ -78,9 +80,10 @@ class ToyBatch:
 
 @dataclass
 class ToyWorkers:
-    """The positions that each instance has slots for, from instructions alone."""
+    """The slot that each instance has for each position of an owner, from instructions alone."""
 
-    held: dict[InstanceId, dict[RequestId, set[int]]] = field(default_factory=dict)
+    held: dict[InstanceId, dict[RequestId, dict[int, int]]] = field(default_factory=dict)
+    slots: Iterator[int] = field(default_factory=count)  # each number is one slot, for ever
     batches: dict[int, ToyBatch] = field(default_factory=dict)
     migrations: dict[int, KVMigration] = field(default_factory=dict)
 
@@ -91,6 +94,7 @@ class ToyWorkers:
                     self.batches[instruction.batch_id] = ToyBatch(instruction, instruction.plan.num_steps)
                     for segment in instruction.plan.writes:
                         self.reserve(segment)
+                    self.fork(instruction)
                 case StopLease():
                     batch = self.batches[instruction.batch_id]
                     edge = max(instruction.step, batch.num_steps_taken)
@@ -104,15 +108,24 @@ class ToyWorkers:
 
     def reserve(self, segment: KVSegment) -> None:
         slots = self.held[segment.instance_id][segment.owner_id]
-        assert slots.isdisjoint(segment.positions), f"{segment} has slots already"
-        slots.update(segment.positions)
+        assert slots.keys().isdisjoint(segment.positions), f"{segment} has slots already"
+        slots.update(zip(segment.positions, self.slots, strict=False))
+
+    def fork(self, run: RunBatch) -> None:
+        for given in run.inputs:
+            for fork in given.forks:
+                for instance_id in run.plan.group.instance_ids:
+                    owners = self.held[instance_id]
+                    assert fork.request_id not in owners, f"{fork.request_id} begins twice"
+                    owners[fork.request_id] = owners[given.request_id].copy()
 
     def free(self, instance_id: InstanceId, owner_id: RequestId, positions: Iterable[int] | None) -> None:
         slots = self.held[instance_id][owner_id]
         gone = set(slots if positions is None else positions)
         assert gone, f"instance {instance_id} is told to free nothing of {owner_id}"
-        assert gone <= slots, f"{gone - slots} of {owner_id} are not on instance {instance_id}"
-        slots -= gone
+        assert gone <= slots.keys(), f"{gone - slots.keys()} of {owner_id} are not on instance {instance_id}"
+        for position in gone:
+            del slots[position]
 
     def finish(self, batch_id: int) -> int:
         """The group is done: slots of steps that were not taken are free again."""
@@ -120,8 +133,8 @@ class ToyWorkers:
         if batch.run.plan.num_steps > 1:
             for segment in batch.run.plan.writes:
                 num_steps = batch.num_computed.get(segment.owner_id, 0)
-                unused = segment.positions[num_steps:]
-                self.held[segment.instance_id][segment.owner_id].difference_update(unused)
+                for position in segment.positions[num_steps:]:
+                    del self.held[segment.instance_id][segment.owner_id][position]
         return batch.num_steps_taken
 
     def lose(self, instance_id: InstanceId) -> None:
@@ -145,6 +158,7 @@ class Cluster(RuleBasedStateMachine):
         self.outputs: defaultdict[RequestId, list[int]] = defaultdict(list)
         self.ended: set[RequestId] = set()
         self.gone: set[RequestId] = set()
+        self.unborn: set[RequestId] = set()  # forks that no policy has seen
 
     def apply(self, event: Event) -> None:
         self.time = event.time
@@ -163,7 +177,7 @@ class Cluster(RuleBasedStateMachine):
             self.join(instance)
 
     def join(self, instance: ElasticInstance) -> None:
-        self.workers.held[instance.instance_id] = defaultdict(set)
+        self.workers.held[instance.instance_id] = defaultdict(dict)
         self.apply(InstanceJoined(self.now(), instance))
 
     @rule(instance_id=st.sampled_from(sorted(INSTANCES)))
@@ -175,15 +189,22 @@ class Cluster(RuleBasedStateMachine):
             self.join(INSTANCES[instance_id])
 
     @precondition(lambda self: len(self.requests) - len(self.gone) < 8)
-    @rule(sizes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=4))
-    def arrive(self, sizes: list[tuple[int, int]]) -> None:
-        for num_prompt, max_tokens in sizes:
-            self.arrive_one(f"r{len(self.requests)}", num_prompt, max_tokens)
+    @rule(
+        sizes=st.lists(
+            st.tuples(st.integers(1, 30), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=4
+        )
+    )
+    def arrive(self, sizes: list[tuple[int, int, int]]) -> None:
+        for num_prompt, max_tokens, num_choices in sizes:
+            self.arrive_one(f"r{len(self.requests)}", num_prompt, max_tokens, num_choices)
 
-    def arrive_one(self, request_id: RequestId, num_prompt: int, max_tokens: int) -> None:
+    def arrive_one(self, request_id: RequestId, num_prompt: int, max_tokens: int, num_choices: int) -> None:
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), presence_penalty=1.0)
-        request = Request(request_id, tuple(range(100, 100 + num_prompt)), params, self.now())
-        self.requests[request_id] = request
+        prompt = tuple(range(100, 100 + num_prompt))
+        request = Request(request_id, prompt, params, self.now(), num_choices=num_choices)
+        choices = {choice.request_id: choice for choice in request.choices()}
+        self.requests.update(choices)
+        self.unborn.update(choices.keys() - {request_id})
         self.apply(RequestArrived(self.now(), request))
 
     @rule(index=indexes)
@@ -232,6 +253,10 @@ class Cluster(RuleBasedStateMachine):
             is_sampled = given.sampling_params is not None
             assert is_sampled == (positions[-1] == len(known) - 1)
             assert [*given.prompt_token_ids, *given.output_token_ids] == (known if is_sampled else [])
+            if given.forks:
+                assert is_sampled
+                assert not outputs
+                assert {fork.request_id for fork in given.forks} <= self.unborn
 
     def advance(self, batch_id: int, random: Random) -> None:
         batch = self.workers.batches[batch_id]
@@ -281,7 +306,11 @@ class Cluster(RuleBasedStateMachine):
             if view.batch_id is None and not view.is_migrating:
                 assert sorted(slots) == [(p, dict(placed)[p]) for p in range(len(placed))]
         used = {i.instance_id: i.kv_used for i in snapshot.instances}
-        assert used == {i: sum(map(len, owners.values())) for i, owners in self.workers.held.items()}
+        held = {
+            i: {slot for slots in owners.values() for slot in slots.values()}
+            for i, owners in self.workers.held.items()
+        }
+        assert used == {i: len(slots) for i, slots in held.items()}
         assert all(instance.kv_free >= 0 for instance in snapshot.instances)
 
     def check_batches(self, snapshot: Snapshot) -> None:
@@ -296,10 +325,13 @@ class Cluster(RuleBasedStateMachine):
 
     def check_ends(self, snapshot: Snapshot) -> None:
         """A request ends once, and only for a reason; no token of it is lost or counted twice."""
-        gone = self.requests.keys() - snapshot.request.keys()
+        self.unborn -= snapshot.request.keys()
+        gone = self.requests.keys() - snapshot.request.keys() - self.unborn
         assert self.gone <= gone <= self.ended
         self.gone = gone
-        assert snapshot.stats.num_ended == len(gone)
+        num_forks = sum(view.num_forks for view in snapshot.request.values())
+        assert snapshot.stats.num_ended == len(self.requests) - len(snapshot.request) - num_forks
+        assert self.unborn - self.ended == set() or num_forks
         for request_id, view in snapshot.request.items():
             assert view.has_ended == (request_id in self.ended)
             assert view.num_output_tokens == len(self.outputs[request_id])
@@ -317,7 +349,7 @@ class Cluster(RuleBasedStateMachine):
                 running = self.view().running
                 self.commit(IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in running)))
                 self.commit(IterationPlan((whole_prefill(self.view()),)))
-        assert self.gone == self.ended == self.requests.keys()
+        assert self.gone | self.unborn == self.ended == self.requests.keys()
         assert all(instance.kv_used == 0 for instance in self.view().instances)
         assert not any(slots for owners in self.workers.held.values() for slots in owners.values())
 

@@ -74,8 +74,8 @@ class _Draw:
             has_kv, choice = bool(view.placement.segments), self.random.random()
             if has_kv and choice < 0.04:
                 preemptions.append(Preemption(view.request_id))
-                for segment in view.placement.segments:
-                    self.free[segment.instance_id] += len(segment.positions)
+                for instance_id, num_tokens in view.own_tokens_by_instance().items():
+                    self.free[instance_id] += num_tokens
             elif has_kv and (choice < 0.2 or not self.host_ids.isdisjoint(view.placement.instance_ids)):
                 migrations += self._migrations(view)
             else:
