@@ -5,8 +5,8 @@
   lease runs on another group, has another order or other masters. Ceiling: 100 us.
 - bytes: what all instances send, by the fabric's counters. Growing a group in decode moves no KV; a prompt
   whose KV stays on fewer instances than computed it moves what it would if all had kept their part.
-- migration: KV that is at rest goes from one instance to another, while two others decode. Ceiling: their
-  steps take 3 % longer.
+- migration: KV that is at rest goes from one instance to another and, of four, while two others decode.
+  Ceiling: their steps take 3 % longer.
 """
 
 import argparse
@@ -29,23 +29,32 @@ from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.positions import stripe
 from loong.fabric.traffic import Channel, TrafficSnapshot
 
-NUM_INSTANCES, NUM_STEPS, NUM_ROUNDS = 4, 12, 12
+NUM_STEPS, NUM_ROUNDS = 12, 12
 DECODED = Requests(8, 4096, (0, 1))
 BESIDE = Requests(32, 4096, (0, 1))
 MOVED_TOKENS, NUM_MOVES = 65536, 6
 PROMPT_TOKENS = 16384
 NUM_BESIDE_STEPS = 150
 NUM_SLOTS = 160_000
-# What each lease of a round changes, its group and its masters; the first follows the last.
-CHANGES = (
-    ("fewer members", (0, 1), (0, 1)),
-    ("nothing", (0, 1), (0, 1)),
-    ("other order", (1, 0), (0, 1)),
-    ("other masters", (1, 0), (0,)),
-    ("more members", (0, 1, 2), (0,)),
-    ("another member", (0, 1, 3), (0,)),
-    ("more masters", (0, 1, 3), (0, 1, 3)),
-)
+# By the number of instances, what each lease of a round changes, its group and its masters; the first
+# follows the last.
+CHANGES = {
+    2: (
+        ("more masters", (0, 1), (0, 1)),
+        ("nothing", (0, 1), (0, 1)),
+        ("other order", (1, 0), (0, 1)),
+        ("other masters", (1, 0), (0,)),
+    ),
+    4: (
+        ("fewer members", (0, 1), (0, 1)),
+        ("nothing", (0, 1), (0, 1)),
+        ("other order", (1, 0), (0, 1)),
+        ("other masters", (1, 0), (0,)),
+        ("more members", (0, 1, 2), (0,)),
+        ("another member", (0, 1, 3), (0,)),
+        ("more masters", (0, 1, 3), (0, 1, 3)),
+    ),
+}
 
 
 def run(instance: GpuInstance, commands: Sequence[RunBatch]) -> tuple[list[Ran], TrafficSnapshot]:
@@ -54,22 +63,23 @@ def run(instance: GpuInstance, commands: Sequence[RunBatch]) -> tuple[list[Ran],
     return instance.run(commands), instance.fabric.traffic.snapshot() - before
 
 
-def measure_changes(group: GpuGroup) -> dict[str, object]:
+def measure_changes(group: GpuGroup, num_instances: int) -> dict[str, object]:
     """What each kind of change takes on top of a step, median and worst, in seconds; and the KV moved."""
+    changes = CHANGES[num_instances]
     group.each(partial(GpuInstance.hold, requests=DECODED))
     leases = [
         DECODED.lease(group.next_id(), members, masters, NUM_STEPS)
         for _ in range(NUM_ROUNDS)
-        for _, members, masters in CHANGES
+        for _, members, masters in changes
     ]
     results = group.each(partial(run, commands=leases))
     group.each(partial(GpuInstance.forget, requests=DECODED))
     told = [ran.told_at for ran in results[0][0]]  # of instance 0, a master in all of them
-    extra: dict[str, list[float]] = {change: [] for change, *_ in CHANGES}
+    extra: dict[str, list[float]] = {change: [] for change, *_ in changes}
     for number, (earlier, later) in enumerate(pairwise(told), start=1):
         step = median(after - before for before, after in pairwise(later))
-        if number >= len(CHANGES):  # the first round warms up
-            extra[CHANGES[number % len(CHANGES)][0]].append(later[0] - earlier[-1] - step)
+        if number >= len(changes):  # the first round warms up
+            extra[changes[number % len(changes)][0]].append(later[0] - earlier[-1] - step)
     moved = sum(sent[channel].num_bytes for _, sent in results for channel in (Channel.RING, Channel.SEGMENT))
     begun = median(extra["nothing"])
     print(f"{'a lease that changes':>22} {'us beyond a step':>17} {'worst':>8} {'of the change':>14}")
@@ -83,12 +93,12 @@ def measure_changes(group: GpuGroup) -> dict[str, object]:
     return {"changes": rows, "kv_bytes_moved": moved}
 
 
-def prompt_batch(batch_id: int, keep_on: Sequence[int]) -> RunBatch:
+def prompt_batch(batch_id: int, num_instances: int, keep_on: Sequence[int]) -> RunBatch:
     """A prompt that all instances compute and some keep."""
-    owner_id, members = f"prompt-{batch_id}", range(NUM_INSTANCES)
+    owner_id, members = f"prompt-{batch_id}", range(num_instances)
     positions = range(PROMPT_TOKENS)
     queries = tuple(
-        QueryBlock(owner_id, stripe(positions, i, NUM_INSTANCES), i, Transfer.KV) for i in members
+        QueryBlock(owner_id, stripe(positions, i, num_instances), i, Transfer.KV) for i in members
     )
     writes = tuple(
         KVSegment(owner_id, stripe(positions, index, len(keep_on)), i) for index, i in enumerate(keep_on)
@@ -97,35 +107,50 @@ def prompt_batch(batch_id: int, keep_on: Sequence[int]) -> RunBatch:
     return RunBatch(batch_id, BatchPlan(ESPGroup(tuple(members)), queries, writes), (given,))
 
 
-def measure_retention(group: GpuGroup) -> dict[str, int]:
+def measure_retention(group: GpuGroup, num_instances: int) -> dict[str, int]:
     """Bytes that all instances send for a prompt, by how many of them keep it."""
     sent = {}
-    for num_keepers in (NUM_INSTANCES, 2, 1):
-        batch = prompt_batch(group.next_id(), range(num_keepers))
+    for num_keepers in sorted({num_instances, 2, 1}, reverse=True):
+        batch = prompt_batch(group.next_id(), num_instances, range(num_keepers))
         results = group.each(partial(run, commands=[batch]))
         sent[str(num_keepers)] = sum(traffic.total.num_bytes for _, traffic in results)
         print(f"prompt of {PROMPT_TOKENS} kept on {num_keepers}: {sent[str(num_keepers)]} bytes sent")
     return sent
 
 
-def measure_migration(group: GpuGroup) -> dict[str, float]:
-    """Bytes a second from instance 2 to 3, and the steps of 0 and 1 beside that and without it."""
-    group.each(partial(GpuInstance.hold, requests=BESIDE))
-    moved = Requests(1, MOVED_TOKENS, (2,))
-    (owner_id,) = moved.owner_ids
+def measure_migration(group: GpuGroup, num_instances: int) -> dict[str, float]:
+    """Bytes a second from the last instance but one to the last."""
+    moved = Requests(1, MOVED_TOKENS, (num_instances - 2,))
     group.each(partial(GpuInstance.hold, requests=moved))
-    migration = KVMigration(moved.segment(owner_id, 0), 3)
-    moves = [MoveKV(group.next_id(), migration) for _ in range(NUM_MOVES)]
+    group.each(partial(GpuInstance.move, commands=moves_of(group, moved, num_instances - 1)))  # warms up
+    results = group.each(partial(GpuInstance.move, commands=moves_of(group, moved, num_instances - 1)))
+    ran = results[num_instances - 1]
+    speed = NUM_MOVES * MOVED_TOKENS * group.kv_bytes_per_token / (ran.told_at[-1] - ran.begun_at)
+    group.each(partial(GpuInstance.forget, requests=moved))
+    print(f"migration: {speed / 1e9:.0f} GB/s")
+    return {"bytes_per_second": speed}
+
+
+def moves_of(group: GpuGroup, moved: Requests, destination_id: int) -> list[MoveKV]:
+    """The same migration so many times."""
+    (owner_id,) = moved.owner_ids
+    migration = KVMigration(moved.segment(owner_id, 0), destination_id)
+    return [MoveKV(group.next_id(), migration) for _ in range(NUM_MOVES)]
+
+
+def measure_beside(group: GpuGroup) -> dict[str, float]:
+    """The steps of instances 0 and 1, alone and while KV goes from 2 to 3."""
+    moved = Requests(1, MOVED_TOKENS, (2,))
+    for requests in (BESIDE, moved):
+        group.each(partial(GpuInstance.hold, requests=requests))
     lease = BESIDE.lease(group.next_id(), BESIDE.held_on, BESIDE.held_on, NUM_BESIDE_STEPS)
     alone, *_ = group.each(partial(GpuInstance.run, commands=[lease]))
     lease = BESIDE.lease(group.next_id(), BESIDE.held_on, BESIDE.held_on, NUM_BESIDE_STEPS)
-    both = group.each(partial(decode_or_move, lease=lease, moves=moves))
+    both = group.each(partial(decode_or_move, lease=lease, moves=moves_of(group, moved, 3)))
     seconds = both[3].told_at[-1] - both[3].begun_at
-    num_bytes = NUM_MOVES * MOVED_TOKENS * group.kv_bytes_per_token
     before, beside = _step_seconds(alone[0]), _step_seconds(both[0], seconds)
-    print(f"migration: {num_bytes / seconds / 1e9:.0f} GB/s")
     print(f"steps on other instances: {before * 1e3:.3f} ms, beside it {beside * 1e3:.3f} ms")
-    return {"bytes_per_second": num_bytes / seconds, "step_alone": before, "step_beside": beside}
+    return {"step_alone": before, "step_beside": beside}
 
 
 def decode_or_move(instance: GpuInstance, lease: RunBatch, moves: Sequence[MoveKV]) -> Ran:
@@ -144,17 +169,22 @@ def _step_seconds(ran: Ran, until: float = inf) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
+    parser.add_argument(
+        "--num-gpus", type=int, choices=CHANGES, default=4, help="2 have fewer changes (%(default)s)"
+    )
     parser.add_argument("--save", action="store_true", help="append the result to results/elasticity.jsonl")
     args = parser.parse_args()
     load_before = getloadavg()[0]
-    group = GpuGroup(args.model, NUM_INSTANCES, NUM_SLOTS)
+    group = GpuGroup(args.model, args.num_gpus, NUM_SLOTS)
     print(f"started in {group.seconds_to_start:.1f} s")
     numbers = {
         "model": args.model,
         "torch": torch.__version__,
-        **measure_changes(group),
-        "migration": measure_migration(group),
-        "prompt_bytes_sent": measure_retention(group),
+        "num_gpus": args.num_gpus,
+        **measure_changes(group, args.num_gpus),
+        "migration": measure_migration(group, args.num_gpus),
+        "beside": measure_beside(group) if args.num_gpus == 4 else None,
+        "prompt_bytes_sent": measure_retention(group, args.num_gpus),
     }
     print_result("elasticity", load_before, numbers, save=args.save)
 

@@ -124,8 +124,20 @@ class GpuInstance:
             self.pool.release(owner_id)
 
     def run(self, commands: Sequence[RunBatch]) -> list[Ran]:
-        """Carry out those of some batches that are for this instance, and undo what they wrote."""
-        return [self._run(told) for told in commands if self.instance_id in told.plan.group.instance_ids]
+        """Carry out those of some batches that are for this instance, and undo each."""
+        ran = []
+        for command in commands:
+            if self.instance_id in command.plan.group.instance_ids:
+                ran.append(self._run(command))
+                self._undo(command)
+        return ran
+
+    def run_chunks(self, commands: Sequence[RunBatch]) -> Ran:
+        """Carry out batches each of which needs what those before it wrote, and undo all of them."""
+        ran = [self._run(command) for command in commands]
+        for command in commands:
+            self._undo(command)
+        return Ran(ran[0].begun_at, ran[-1].told_at)
 
     def move(self, commands: Sequence[MoveKV]) -> Ran:
         """Carry out migrations; the destination forgets what it got."""
@@ -144,10 +156,12 @@ class GpuInstance:
         told_at: list[float] = []
         begun_at = perf_counter()
         self.runner.run(command, lambda: 1 << 40, lambda _step, _tokens: told_at.append(perf_counter()))
+        return Ran(begun_at, told_at)
+
+    def _undo(self, command: RunBatch) -> None:
         for segment in command.plan.writes:
             if segment.instance_id == self.instance_id:
                 self.pool.release_positions(segment.owner_id, segment.positions)
-        return Ran(begun_at, told_at)
 
     def _worker_config(self) -> WorkerConfig:
         return WorkerConfig(

@@ -3,12 +3,12 @@
 From the batch's arrival at its worker to its first token, with dummy weights and random tokens, whole and
 in chunks, beside the floor: the operations of the layers and of causal attention over the rate of a large
 matrix product (790 TFLOP/s). With `--dop`, one prompt is striped over each number of GPUs, its KV stays where
-it is made or, in another row, all on the first GPU (retention), and the ring's efficiency is one GPU's time
-over that of the group in all.
+it is made or, in another row, all on the first GPU (retention), whole and, in another row, in chunks. The
+ring's efficiency is one GPU's time over that of the group in all.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from os import getloadavg
 from statistics import median
@@ -53,51 +53,72 @@ def measure_one(model: str, lengths: Sequence[int], chunks: Sequence[int]) -> li
     return rows
 
 
-def measure_groups(model: str, lengths: Sequence[int], dops: Sequence[int]) -> list[dict[str, float]]:
+def measure_groups(
+    model: str, lengths: Sequence[int], dops: Sequence[int], chunks: Sequence[int]
+) -> list[dict[str, float]]:
     """All lengths on groups of each size that has room for them."""
     group, floors = GpuGroup(model, max(dops), MAX_TOKENS), Floors.of(find_config(model, "dummy"))
     print(f"started in {group.seconds_to_start:.1f} s")
-    print(f"{'tokens':>8} {'DoP':>4} {'kept on':>8} {'ms':>10} {'floor ms':>10} {'of floor':>9}", end=" ")
+    print(
+        f"{'tokens':>8} {'chunk':>8} {'DoP':>4} {'kept on':>8} {'ms':>10} {'floor ms':>10} {'of floor':>9}",
+        end=" ",
+    )
     print(f"{'TFLOP/s a GPU':>14} {'efficiency':>11}")
     rows, alone = [], dict[int, float]()
     for length in lengths:
-        for dop, num_homes in sorted({(size, homes) for size in dops for homes in (size, 1)}):
-            if length > num_homes * MAX_TOKENS:
-                continue
-            seconds, floor = group_prefill(group, length, dop, num_homes), floors.prefill(length) / dop
-            if dop == 1:
+        for dop, num_homes, chunk in group_cases(length, dops, chunks):
+            seconds, floor = group_prefill(group, length, dop, num_homes, chunk), floors.prefill(length) / dop
+            if dop == 1 and chunk == length:
                 alone[length] = seconds
             efficiency = alone.get(length, float("nan")) / (dop * seconds)
-            rows.append(
-                {"tokens": length, "dop": dop, "homes": num_homes, "seconds": seconds, "floor": floor}
-            )
+            row = {"tokens": length, "chunk": chunk, "dop": dop, "homes": num_homes}
+            rows.append({**row, "seconds": seconds, "floor": floor})
             rate = floors.prefill(length) * FLOPS_PER_SECOND / seconds / dop
             shown = f"{seconds * 1e3:>10.1f} {floor * 1e3:>10.1f} {floor / seconds:>9.0%}"
-            print(f"{length:>8} {dop:>4} {num_homes:>8} {shown} {rate / 1e12:>14.0f} {efficiency:>11.0%}")
+            shown += f" {rate / 1e12:>14.0f} {efficiency:>11.0%}"
+            print(f"{length:>8} {chunk:>8} {dop:>4} {num_homes:>8} {shown}")
     return rows
 
 
-def group_prefill(group: GpuGroup, length: int, dop: int, num_homes: int) -> float:
+def group_cases(length: int, dops: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Of a prompt that has room: its DoP, how many GPUs keep it, and its chunk."""
+    for dop in sorted(dops):
+        for num_homes in sorted({1, dop}):
+            if length <= num_homes * MAX_TOKENS:
+                yield dop, num_homes, length
+        for chunk in chunks if length <= dop * MAX_TOKENS else ():
+            if chunk < length:
+                yield dop, dop, chunk
+
+
+def group_prefill(group: GpuGroup, length: int, dop: int, num_homes: int, chunk: int) -> float:
     """Seconds of a prompt on a group, without what is compiled for it."""
     times: list[float] = []
     while not times or (len(times) < 4 and times[-1] < LONG_SECONDS):
-        command = striped_prompt(group.next_id(), length, dop, num_homes)
-        ran = group.on(dict.fromkeys(range(dop), partial(GpuInstance.run, commands=[command])))
-        begun_at = min(one.begun_at for (one,) in ran.values())
-        times.append(max(told for (one,) in ran.values() for told in one.told_at) - begun_at)
+        commands = striped_prompt(group, length, dop, num_homes, chunk)
+        ran = group.on(dict.fromkeys(range(dop), partial(GpuInstance.run_chunks, commands=commands)))
+        begun_at = min(one.begun_at for one in ran.values())
+        times.append(max(told for one in ran.values() for told in one.told_at) - begun_at)
     return median(times[1:] or times)
 
 
-def striped_prompt(batch_id: int, length: int, dop: int, num_homes: int) -> RunBatch:
-    """A prompt of random tokens whose stripes go round all GPUs, and whose KV ends on some."""
-    owner_id, stripes = "prompt", [stripe(range(length), i, dop) for i in range(dop)]
-    tokens = torch.randint(1000, (length,)).tolist()
-    plan = BatchPlan(
-        ESPGroup(tuple(range(dop))),
-        tuple(QueryBlock(owner_id, positions, i, Transfer.KV) for i, positions in enumerate(stripes)),
-        tuple(KVSegment(owner_id, positions, i % num_homes) for i, positions in enumerate(stripes)),
-    )
-    return RunBatch(batch_id, plan, (RequestInput(owner_id, tokens, length, 0, Placement(), PARAMS),))
+def striped_prompt(group: GpuGroup, length: int, dop: int, num_homes: int, chunk: int) -> list[RunBatch]:
+    """A prompt of random tokens whose stripes go round all GPUs, and whose KV ends on some, in chunks."""
+    owner_id, tokens, held = "prompt", torch.randint(1000, (length,)).tolist(), Placement()
+    commands = []
+    for start in range(0, length, chunk):
+        positions = range(start, min(start + chunk, length))
+        stripes = [stripe(positions, i, dop) for i in range(dop)]
+        plan = BatchPlan(
+            ESPGroup(tuple(range(dop))),
+            tuple(QueryBlock(owner_id, part, i, Transfer.KV) for i, part in enumerate(stripes)),
+            tuple(KVSegment(owner_id, part, i % num_homes) for i, part in enumerate(stripes)),
+        )
+        params = PARAMS if positions.stop == length else None
+        given = RequestInput(owner_id, tokens[start : positions.stop], length, 0, held, params)
+        commands.append(RunBatch(group.next_id(), plan, (given,)))
+        held = held.adding(plan.writes)
+    return commands
 
 
 def main() -> None:
@@ -110,7 +131,7 @@ def main() -> None:
     args = parser.parse_args()
     load_before = getloadavg()[0]
     if args.dop:
-        rows = measure_groups(args.model, args.lengths, args.dop)
+        rows = measure_groups(args.model, args.lengths, args.dop, args.chunks)
     else:
         rows = measure_one(args.model, args.lengths, args.chunks)
     numbers = {"model": args.model, "torch": torch.__version__, "rows": rows}

@@ -8,9 +8,8 @@ is of no use to anybody: unlike the arenas', its failures are for good.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -25,24 +24,11 @@ from loong.fabric.protocol import Pending
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.tensor_parallel import TensorParallelGroup
 from loong.fabric.traffic import Channel, Plane
+from loong.fabric.under_way import UnderWay
 from loong.fabric.world import neighbours
 
 _LOOK_SECONDS = 0.02
 _FOREVER = timedelta(days=1)  # the deadline is kept here, where errors can be told
-
-
-@dataclass(frozen=True, slots=True)
-class _Works:
-    """Transfers that were begun together: a Pending."""
-
-    works: Sequence[dist.Work]
-    check: Callable[[], None]
-
-    def wait(self) -> None:
-        """See Pending; it is the caller's device that waits."""
-        for work in self.works:
-            work.wait()
-        self.check()
 
 
 class CollectiveFabric:
@@ -168,7 +154,7 @@ class CollectiveFabric:
             if not self._under_way:
                 self._oldest_since = monotonic()
             self._under_way.extend(works)
-        return _Works(works, self.check)
+        return UnderWay([work.wait for work in works], (*sent.values(), *come.values()), self.check)
 
     def _gather_shards(self, x: Tensor) -> list[Tensor]:
         ranks = self.world.ranks(self.world.instance_id(self._rank))

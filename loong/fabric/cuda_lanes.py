@@ -1,5 +1,6 @@
 """Lanes on GPUs: streams of their own, where copy engines move bytes and single warps keep flags."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -25,9 +26,11 @@ class CudaLane:
         """See Lane."""
         self._stream.wait_stream(torch.cuda.current_stream())
 
-    def lead(self) -> None:
+    def mark(self) -> Callable[[], None]:
         """See Lane."""
-        torch.cuda.current_stream().wait_stream(self._stream)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+        event.record(self._stream)
+        return lambda: torch.cuda.current_stream().wait_event(event)
 
     def push(self, tensor: Tensor, rank: int, offset: int) -> None:
         """See Lane."""

@@ -1,20 +1,13 @@
 """What moves bytes between arenas and keeps their flags, in order, beside what the caller computes."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from ctypes import memmove
-from time import monotonic_ns, sleep
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from loong.fabric.arena import Arena, last_epoch
+from loong.fabric.arena import Arena
 from loong.fabric.traffic import Plane
-from loong.kernels.signals import EPOCHS
-
-_POLL_SECONDS = 50e-6
 
 
 class Lane(Protocol):
@@ -26,8 +19,8 @@ class Lane(Protocol):
     def follow(self) -> None:
         """Do what comes next behind all that the caller has asked its device for."""
 
-    def lead(self) -> None:
-        """Let what the caller asks its device for next come behind all that was asked for here."""
+    def mark(self) -> Callable[[], None]:
+        """What lets all that its caller asks the device for next come behind what was asked for here so far."""
 
     def push(self, tensor: Tensor, rank: int, offset: int) -> None:
         """Copy a contiguous tensor into the arena of a rank."""
@@ -52,82 +45,3 @@ class Lane(Protocol):
 
 
 LaneMaker = Callable[[Arena, Plane], Lane]
-
-
-class ThreadLane:
-    """Implements Lane for memory of the host, by a thread. The caller's own work is done when it calls."""
-
-    def __init__(self, arena: Arena, plane: Plane) -> None:
-        self._arena, self._patience = arena, arena.patience(plane)
-        self._thread = ThreadPoolExecutor(1, "fabric-lane")
-        self._last: Future[None] | None = None
-
-    def follow(self) -> None:
-        """See Lane."""
-
-    def lead(self) -> None:
-        """See Lane."""
-        if self._last is not None:
-            self._last.result()
-
-    def push(self, tensor: Tensor, rank: int, offset: int) -> None:
-        """See Lane."""
-        address = self._arena.host_addresses[rank] + offset
-        self._do(lambda: memmove(address, tensor.data_ptr(), tensor.nbytes))
-
-    def pull(self, offset: int, tensor: Tensor) -> None:
-        """See Lane."""
-        address = self._arena.memory.data_ptr() + offset
-        self._do(lambda: memmove(tensor.data_ptr(), address, tensor.nbytes))
-
-    def signal(self, members: int, offset: int, epoch: int) -> None:
-        """See Lane."""
-        told = [address for rank, address in enumerate(self._arena.host_addresses) if members >> rank & 1]
-        value = torch.tensor([epoch])
-
-        def tell() -> None:
-            if self._patience.stop < epoch:
-                for address in told:
-                    memmove(address + offset, value.data_ptr(), value.nbytes)
-
-        self._do(tell)
-
-    def wait(self, offset: int, epoch: int, source: int) -> None:
-        """See Lane."""
-        flag = self._arena.view(offset, 1, dtype=torch.int64)
-        self._do(lambda: self._wait(flag, epoch, source))
-
-    def drain(self) -> None:
-        """See Lane."""
-        self.lead()
-
-    def close(self) -> None:
-        """See Lane."""
-        self._thread.shutdown()
-
-    def aside(self) -> AbstractContextManager[object]:
-        """See Lane."""
-        return nullcontext()
-
-    def _do(self, work: Callable[[], object]) -> None:
-        before = self._last
-
-        def carry_out() -> None:
-            if before is not None:
-                before.result()  # whatever failed before fails this, too
-            work()
-
-        self._last = self._thread.submit(carry_out)
-
-    def _wait(self, flag: Tensor, epoch: int, source: int) -> None:
-        """`loong.kernels.signals.wait`, for a thread."""
-        word, stop, limit = self._patience
-        end = monotonic_ns() + limit
-        while flag < epoch:
-            if monotonic_ns() > end:
-                word[1] = source
-                word[0] = last_epoch(epoch // EPOCHS)
-            if word[0] >= epoch:
-                stop.fill_(last_epoch(epoch // EPOCHS))
-                return
-            sleep(_POLL_SECONDS)

@@ -1,10 +1,7 @@
 """Memory that other processes of the host can write into, whatever device it lies on."""
 
-import mmap
-import os
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -25,34 +22,3 @@ class SharedMemory(Protocol):
 
     def words(self, num_words: int, value: int) -> Tensor:
         """Memory of the host that the device reaches, int64 [num_words], all of them `value`."""
-
-
-class HostMemory:
-    """Implements SharedMemory for processors."""
-
-    def __init__(self) -> None:
-        self._opened: dict[int, Tensor] = {}
-
-    def make(self, num_bytes: int) -> tuple[Tensor, int]:
-        """See SharedMemory."""
-        descriptor = os.memfd_create("loong-arena")
-        os.ftruncate(descriptor, num_bytes)
-        return _mapped(descriptor, num_bytes), descriptor
-
-    def open(self, descriptor: int, num_bytes: int) -> int:
-        """See SharedMemory."""
-        memory = _mapped(descriptor, num_bytes)
-        self._opened[memory.data_ptr()] = memory
-        return memory.data_ptr()
-
-    def close(self, address: int) -> None:
-        """See SharedMemory."""
-        del self._opened[address]
-
-    def words(self, num_words: int, value: int) -> Tensor:
-        """See SharedMemory."""
-        return torch.full((num_words,), value, dtype=torch.int64, device="cpu")
-
-
-def _mapped(descriptor: int, num_bytes: int) -> Tensor:
-    return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)

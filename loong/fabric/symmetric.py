@@ -4,9 +4,8 @@ Nothing here waits for the device. So a failure is found by `check`, after whoev
 was computed since then is not to be told to anybody.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from loong.fabric.protocol import Pending
 from loong.fabric.shared_memory import SharedMemory
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Channel, Plane
+from loong.fabric.under_way import UnderWay
 from loong.fabric.world import neighbours
 
 _LAST_ID = (1 << 38) - 1  # of a batch or a migration: its epochs are the last that fit a flag
@@ -30,20 +30,6 @@ SIZES: Mapping[Channel, PipeSize] = {
     Channel.PARTIALS: PipeSize(2, 2 * MIB),
     Channel.SEGMENT: PipeSize(2, 32 * MIB),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    """What some lanes were asked for last: a Pending."""
-
-    lanes: Sequence[Lane]
-    check: Callable[[], None]
-
-    def wait(self) -> None:
-        """See Pending; it is the caller's device that waits."""
-        for lane in self.lanes:
-            lane.lead()
-        self.check()
 
 
 class SymmetricFabric:
@@ -114,15 +100,12 @@ class SymmetricFabric:
         self._out.follow()
         self._in.follow()
         for distance in range(self.world.size):
-            to, source = (
-                (self._rank + distance) % self.world.size,
-                (self._rank - distance) % self.world.size,
-            )
+            to, source = (self._rank + distance) % self.world.size, (self._rank - distance) % self.world.size
             if to in sent:
                 self._send(channel, self._out, to, sent[to])
             if source in come:
                 self._pipes[channel].receive(self._in, source, come[source])
-        return _UnderWay((self._out, self._in), self.check)
+        return UnderWay((self._out.mark(), self._in.mark()), (*sent.values(), *come.values()), self.check)
 
     def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
         """See Fabric; the payload is of the host."""
@@ -148,7 +131,7 @@ class SymmetricFabric:
         if self._is_message(tensor):
             self._segments.follow()
             self._send(Channel.SEGMENT, self._segments, self._peer_rank, tensor)
-        return _UnderWay((self._segments,), self._check_migration)
+        return UnderWay((self._segments.mark(),), (tensor,), self._check_migration)
 
     def receive_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
@@ -156,7 +139,7 @@ class SymmetricFabric:
         if self._is_message(tensor):
             self._segments.follow()
             self._pipes[Channel.SEGMENT].receive(self._segments, self._peer_rank, tensor)
-        return _UnderWay((self._segments,), self._check_migration)
+        return UnderWay((self._segments.mark(),), (tensor,), self._check_migration)
 
     def close(self) -> None:
         """See Fabric."""

@@ -108,13 +108,18 @@ class KVPool:
         """The memory of a layer, [num_slots, 2, K, D]."""
         return self._layers[layer]
 
-    def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
-        """Write kv [n, 2, K, D], which may be on any device, into distinct slots [n]."""
-        self._layers[layer].index_copy_(0, slots.to(self._device), kv.to(self._device))
+    def scatter(self, slots: Tensor, kv: Tensor) -> None:
+        """Write kv [num_layers, n, 2, K, D], which may be on any device, into distinct slots [n]."""
+        slots = slots.to(self._device)
+        for layer, rows in zip(self._layers, kv, strict=True):
+            layer.index_copy_(0, slots, rows.to(self._device))
 
-    def rows(self, layer: int, slots: Tensor) -> Tensor:
-        """Copy out the KV [n, 2, K, D] of slots [n]."""
-        return self._layers[layer].index_select(0, slots.to(self._device))
+    def gather(self, slots: Tensor) -> Tensor:
+        """Copy out the KV [num_layers, n, 2, K, D] of slots [n]."""
+        slots, kv = slots.to(self._device), self.empty_rows(len(slots))
+        for layer, rows in zip(self._layers, kv, strict=True):
+            torch.index_select(layer, 0, slots, out=rows)
+        return kv
 
     def empty_rows(self, num_tokens: int) -> Tensor:
         """Room outside the pool for the KV of tokens in all layers, [num_layers, n, 2, K, D]."""

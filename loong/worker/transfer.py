@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 import torch
+from torch import Tensor
 
 from loong.core.errors import ClusterError, InvalidPlanError
 from loong.core.instructions import MoveKV
@@ -47,16 +48,16 @@ class SegmentMover:
         owner_id, positions = migration.segment.owner_id, migration.segment.positions
         to_slots = destination.allocate(owner_id, positions)
         from_slots = source.slots(owner_id, positions)
-        for layer in range(source.num_layers):
-            destination.store(layer, to_slots, source.rows(layer, from_slots))
+        pieces = (torch.split(slots, _TOKENS_PER_MESSAGE) for slots in (to_slots, from_slots))
+        for to_piece, from_piece in zip(*pieces, strict=True):
+            destination.scatter(to_piece, source.gather(from_piece))
 
     def _send(self, command: MoveKV, pool: KVPool) -> None:
         segment, peer_id = command.migration.segment, self._config.home_of(command.migration.destination_id)
         with self._fabric.migration(command.migration_id, peer_id):
             under_way: deque[Pending] = deque()
             for positions in _pieces(segment.positions):
-                slots = pool.slots(segment.owner_id, positions)
-                kv = torch.stack([pool.rows(layer, slots) for layer in range(pool.num_layers)])
+                kv = pool.gather(pool.slots(segment.owner_id, positions))
                 under_way.append(self._fabric.send_segment(kv))
                 if len(under_way) > 1:  # the next is gathered while one is on its way
                     under_way.popleft().wait()
@@ -67,13 +68,19 @@ class SegmentMover:
         segment = command.migration.segment
         with self._fabric.migration(command.migration_id, self._config.home_of(segment.instance_id)):
             slots = pool.allocate(segment.owner_id, segment.positions)
-            done = 0
-            for positions in _pieces(segment.positions):
-                kv = pool.empty_rows(len(positions))
-                self._fabric.receive_segment(kv).wait()
-                for layer in range(pool.num_layers):
-                    pool.store(layer, slots[done : done + len(positions)], kv[layer])
-                done += len(positions)
+            under_way: deque[tuple[Tensor, Tensor, Pending]] = deque()
+            for piece in torch.split(slots, _TOKENS_PER_MESSAGE):
+                kv = pool.empty_rows(len(piece))
+                under_way.append((piece, kv, self._fabric.receive_segment(kv)))
+                if len(under_way) > 1:  # the next comes while one is stored
+                    _store(pool, *under_way.popleft())
+            for arriving in under_way:
+                _store(pool, *arriving)
+
+
+def _store(pool: KVPool, slots: Tensor, kv: Tensor, pending: Pending) -> None:
+    pending.wait()
+    pool.scatter(slots, kv)
 
 
 def _pieces(positions: range) -> Iterator[range]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from host_arenas import HostMemory
 from processes import run_on_ranks
 
 from loong.core.errors import ClusterError
 from loong.fabric.arena import Arena, first_epoch, last_epoch
-from loong.fabric.shared_memory import HostMemory
 from loong.fabric.world import World
 from loong.kernels.signals import signal, wait
 

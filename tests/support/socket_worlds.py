@@ -60,9 +60,9 @@ def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, dead
     sockets = SocketFabric(directory, world, rank, deadline=deadline)
     if carrier is Carrier.SOCKETS:
         return sockets
-    from loong.fabric.lanes import ThreadLane  # not at the top: these are slow to import
+    from host_arenas import HostMemory, ThreadLane  # not at the top: these are slow to import
+
     from loong.fabric.pipes import PipeSize
-    from loong.fabric.shared_memory import HostMemory
     from loong.fabric.symmetric import SIZES, SymmetricFabric
 
     make = partial(

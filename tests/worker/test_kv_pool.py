@@ -39,13 +39,12 @@ def make_kv(tokens: list[int], layer: int) -> Tensor:
 
 
 def store(pool: KVPool, slots: Tensor, tokens: list[int]) -> None:
-    for layer in range(NUM_LAYERS):
-        pool.store(layer, slots, make_kv(tokens, layer))
+    pool.scatter(slots, torch.stack([make_kv(tokens, layer) for layer in range(NUM_LAYERS)]))
 
 
 def assert_holds(pool: KVPool, slots: Tensor, tokens: list[int]) -> None:
-    for layer in range(NUM_LAYERS):
-        assert torch.equal(pool.rows(layer, slots), make_kv(tokens, layer))
+    for layer, kv in enumerate(pool.gather(slots)):
+        assert torch.equal(kv, make_kv(tokens, layer))
 
 
 class KVPoolMachine(RuleBasedStateMachine):
@@ -162,13 +161,12 @@ def test_a_row_is_the_keys_and_values_of_one_token_in_one_layer() -> None:
     pool = make_pool()
     slots = pool.allocate("a", range(2))
     k = torch.ones(2, NUM_KV_HEADS, HEAD_DIM)
-    pool.store(1, slots, torch.stack((k, 2 * k), dim=1))
-    all_slots = torch.arange(NUM_SLOTS)
-    kv = pool.rows(1, all_slots)
-    assert kv.shape == (NUM_SLOTS, 2, NUM_KV_HEADS, HEAD_DIM)
-    assert kv[slots].flatten(1).tolist() == [[1.0] * 12 + [2.0] * 12] * 2
-    assert kv[2:].isnan().all()
-    assert pool.rows(0, all_slots).isnan().all()
+    pool.layer(1)[slots] = torch.stack((k, 2 * k), dim=1)
+    kv = pool.gather(torch.arange(NUM_SLOTS))
+    assert kv.shape == (NUM_LAYERS, NUM_SLOTS, 2, NUM_KV_HEADS, HEAD_DIM)
+    assert kv[1, slots].flatten(1).tolist() == [[1.0] * 12 + [2.0] * 12] * 2
+    assert kv[1, 2:].isnan().all()
+    assert kv[0].isnan().all()
 
 
 def test_rows_in_transit_have_the_shape_and_dtype_of_all_layers() -> None:
@@ -180,10 +178,10 @@ def test_rows_in_transit_have_the_shape_and_dtype_of_all_layers() -> None:
 def test_kv_of_another_shape_or_dtype_is_refused() -> None:
     pool = make_pool()
     slots = pool.allocate("a", range(2))
-    kv = torch.zeros(2, 2, NUM_KV_HEADS, HEAD_DIM)
-    for wrong in (kv[:1], kv[:, :1], kv[:, :, :1], kv.double()):
-        with pytest.raises((RuntimeError, IndexError)):
-            pool.store(0, slots, wrong)
+    kv = torch.zeros(NUM_LAYERS, 2, 2, NUM_KV_HEADS, HEAD_DIM)
+    for wrong in (kv[1:], kv[:, :1], kv[:, :, :1], kv[:, :, :, :1], kv.double()):
+        with pytest.raises((RuntimeError, IndexError, ValueError)):
+            pool.scatter(slots, wrong)
 
 
 def test_errors_name_the_owner_and_both_numbers() -> None:

@@ -56,14 +56,12 @@ def rows_of(layer: int, positions: range) -> torch.Tensor:
 
 def fill(pool: KVPool, positions: range) -> None:
     slots = pool.allocate(OWNER, positions)
-    for layer in range(NUM_LAYERS):
-        pool.store(layer, slots, rows_of(layer, positions))
+    pool.scatter(slots, torch.stack([rows_of(layer, positions) for layer in range(NUM_LAYERS)]))
 
 
 def holds(pool: KVPool, positions: range) -> bool:
     slots = pool.slots(OWNER, positions)
-    wanted = (rows_of(layer, positions) for layer in range(NUM_LAYERS))
-    return all(torch.equal(pool.rows(layer, slots), kv) for layer, kv in enumerate(wanted))
+    return torch.equal(pool.gather(slots), torch.stack([rows_of(i, positions) for i in range(NUM_LAYERS)]))
 
 
 def moving(number: int, positions: range, source_id: InstanceId, destination_id: InstanceId) -> MoveKV:

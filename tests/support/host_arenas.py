@@ -1,0 +1,128 @@
+"""Arenas without a GPU: memory of the host that several processes map, and threads that move its bytes."""
+
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from ctypes import memmove
+from time import monotonic_ns, sleep
+
+import torch
+from torch import Tensor
+
+from loong.fabric.arena import Arena, last_epoch
+from loong.fabric.traffic import Plane
+from loong.kernels.signals import EPOCHS
+
+_POLL_SECONDS = 50e-6
+
+
+class HostMemory:
+    """Implements SharedMemory for processors."""
+
+    def __init__(self) -> None:
+        self._opened: dict[int, Tensor] = {}
+
+    def make(self, num_bytes: int) -> tuple[Tensor, int]:
+        """See SharedMemory."""
+        descriptor = os.memfd_create("loong-arena")
+        os.ftruncate(descriptor, num_bytes)
+        return _mapped(descriptor, num_bytes), descriptor
+
+    def open(self, descriptor: int, num_bytes: int) -> int:
+        """See SharedMemory."""
+        memory = _mapped(descriptor, num_bytes)
+        self._opened[memory.data_ptr()] = memory
+        return memory.data_ptr()
+
+    def close(self, address: int) -> None:
+        """See SharedMemory."""
+        del self._opened[address]
+
+    def words(self, num_words: int, value: int) -> Tensor:
+        """See SharedMemory."""
+        return torch.full((num_words,), value, dtype=torch.int64, device="cpu")
+
+
+def _mapped(descriptor: int, num_bytes: int) -> Tensor:
+    return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+
+
+class ThreadLane:
+    """Implements Lane for memory of the host, by a thread. The caller's own work is done when it calls."""
+
+    def __init__(self, arena: Arena, plane: Plane) -> None:
+        self._arena, self._patience = arena, arena.patience(plane)
+        self._thread = ThreadPoolExecutor(1, "fabric-lane")
+        self._last: Future[None] | None = None
+
+    def follow(self) -> None:
+        """See Lane."""
+
+    def mark(self) -> Callable[[], None]:
+        """See Lane."""
+        last = self._last
+        return lambda: None if last is None else last.result()
+
+    def push(self, tensor: Tensor, rank: int, offset: int) -> None:
+        """See Lane."""
+        address = self._arena.host_addresses[rank] + offset
+        self._do(lambda: memmove(address, tensor.data_ptr(), tensor.nbytes))
+
+    def pull(self, offset: int, tensor: Tensor) -> None:
+        """See Lane."""
+        address = self._arena.memory.data_ptr() + offset
+        self._do(lambda: memmove(tensor.data_ptr(), address, tensor.nbytes))
+
+    def signal(self, members: int, offset: int, epoch: int) -> None:
+        """See Lane."""
+        told = [address for rank, address in enumerate(self._arena.host_addresses) if members >> rank & 1]
+        value = torch.tensor([epoch])
+
+        def tell() -> None:
+            if self._patience.stop < epoch:
+                for address in told:
+                    memmove(address + offset, value.data_ptr(), value.nbytes)
+
+        self._do(tell)
+
+    def wait(self, offset: int, epoch: int, source: int) -> None:
+        """See Lane."""
+        flag = self._arena.view(offset, 1, dtype=torch.int64)
+        self._do(lambda: self._wait(flag, epoch, source))
+
+    def drain(self) -> None:
+        """See Lane."""
+        self.mark()()
+
+    def close(self) -> None:
+        """See Lane."""
+        self._thread.shutdown()
+
+    def aside(self) -> AbstractContextManager[object]:
+        """See Lane."""
+        return nullcontext()
+
+    def _do(self, work: Callable[[], object]) -> None:
+        before = self._last
+
+        def carry_out() -> None:
+            if before is not None:
+                before.result()  # whatever failed before fails this, too
+            work()
+
+        self._last = self._thread.submit(carry_out)
+
+    def _wait(self, flag: Tensor, epoch: int, source: int) -> None:
+        """`loong.kernels.signals.wait`, for a thread."""
+        word, stop, limit = self._patience
+        end = monotonic_ns() + limit
+        while flag < epoch:
+            if monotonic_ns() > end:
+                word[1] = source
+                word[0] = last_epoch(epoch // EPOCHS)
+            if word[0] >= epoch:
+                stop.fill_(last_epoch(epoch // EPOCHS))
+                return
+            sleep(_POLL_SECONDS)
