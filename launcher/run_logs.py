@@ -1,12 +1,12 @@
 """What a run writes down, real or simulated, as far as that was asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.decision_log.log import decision_log
+from loong.decision_log.log import Listener, decision_log
 from loong.recording.lines import Setting
 from loong.recording.recorder import recording
 from loong.scheduling import Observer
@@ -30,17 +30,22 @@ class LogFiles:
 
 @contextmanager
 def run_logs(
-    files: LogFiles, setting: Setting, clock_start: float | None = None
+    files: LogFiles,
+    setting: Setting,
+    clock_start: float | None = None,
+    listeners: Sequence[Listener] = (),
 ) -> Iterator[tuple[Observer, ...]]:
     """The observers of a run that write. `clock_start` is the Unix time of its clock's 0, None if virtual.
 
-    Raises `ConfigError` if a file cannot be made.
+    `listeners` hear every line of the decision log, whether there is a file of it or not. Raises
+    `ConfigError` if a file cannot be made.
     """
     observers: list[Observer] = []
     with ExitStack() as stack:
         if files.events is not None:  # first: it may be refused, and the other writes at once
             recorder = recording(files.events, setting, keeps_prompts=files.keeps_prompts)
             observers.append(stack.enter_context(recorder))
-        if files.decisions is not None:
-            observers.append(stack.enter_context(decision_log(files.decisions, clock_start)))
+        if files.decisions is not None or listeners:
+            log = decision_log(files.decisions, clock_start, listeners)
+            observers.append(stack.enter_context(log))
         yield tuple(observers)

@@ -13,9 +13,13 @@ from aiohttp import web
 
 import loong
 from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
+from loong.core.request import SLO
 from loong.core.timeline import Timeline
+from loong.decision_log.recent import RecentLines
+from loong.decision_log.runs import RequestRuns
 from loong.engine import Engine
 from loong.executor.traces import WorkerTraces
 from loong.launcher.chosen_cost_model import chosen_cost_model
@@ -28,11 +32,13 @@ from loong.model.config import ModelConfig
 from loong.recording.lines import VERSION, Setting
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.dispatch import default_ttft
 from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
 from loong.server.context import SERVER
+from loong.server.dashboard.source import DashboardSource
 from loong.server.engine_client import EngineLimits
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
@@ -86,10 +92,16 @@ async def _serve(config: ServeConfig) -> int:
     cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     signals = _StopSignals()
+    dashboard = _dashboard(config, cost_model, recalibration)
     start = perf_counter()
     with (
         bound_socket(config.host, config.port) as listener,
-        run_logs(config.logs, _setting(config, base), clock_start=time()) as logs,
+        run_logs(
+            config.logs,
+            _setting(config, base),
+            clock_start=time(),
+            listeners=(dashboard.recent, dashboard.runs),
+        ) as logs,
     ):
         async with local_workers(config.cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
@@ -101,7 +113,7 @@ async def _serve(config: ServeConfig) -> int:
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
             tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
-            app = create_app(engine, tokenizer, config.server, tracing)
+            app = create_app(engine, tokenizer, config.server, tracing, dashboard)
             app[SERVER].metrics.watch_cost_model(lambda: recalibration.errors)
             runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
             signals.is_up = True
@@ -116,6 +128,16 @@ async def _serve(config: ServeConfig) -> int:
                 await asyncio.wait([running])
                 await runner.cleanup()
     return 1 if running.exception() is not None else code
+
+
+def _dashboard(config: ServeConfig, cost_model: CostModel, recalibration: Recalibration) -> DashboardSource:
+    def target(num_prompt_tokens: int) -> SLO:
+        widest = cost_model.prefill_terms(config.cluster.num_instances)
+        return SLO(default_ttft(num_prompt_tokens, widest, config.policy), config.policy.target_tpot)
+
+    return DashboardSource(
+        config.policy_name, RecentLines(), RequestRuns(), lambda: recalibration.errors, target
+    )
 
 
 def _setting(config: ServeConfig, cost_model: WorkCostModel) -> Setting:

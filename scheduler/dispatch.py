@@ -26,6 +26,7 @@ from loong.scheduler.survey import Survey
 SECOND_CHANCE_COST = 4  # a prompt that has missed its deadline counts as so much longer when one is put off
 USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
 MAX_REFUSED = 4  # prompts for which there is no room, after which no other is tried in a round
+MAX_WEIGHED = 1024, 16  # waiting prompts that a plan weighs, and so many an instance if that is more
 PATIENCE = 4  # TTFT targets after which a prompt that finds no room is let past by no one any more
 
 
@@ -68,6 +69,7 @@ class Refusal(Enum):
     OVERTAKING = "an older request has waited long for room, and goes first"
     PUT_OFF = "it is put off, and so is another, which has begun and goes first"
     NOT_TRIED = "several before it wait for room"
+    NOT_WEIGHED = "so many prompts wait that only the oldest and the newest are weighed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,32 @@ class Dispatch:
 
     def dispatch(self) -> Dispatched:
         """All prompts at rest."""
+        weighed, others = self._weighed()
+        dispatched = self._admitted(self._ordered(weighed))
+        dispatched.refused.extend((view, Refusal.NOT_WEIGHED) for view in others)
+        return dispatched
+
+    def _weighed(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
+        """The waiting prompts that are weighed now, and those that are not.
+
+        Of a crowd that no plan could begin at once these are the oldest, which are due first, and the newest,
+        which can still be in time. Where users share, each prompt counts, as it may be its user's only one.
+        """
+        waiting = self.survey.waiting
+        at_least, an_instance = MAX_WEIGHED
+        half = max(at_least, an_instance * self.survey.num_instances) // 2
+        if len(waiting) <= 2 * half or self.config.fairness is Fairness.USER:
+            return waiting, ()
+        return (*waiting[:half], *waiting[-half:]), waiting[half:-half]
+
+    def _ordered(self, waiting: Sequence[RequestView]) -> list[Prefill]:
+        """These and the prompts that have begun, most urgent first."""
         now, num_instances = self.survey.snapshot.now, max(1, self.survey.num_instances)
         terms, widest = self.cost_model.prefill_terms(1), self.cost_model.prefill_terms(num_instances)
         speed = USABLE_SPEED * num_instances
         begun = (view for unit in self.survey.resting for view in unit.prefills)
         prefills = []
-        for view in (*self.survey.waiting, *begun):
+        for view in (*waiting, *begun):
             num_cached = view.num_computed_tokens
             num_new = view.num_known_tokens - num_cached
             work = prefill_work(num_new, num_cached, terms)
@@ -112,7 +134,7 @@ class Dispatch:
         ordered = self.order(prefills, now, speed)
         for rank, prefill in enumerate(ordered):
             prefill.rank = rank
-        return self._admitted(ordered)
+        return ordered
 
     def _admitted(self, prefills: Sequence[Prefill]) -> Dispatched:
         """All but the prompts that would have to wait for room, now or later.
@@ -150,9 +172,11 @@ class Dispatch:
 
 def target_ttft(view: RequestView, widest: PrefillTerms, config: PolicyConfig) -> float:
     """Its own target, or else the config's: some times the quickest prefill, and never under a least one."""
-    if view.slo is not None:
-        return view.slo.ttft
-    num_tokens = view.num_prompt_tokens
+    return default_ttft(view.num_prompt_tokens, widest, config) if view.slo is None else view.slo.ttft
+
+
+def default_ttft(num_tokens: int, widest: PrefillTerms, config: PolicyConfig) -> float:
+    """The target of a prompt of so many tokens that has none of its own."""
     return max(config.target_ttft, config.ttft_factor * widest.time(num_tokens, 0, num_tokens * num_tokens))
 
 

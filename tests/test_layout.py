@@ -65,7 +65,10 @@ def test_a_wheel_holds_each_file_once_and_under_loong(source: Path, wheel: Path)
     code = [name for name in names if ".dist-info/" not in name]
     folders = [source / "loong", *(source / "loong" / name for name in LINKED)]
     files = {path.relative_to(source) for folder in folders for path in folder.rglob("*.py")}
-    assert set(map(Path, code)) == files | {Path("loong/py.typed")}
+    page = Path("loong/server/dashboard/page")
+    parts = {page / part.name for part in (source / page).iterdir()}
+    assert page / "index.html" in parts
+    assert set(map(Path, code)) == files | parts | {Path("loong/py.typed")}
 
 
 def test_an_unpacked_wheel_is_importable_as_loong_alone(wheel: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from loong.server.body import Bodies
 from loong.server.chat import chat_completions
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
+from loong.server.dashboard.routes import add_dashboard
+from loong.server.dashboard.source import DashboardSource
 from loong.server.engine_client import EngineClient, Tracing
 from loong.server.metrics import ServerMetrics
 from loong.server.middleware import check_api_key, tell_errors
@@ -16,7 +18,11 @@ from loong.server.tokenizer import Tokenizer
 
 
 def create_app(
-    engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings, tracing: Tracing | None = None
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    settings: ServerSettings,
+    tracing: Tracing | None = None,
+    dashboard: DashboardSource | None = None,
 ) -> web.Application:
     """Put a server together; nothing is started."""
     app = web.Application(middlewares=[tell_errors, check_api_key], client_max_size=settings.max_body_bytes)
@@ -52,4 +58,6 @@ def create_app(
             web.post("/stop_profile", profiling.stop_profile),
         ]
     )
+    if dashboard is not None:
+        add_dashboard(app, dashboard)
     return app

@@ -10,7 +10,8 @@ from loong.server.context import SERVER
 from loong.server.errors import ApiError, as_api_error
 from loong.server.wire import json_response
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/dashboard"})
+OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and tells nothing by itself
 
 
 @web.middleware
@@ -32,7 +33,7 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
 async def check_api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let a request through if no key is set, it carries one, or its path is open to all."""
     keys = request.app[SERVER].settings.api_keys
-    if keys and request.path not in OPEN_PATHS:
+    if keys and request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
         scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
         sent_bytes = sent.encode(errors="surrogateescape")  # headers may hold any bytes
         is_known = [hmac.compare_digest(sent_bytes, key.encode()) for key in keys]

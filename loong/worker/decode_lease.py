@@ -114,6 +114,8 @@ def _is_plain(given: RequestInput) -> bool:
         params is not None
         and not params.has_penalties
         and params.num_logprobs is None
+        and not params.logit_bias
+        and params.json_schema is None
         and given.num_output_tokens >= max(1, params.min_tokens)
     )
 

@@ -34,6 +34,7 @@ from loong.wire import (
     BatchDone,
     Heartbeat,
     MigrationDone,
+    PrepareGrammar,
     Report,
     Shutdown,
     StartTrace,
@@ -47,6 +48,7 @@ from loong.wire import (
 )
 from loong.worker.backend import Backend, CpuBackend
 from loong.worker.config import WorkerConfig
+from loong.worker.constraints import Constraints
 from loong.worker.kv_pool import KVPool
 from loong.worker.runner import BatchRunner
 from loong.worker.tracer import Tracer
@@ -96,6 +98,8 @@ class Worker:
         if config.host_kv_capacity:
             self._pools[config.host_id] = _make_pool(shard, config.host_kv_capacity, torch.device("cpu"))
         self._mover = SegmentMover(config, self._pools, self._fabric)
+        folder = config.tokenizer_folder
+        self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
         self._batches: SimpleQueue[RunBatch | StartTrace | WriteTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._stop_steps: dict[int, int] = {}  # by batch; written by the control thread, read at step edges
@@ -120,7 +124,7 @@ class Worker:
                 return
             self._take(command)
 
-    def _take(self, command: Instruction | StartTrace | WriteTrace) -> None:
+    def _take(self, command: Instruction | PrepareGrammar | StartTrace | WriteTrace) -> None:
         match command:
             case RunBatch() | StartTrace() | WriteTrace():
                 self._batches.put(command)
@@ -131,6 +135,8 @@ class Worker:
                 self._migrations.put(command)
             case ReleaseKV():
                 self._release(command)
+            case PrepareGrammar():
+                self._constraints.prepare(command.json_schema)
             case _:
                 assert_never(command)
 
@@ -146,7 +152,9 @@ class Worker:
         reports = self._reports()
         self._device.use()
         pool = self._pools[self._config.instance_id]
-        runner = BatchRunner(self._config.instance_id, self._model, pool, self._fabric, self._backend)
+        runner = BatchRunner(
+            self._config.instance_id, self._model, pool, self._fabric, self._backend, self._constraints
+        )
         runner.warm_up()
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
         instance_id, tp_rank = self._config.instance_id, self._config.tp_rank

@@ -18,6 +18,7 @@ from loong.core.request import FinishReason, RequestId, SamplingParams, TokenId
 from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
+from loong.worker.constraints import Constraints
 from loong.worker.decode_lease import DecodeLease, ReportTokens
 from loong.worker.decode_state import BATCH_SIZES
 from loong.worker.decode_steps import DecodeSteps
@@ -51,19 +52,22 @@ class _Progress:
         """Where the next token goes, once all that is known is computed."""
         return self.given.num_prompt_tokens + self.given.num_output_tokens + len(self.new_token_ids)
 
-    def sampling_input(self) -> SamplingInput | None:
+    def sampling_input(self, constraints: Constraints) -> SamplingInput | None:
         """How to draw the next token; None if the batch stops short of it."""
         params = self.given.sampling_params
         if params is None:
             return None
+        output = (*self.given.output_token_ids, *self.new_token_ids) if params.needs_output else ()
+        allowed = None
+        if (schema := params.json_schema) is not None:
+            allowed = constraints.allowed(self.given.request_id, schema, output, params.stop_token_ids)
         return SamplingInput(
             params=params,
             position=self.num_known_tokens,
             num_output_tokens=self.given.num_output_tokens + len(self.new_token_ids),
             prompt_token_ids=self.given.prompt_token_ids,
-            output_token_ids=(*self.given.output_token_ids, *self.new_token_ids)
-            if params.has_penalties
-            else (),
+            output_token_ids=output,
+            allowed=allowed,
         )
 
 
@@ -71,8 +75,16 @@ class BatchRunner:
     """Runs batches on one instance; the other instances of the group do the same at the same time."""
 
     def __init__(
-        self, instance_id: InstanceId, model: Decoder, pool: KVPool, fabric: Fabric, backend: Backend
+        self,
+        instance_id: InstanceId,
+        model: Decoder,
+        pool: KVPool,
+        fabric: Fabric,
+        backend: Backend,
+        constraints: Constraints | None = None,
     ) -> None:
+        """Take an instance's parts; without `constraints`, requests with a schema fail."""
+        self._constraints = constraints or Constraints(None, model.shard.config.vocab_size)
         self._instance_id = instance_id
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
         self._lease: DecodeLease | None = None
@@ -183,8 +195,9 @@ class BatchRunner:
         rows, inputs, sampled_requests = [], [], []
         for block, block_rows in step.rows.items():
             request = requests[block.request_id]
-            sampling_input = request.sampling_input()
-            if sampling_input is not None and block.positions[-1] == request.num_known_tokens - 1:
+            if block.positions[-1] != request.num_known_tokens - 1:
+                continue
+            if (sampling_input := request.sampling_input(self._constraints)) is not None:
                 rows.append(block_rows.stop - 1)
                 inputs.append(sampling_input)
                 sampled_requests.append(request)
@@ -201,6 +214,8 @@ class BatchRunner:
                 continue
             request.new_token_ids.append(result.token_id)
             reason = given.params.finish_reason(given.num_output_tokens + 1, result.token_id)
+            if reason is not None:
+                self._constraints.forget(request_id)
             tokens.append(ProducedToken(request_id, result.token_id, reason, result.logprobs))
         return tuple(tokens)
 

@@ -1,7 +1,8 @@
 """From logits to tokens, with the parameters and the order of processing of vLLM.
 
 Log probabilities are of the logits as they came. Then, row by row: `min_tokens` blocks what would end the
-output, penalties, temperature, min-p, top-k, top-p, and one draw (`draw.py`), or the likeliest token.
+output, biases, penalties, a schema blocks what it does not allow, temperature, min-p, top-k, top-p, and one
+draw (`draw.py`), or the likeliest token.
 """
 
 import math
@@ -27,7 +28,8 @@ class SamplingInput:
     """What decides the token of one row, beside its logits.
 
     `position` is the absolute position of the token to be drawn. The token ids are read only if
-    `params.has_penalties`; tensors are int64 [n], best on the logits' device.
+    `params.has_penalties`; tensors are int64 [n], best on the logits' device. `allowed` has a bit for each
+    token, [V / 32] int32 on the host; None: all are.
     """
 
     params: SamplingParams
@@ -35,6 +37,7 @@ class SamplingInput:
     num_output_tokens: int
     prompt_token_ids: TokenIds = ()
     output_token_ids: TokenIds = ()
+    allowed: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +120,37 @@ def _drawn_rows(inputs: Sequence[SamplingInput]) -> Iterator[list[int]]:
 
 
 def _processed(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> Tensor:
-    """`logits` after `min_tokens` and the penalties: a copy, or themselves if no row has either."""
+    """`logits` after all that comes before temperature: a copy, or themselves if no row has any of it."""
     short = [row for row, item in enumerate(inputs) if item.num_output_tokens < item.params.min_tokens]
     penalized = [row for row, item in enumerate(inputs) if item.params.has_penalties]
-    if not short and not penalized:
+    biased = [row for row, item in enumerate(inputs) if item.params.logit_bias]
+    constrained = [row for row, item in enumerate(inputs) if item.allowed is not None]
+    if not (short or penalized or biased or constrained):
         return logits
     processed = logits.clone()
     vocabulary = range(logits.shape[1])
     for row in short:
         stops = [token_id for token_id in inputs[row].params.stop_token_ids if token_id in vocabulary]
         processed[row, stops] = -torch.inf
+    for row in biased:
+        bias = {i: value for i, value in inputs[row].params.logit_bias if i in vocabulary}
+        processed[row, [*bias]] += torch.tensor([*bias.values()], device=logits.device)
     if penalized:
         part = processed[penalized]
         sampler.penalize(part, [inputs[row] for row in penalized])
         processed[penalized] = part
+    if constrained:
+        is_blocked = _is_blocked([inputs[row].allowed for row in constrained], logits)
+        processed[constrained] = processed[constrained].masked_fill(is_blocked, -torch.inf)
     return processed
+
+
+def _is_blocked(allowed: Sequence[Tensor | None], logits: Tensor) -> Tensor:
+    """Which tokens rows may not take, bool [N, V] on the device of `logits`; bits travel, not bools."""
+    words = torch.stack([bits for bits in allowed if bits is not None]).to(logits.device)
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    bits = (words.unsqueeze(-1) >> shifts) & 1
+    return bits.flatten(1)[:, : logits.shape[1]] == 0
 
 
 def _penalized(logits: Tensor, item: SamplingInput) -> Tensor:

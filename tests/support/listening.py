@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from scripted_engine import Serving
 
 from loong.server.app import create_app
+from loong.server.dashboard.source import DashboardSource
 from loong.server.engine_client import EngineClient
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
@@ -16,8 +17,11 @@ def serving_with(tokenizer: Tokenizer) -> Serving:
     """What makes such a server of an engine and settings; its context gives the address."""
 
     @asynccontextmanager
-    async def listen(engine: EngineClient, **settings: object) -> AsyncIterator[str]:
-        app = create_app(engine, tokenizer, ServerSettings("tiny", **settings))  # type: ignore[arg-type]
+    async def listen(
+        engine: EngineClient, dashboard: DashboardSource | None = None, **settings: object
+    ) -> AsyncIterator[str]:
+        chosen = ServerSettings("tiny", **settings)  # type: ignore[arg-type]
+        app = create_app(engine, tokenizer, chosen, dashboard=dashboard)
         with bound_socket("127.0.0.1", 0) as listener:
             runner = await serve(app, listener, shutdown_timeout=1.0)
             try:

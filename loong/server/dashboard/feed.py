@@ -1,0 +1,213 @@
+"""What a page is told: everything recent at first, then, tick by tick, what is new."""
+
+from bisect import bisect_right
+from itertools import islice, takewhile
+from math import inf
+
+import msgspec
+
+import loong
+from loong.core.snapshot import RunningBatch, Snapshot
+from loong.core.timeline import BatchSlice, KVMove
+from loong.decision_log.runs import RequestRun
+from loong.server.context import Server
+from loong.server.dashboard.source import DashboardSource
+
+WINDOW_SECONDS = 120.0  # of the past, that a page begins with
+MAX_BATCHES = 4_000  # in one tick
+MAX_LIVE = 100  # requests that are listed before they are over
+LENGTH_EDGES = (128, 512, 2048, 8192, 32768, 131072)  # of buckets, in prompt tokens
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A batch; its end is None while it runs, and `kv` is what its instances hold at its end."""
+
+    id: int
+    instances: tuple[int, ...]
+    phase: str
+    start: float
+    end: float | None
+    num_requests: int
+    kv: tuple[int, ...] = ()
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A migration that has ended."""
+
+    source: int
+    destination: int
+    num_tokens: int
+    start: float
+    end: float
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A request; times are of the run's clock, and the targets its own or the policy's."""
+
+    id: str
+    user: str
+    prompt: int
+    output: int
+    arrived: float
+    ended: float | None
+    end: str | None
+    state: str
+    dops: tuple[int, ...]
+    ttft: float | None
+    tpot: float | None
+    ttft_target: float
+    tpot_target: float
+
+
+class Bucket(msgspec.Struct):
+    """Requests without KV whose prompts are shorter than `below`; None: longer than all."""
+
+    below: int | None
+    num_requests: int = 0
+    num_tokens: int = 0
+    oldest: float = 0.0
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What stays as it is."""
+
+    model: str
+    policy: str
+    version: str
+    max_model_len: int
+    window: float
+    length_edges: tuple[int, ...] = LENGTH_EDGES
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """The cluster now, and what has ended since the last tick."""
+
+    now: float
+    health: str | None  # what is wrong
+    instances: list[tuple[int, int, int, str]]  # id, KV used, KV capacity, kind
+    ended: list[Batch]
+    running: list[Batch]
+    moves: list[Move]
+    queue: list[Bucket]
+    live: list[Run]
+    over: list[Run]
+    num_running: int
+    num_waiting: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_batches_by_dop: dict[int, int]
+    errors: dict[str, float]
+
+
+class Feed:
+    """One page's; it remembers what that was told."""
+
+    def __init__(self, server: Server, source: DashboardSource) -> None:
+        self._server, self._source = server, source
+        self._told_to = self._server.engine.snapshot().now - WINDOW_SECONDS
+        self._told_run_at = -inf
+
+    def hello(self) -> Hello:
+        """To begin with."""
+        return Hello(
+            model=self._server.settings.served_model_name,
+            policy=self._source.policy,
+            version=loong.__version__,
+            max_model_len=self._server.engine.limits.max_model_len,
+            window=WINDOW_SECONDS,
+        )
+
+    def tick(self) -> Tick:
+        """What is, and what is new."""
+        engine, source = self._server.engine, self._source
+        snapshot, history, health = engine.snapshot(), engine.history(), engine.health()
+        told_to, self._told_to = self._told_to, snapshot.now
+        batches = takewhile(lambda batch: batch.ended_at > told_to, reversed(history.batches))
+        moves = takewhile(lambda move: move.ended_at > told_to, reversed(history.moves))
+        return Tick(
+            now=snapshot.now,
+            health=None if health.is_alive else health.message,
+            instances=[(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value) for i in snapshot.instances],
+            ended=[_ended(batch) for batch in islice(batches, MAX_BATCHES)],
+            running=[_running(batch) for batch in snapshot.batches],
+            moves=[_move(move) for move in moves if move.is_committed],
+            queue=_buckets(snapshot),
+            live=[self._run(run, snapshot) for run in islice(source.runs.live, MAX_LIVE)],
+            over=[self._run(run, snapshot) for run in self._new_runs()],
+            num_running=len(snapshot.running),
+            num_waiting=len(snapshot.waiting),
+            num_computed_tokens=snapshot.stats.num_computed_tokens,
+            num_output_tokens=snapshot.stats.num_output_tokens,
+            num_batches_by_dop=dict(snapshot.stats.num_batches_by_dop),
+            errors=dict(source.errors()),
+        )
+
+    def _new_runs(self) -> list[RequestRun]:
+        """Those that are over since the last tick, oldest first."""
+        told = self._told_run_at
+        new = list(takewhile(lambda run: (run.ended_at or 0.0) > told, reversed(self._source.over)))
+        if new:
+            self._told_run_at = new[0].ended_at or told
+        return new[::-1]
+
+    def _run(self, run: RequestRun, snapshot: Snapshot) -> Run:
+        view = snapshot.request.get(run.request_id)
+        target = self._source.target(run.num_prompt_tokens)
+        return Run(
+            run.request_id,
+            run.user,
+            prompt=run.num_prompt_tokens,
+            output=run.num_output_tokens if view is None else view.num_output_tokens,
+            arrived=run.arrived_at,
+            ended=run.ended_at,
+            end=run.end,
+            state=_state(run),
+            dops=tuple(run.dops),
+            ttft=run.ttft,
+            tpot=run.tpot,
+            ttft_target=target.ttft if run.ttft_slo is None else run.ttft_slo,
+            tpot_target=target.tpot if run.tpot_slo is None else run.tpot_slo,
+        )
+
+
+def _state(run: RequestRun) -> str:
+    if run.end is not None:
+        return run.end
+    if run.started_at is None:
+        return "waits"
+    return "prefill" if run.first_token_at is None else "decode"
+
+
+def _ended(batch: BatchSlice) -> Batch:
+    return Batch(
+        batch.batch_id,
+        batch.group.instance_ids,
+        batch.phase,
+        batch.started_at,
+        batch.ended_at,
+        len(batch.request_ids),
+        tuple(num_tokens for _, num_tokens in batch.kv_used),
+    )
+
+
+def _running(batch: RunningBatch) -> Batch:
+    plan = batch.plan
+    phases = {"prefill" if len(block.positions) > 1 else "decode" for block in plan.queries}
+    phase = "mixed" if len(phases) > 1 else phases.pop()
+    return Batch(
+        batch.batch_id, plan.group.instance_ids, phase, batch.started_at, None, len(plan.request_ids)
+    )
+
+
+def _move(move: KVMove) -> Move:
+    return Move(move.source_id, move.destination_id, move.num_tokens, move.started_at, move.ended_at)
+
+
+def _buckets(snapshot: Snapshot) -> list[Bucket]:
+    buckets = [Bucket(below) for below in (*LENGTH_EDGES, None)]
+    for view in snapshot.waiting:
+        bucket = buckets[bisect_right(LENGTH_EDGES, view.num_prompt_tokens)]
+        bucket.num_requests += 1
+        bucket.num_tokens += view.num_prompt_tokens
+        bucket.oldest = max(bucket.oldest, snapshot.now - view.arrival_time)
+    return buckets

@@ -1,0 +1,111 @@
+"""The addresses under `/dashboard`: the page and its files, what happens, and what became of a request."""
+
+import asyncio
+from contextlib import suppress
+from importlib.resources import files
+
+from aiohttp import web
+
+from loong.core.request import RequestId
+from loong.decision_log.recent import index_of
+from loong.decision_log.story.story import story_of
+from loong.decision_log.story.words import chapters, heading
+from loong.server.context import SERVER
+from loong.server.dashboard.feed import Feed
+from loong.server.dashboard.source import SOURCE, DashboardSource
+from loong.server.errors import ApiError
+from loong.server.sse import EventStream
+from loong.server.wire import json_response
+
+TICK_SECONDS = 0.5
+_PAGE = files("loong.server.dashboard").joinpath("page")
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+_STOPPING = web.AppKey("stopping", asyncio.Event)
+
+
+def add_dashboard(app: web.Application, source: DashboardSource) -> None:
+    """Put the dashboard into a server."""
+    app[SOURCE] = source
+    app[_STOPPING] = asyncio.Event()
+    app.on_shutdown.append(_stop)
+    app.add_routes(
+        [
+            web.get("/dashboard", page),
+            web.get("/dashboard/page/{name}", page_file),
+            web.get("/dashboard/events", events),
+            web.get("/dashboard/batches/{batch_id:\\d+}", batch),
+            web.get("/dashboard/requests/{request_id}", request),
+        ]
+    )
+
+
+async def page(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
+    """The page itself."""
+    return _file("index.html")
+
+
+async def page_file(http: web.Request) -> web.Response:
+    """A part of the page."""
+    return _file(http.match_info["name"])
+
+
+async def events(http: web.Request) -> web.StreamResponse:
+    """What the cluster does, for as long as someone watches."""
+    stream = EventStream(http.app[SERVER].settings)
+    stopping = http.app[_STOPPING]
+    feed = Feed(http.app[SERVER], http.app[SOURCE])
+    async with stream.open(http):
+        await stream.send(feed.hello())
+        while not stopping.is_set():
+            await stream.send(feed.tick())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), TICK_SECONDS)
+    return stream.response
+
+
+async def batch(http: web.Request) -> web.Response:
+    """The requests of a batch that has ended."""
+    batch_id = int(http.match_info["batch_id"])
+    for ended in reversed(http.app[SERVER].engine.history().batches):
+        if ended.batch_id == batch_id:
+            return json_response({"id": batch_id, "phase": ended.phase, "request_ids": ended.request_ids})
+    for running in http.app[SERVER].engine.snapshot().batches:
+        if running.batch_id == batch_id:
+            return json_response({"id": batch_id, "phase": None, "request_ids": running.plan.request_ids})
+    raise ApiError(404, f"batch {batch_id} is not known any more", "batch_not_found")
+
+
+async def request(http: web.Request) -> web.Response:
+    """A request's story, as `loong explain` tells it."""
+    request_id = http.match_info["request_id"]
+    story = await asyncio.to_thread(_story, http.app[SOURCE], request_id)
+    if story is None:
+        message = f"nothing is known of request {request_id!r}, or nothing any more"
+        raise ApiError(404, message, "request_not_found")
+    return json_response(story)
+
+
+def _story(source: DashboardSource, request_id: RequestId) -> dict[str, object] | None:
+    index = index_of(source.recent.written())
+    if request_id not in index.arrivals:
+        return None
+    story = story_of(index, request_id)
+    told = [{"time": time, "sentences": list(sentences)} for time, sentences in chapters(story)]
+    return {"id": request_id, "heading": list(heading(story)), "chapters": told}
+
+
+def _file(name: str) -> web.Response:
+    path = _PAGE.joinpath(name)
+    content_type = _TYPES.get(name.rpartition(".")[2])
+    if content_type is None or not path.is_file():
+        raise ApiError(404, f"the dashboard has no part {name!r}", "not_found")
+    return web.Response(text=path.read_text(), content_type=content_type, headers=_HEADERS)
+
+
+async def _stop(app: web.Application) -> None:
+    app[_STOPPING].set()

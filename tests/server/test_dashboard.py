@@ -1,0 +1,125 @@
+"""What the dashboard's page is served."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+import httpx
+from decision_logs import Teller, prefill_two
+from http_answers import get_json
+from scripted_engine import ScriptedEngine, Serving
+
+from loong.core.events import RequestAborted
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.request import SLO
+from loong.core.snapshot import Snapshot
+from loong.core.timeline import BatchSlice, ClusterHistory
+from loong.decision_log.log import DecisionLog
+from loong.decision_log.recent import RecentLines
+from loong.decision_log.runs import RequestRuns
+from loong.server.dashboard.source import DashboardSource
+
+INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
+OLD, NEW = (
+    BatchSlice(7, ESPGroup((1, 0)), "prefill", start, start + 0.5, ("r1", "r2"), ((1, 20), (0, 10)))
+    for start in (10.0, 299.0)
+)
+
+
+def source() -> DashboardSource:
+    return DashboardSource(
+        "esp",
+        RecentLines(),
+        RequestRuns(),
+        lambda: {"prefill": 0.25},
+        lambda num_tokens: SLO(num_tokens, 0.5),
+    )
+
+
+def two_requests(source: DashboardSource) -> Snapshot:
+    """One under way and one that has left, as the source was told of them."""
+    teller = Teller(DecisionLog(None, listeners=[source.recent, source.runs]), INSTANCES)
+    prefill_two(teller)
+    teller.tell(RequestAborted(2.0, "r001"))
+    return teller.state.snapshot(300.0)
+
+
+@asynccontextmanager
+async def ticks(url: str, headers: dict[str, str]) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    async with (
+        httpx.AsyncClient(timeout=30) as client,
+        client.stream("GET", f"{url}/dashboard/events", headers=headers) as response,
+    ):
+        lines = response.aiter_lines()
+        yield (json.loads(line.removeprefix("data: ")) async for line in lines if line.startswith("data: {"))
+
+
+async def first(url: str, number: int, **headers: str) -> Sequence[dict[str, Any]]:
+    async with ticks(url, headers) as events:
+        return [await anext(events) for _ in range(number)]
+
+
+async def test_a_page_is_told_what_is_and_then_what_is_new(serving: Serving) -> None:
+    dashboard = source()
+    engine = ScriptedEngine(cluster=two_requests(dashboard), past=ClusterHistory((OLD, NEW)))
+    async with serving(engine, dashboard) as url:
+        hello, tick, later = await first(url, 3)
+    assert (hello["model"], hello["policy"]) == ("tiny", "esp")
+    assert [batch["start"] for batch in tick["ended"]] == [299.0]  # the other one is too long ago
+    assert tick["ended"][0]["kv"] == [20, 10]
+    assert [instance[:3] for instance in tick["instances"]] == [[0, 3, 100], [1, 3, 100], [2, 0, 100]]
+    (live,), (over,) = tick["live"], tick["over"]
+    assert (live["id"], live["state"], live["output"], live["dops"]) == ("r000", "decode", 1, [2])
+    assert (over["id"], over["state"], over["ttft"]) == ("r001", "abort", 1.0)
+    assert (over["ttft_target"], over["tpot_target"]) == (6.0, 0.5)
+    assert tick["errors"] == {"prefill": 0.25}
+    assert not later["ended"]
+    assert not later["over"]
+
+
+async def test_a_request_tells_its_story(serving: Serving) -> None:
+    dashboard = source()
+    async with serving(ScriptedEngine(cluster=two_requests(dashboard)), dashboard) as url:
+        story = await get_json(url, "/dashboard/requests/r000")
+        unknown = await get_json(url, "/dashboard/requests/r999")
+    assert story["heading"][0].startswith("Request r000: a prompt of 6 tokens")
+    assert "Its first token" in story["chapters"][-1]["sentences"][0]
+    assert "r999" in unknown["error"]["message"]
+
+
+async def test_a_batch_names_its_requests(serving: Serving) -> None:
+    async with serving(ScriptedEngine(past=ClusterHistory((NEW,))), source()) as url:
+        assert (await get_json(url, "/dashboard/batches/7"))["request_ids"] == ["r1", "r2"]
+        assert (await get_json(url, "/dashboard/batches/8"))["error"]["code"] == "batch_not_found"
+
+
+async def test_every_part_of_the_page_is_served_and_asks_nobody_else(serving: Serving) -> None:
+    names = [part.name for part in files("loong.server.dashboard").joinpath("page").iterdir()]
+    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient() as client:
+        page = await client.get(f"{url}/dashboard")
+        parts = {name: await client.get(f"{url}/dashboard/page/{name}") for name in names}
+        missing = await client.get(f"{url}/dashboard/page/nothing.js")
+    assert page.text == parts["index.html"].text
+    assert missing.status_code == 404
+    for name, part in parts.items():
+        assert part.status_code == 200, name
+        assert "://" not in part.text, name
+        assert "default-src 'self'" in part.headers["Content-Security-Policy"]
+
+
+async def test_the_page_is_open_and_what_it_shows_is_not(serving: Serving) -> None:
+    dashboard = source()
+    engine = ScriptedEngine(cluster=two_requests(dashboard))
+    async with serving(engine, dashboard, api_keys=("k",)) as url, httpx.AsyncClient() as client:
+        for path in ("", "/page/main.js"):
+            assert (await client.get(f"{url}/dashboard{path}")).status_code == 200
+        for path in ("/events", "/requests/r000", "/batches/1", "/page/../events"):
+            assert (await client.get(f"{url}/dashboard{path}")).status_code == 401
+        assert len(await first(url, 2, Authorization="Bearer k")) == 2
+
+
+async def test_a_server_without_a_dashboard_has_none(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+        assert (await client.get(f"{url}/dashboard")).status_code == 404
