@@ -36,7 +36,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "loong needs Python 3.11 or 3.12; set PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,structured]'
 	@touch $@
 
 clean:

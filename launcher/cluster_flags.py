@@ -109,6 +109,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             start_timeout=start_timeout,
             device=args.device,
             fabric=args.fabric,
+            tokenizer_folder=str(tiny or model),
         ),
         device=device,
         tokenizer_folder=tiny or Path(model),

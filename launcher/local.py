@@ -46,6 +46,7 @@ class ClusterConfig:
     start_timeout: float = 600.0
     device: str = "cpu"
     fabric: str = "auto"
+    tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema
 
     def __post_init__(self) -> None:
         for name in ("num_instances", "tp_size", "kv_capacity"):
@@ -196,4 +197,5 @@ def _worker_config(
         num_threads=1,
         device=config.device,
         fabric=config.fabric,
+        tokenizer_folder=config.tokenizer_folder,
     )

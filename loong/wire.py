@@ -29,6 +29,13 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareGrammar:
+    """A request with this JSON schema is to come."""
+
+    json_schema: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartTrace:
     """The worker traces what it does, from the next batch on."""
 
@@ -40,7 +47,9 @@ class WriteTrace:
     path: str
 
 
-Command: TypeAlias = RunBatch | StopLease | MoveKV | ReleaseKV | StartTrace | WriteTrace | Shutdown
+Command: TypeAlias = (
+    RunBatch | StopLease | MoveKV | ReleaseKV | PrepareGrammar | StartTrace | WriteTrace | Shutdown
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,7 @@ _COMMANDS: tuple[type[Command], ...] = (
     StopLease,
     MoveKV,
     ReleaseKV,
+    PrepareGrammar,
     StartTrace,
     WriteTrace,
     Shutdown,

@@ -97,7 +97,8 @@ class LiveRequest:
         else:
             token_ids = prompt[first:stop]
         params = self.request.sampling_params if stop == num_prompt + len(outputs) else None
-        needs_history = params is not None and params.has_penalties
+        needs_prompt = params is not None and params.has_penalties
+        needs_output = params is not None and params.needs_output
         return RequestInput(
             request_id=self.request.request_id,
             token_ids=token_ids,
@@ -105,8 +106,8 @@ class LiveRequest:
             num_output_tokens=len(outputs),
             placement=self.placement,
             sampling_params=params,
-            prompt_token_ids=prompt if needs_history else (),
-            output_token_ids=tuple(outputs) if needs_history else (),
+            prompt_token_ids=prompt if needs_prompt else (),
+            output_token_ids=tuple(outputs) if needs_output else (),
             forks=() if params is None else tuple([fork.as_fork() for fork in self.forks]),
         )
 

@@ -29,6 +29,7 @@ from loong.wire import (
     BatchDone,
     Heartbeat,
     MigrationDone,
+    PrepareGrammar,
     Report,
     Shutdown,
     StartTrace,
@@ -180,6 +181,10 @@ class WorkersExecutor:
             if monotonic() - heard_at > MAX_SILENCE_SECONDS:
                 self.lose(instance_id, f"it was silent for {MAX_SILENCE_SECONDS:g} s")
                 return
+
+    def prepare_grammar(self, json_schema: str) -> None:
+        """Let all workers compile a schema before a request that needs it is planned."""
+        self._send(self._endpoints.commands, encode(PrepareGrammar(json_schema)))
 
     def start_trace(self) -> None:
         """Let all workers trace what they do from now on."""

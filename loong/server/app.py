@@ -13,6 +13,7 @@ from loong.server.dashboard.source import DashboardSource
 from loong.server.engine_client import EngineClient, Tracing
 from loong.server.metrics import ServerMetrics
 from loong.server.middleware import check_api_key, tell_errors
+from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -26,6 +27,8 @@ def create_app(
 ) -> web.Application:
     """Put a server together; nothing is started."""
     app = web.Application(middlewares=[tell_errors, check_api_key], client_max_size=settings.max_body_bytes)
+    schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
+    app.on_cleanup.append(lambda _: schemas.close())
     app[SERVER] = Server(
         engine=engine,
         tokenizer=tokenizer,
@@ -37,6 +40,7 @@ def create_app(
             retry_after=settings.retry_after,
         ),
         bodies=Bodies(settings),
+        schemas=schemas,
         tracing=tracing,
     )
     app.add_routes(

@@ -87,6 +87,8 @@ async def complete(
         return_token_ids=fields.return_token_ids,
         stream_options=fields.stream_options,
     )
+    if (schema := asked.choices[0].request.sampling_params.json_schema) is not None:
+        await server.schemas.check(schema)
     shape = shape_type(asked, server.tokenizer)
     options = OutputOptions(tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens)
     with ExitStack() as admitted:

@@ -9,6 +9,7 @@ from loong.server.body import Bodies
 from loong.server.engine_client import EngineClient, Tracing
 from loong.server.errors import ApiError
 from loong.server.metrics import ServerMetrics
+from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -23,6 +24,7 @@ class Server:
     metrics: ServerMetrics
     admission: Admission
     bodies: Bodies
+    schemas: SchemaChecker
     tracing: Tracing | None = None
 
     def check_model(self, name: str | None) -> None:

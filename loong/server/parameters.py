@@ -1,6 +1,7 @@
 """From what a client asks to what the engine is told, checked against what the model and the cluster hold."""
 
 import secrets
+from collections.abc import Sequence
 
 from loong.core.request import SamplingParams, TokenId
 from loong.server.engine_client import EngineLimits
@@ -37,7 +38,31 @@ def sampling_params(
         seed=secrets.randbelow(_SEEDS) if fields.seed is None else fields.seed % _SEEDS,
         stop_token_ids=tuple(dict.fromkeys((*fields.stop_token_ids, *eos))),
         num_logprobs=fields.num_logprobs,
+        logit_bias=_logit_bias(fields, vocab_size),
+        json_schema=_json_schema(fields, eos_token_ids),
     )
+
+
+def _logit_bias(fields: GenerationFields, vocab_size: int) -> tuple[tuple[TokenId, float], ...]:
+    for token in fields.logit_bias:
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise bad_request(f"logit_bias must be by token ids, but has {token[:32]!r}", "logit_bias")
+    biases = {int(token): bias for token, bias in fields.logit_bias.items()}
+    check_token_ids("logit_bias", [*biases], vocab_size)
+    return tuple(biases.items())
+
+
+def _json_schema(fields: GenerationFields, eos_token_ids: Sequence[TokenId]) -> str | None:
+    """The schema asked for, if nothing else asked for contradicts that an answer ends where it is whole."""
+    if (schema := fields.response_format.schema_text) is None:
+        return None
+    if not eos_token_ids:
+        message = "response_format needs a model with an end-of-sequence token, which this one lacks"
+        raise bad_request(message, "response_format", "unsupported_parameter")
+    for name in ("ignore_eos", "min_tokens", "stop_token_ids"):
+        if getattr(fields, name):
+            raise bad_request(f"{name} cannot be used with response_format, which says where to end", name)
+    return schema
 
 
 def max_output_tokens(fields: GenerationFields, prompt: Prompt, limits: EngineLimits) -> int:

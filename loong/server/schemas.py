@@ -6,8 +6,9 @@ well-known fields that change nothing about the answer.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
+import msgspec
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -16,6 +17,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import ErrorDetails, from_json
 
@@ -26,6 +28,7 @@ MAX_PROMPTS = 256  # in one request
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIASES = 1024
 MAX_USER_LENGTH = 256  # characters
 MAX_MESSAGES = 4096
 
@@ -34,12 +37,17 @@ _NEUTRAL: dict[str, object] = {  # fields that are not supported, and the value 
     "n": 1,
     "best_of": 1,
     "suffix": "",
-    "logit_bias": {},
     "priority": 0,
-    "response_format": {"type": "text"},
     "tools": [],
     "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "modalities": ["text"],
     "use_beam_search": False,
+    "length_penalty": 1,
+    "include_stop_str_in_output": False,
+    "spaces_between_special_tokens": True,
+    "continue_final_message": False,
+    "bad_words": [],
 }
 
 
@@ -69,6 +77,35 @@ class StreamOptions(Schema):
     include_obfuscation: bool = False  # padding against traffic analysis; there is none to include
 
 
+class JsonSchemaFormat(Schema):
+    """A JSON schema, and what to call it."""
+
+    name: Annotated[str, Field(max_length=256)] = ""
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None  # answers are held to it in any case
+
+
+class ResponseFormat(Schema):
+    """What an answer is held to: nothing, to be a JSON object, or a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _names_a_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type json_schema, and with no other")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that the answer is held to, as text; None for none."""
+        if self.json_schema is not None:
+            return msgspec.json.encode(self.json_schema.schema_).decode()
+        return '{"type":"object"}' if self.type == "json_object" else None
+
+
 class GenerationFields(Schema, ABC):
     """What both kinds of completion have in common."""
 
@@ -86,10 +123,12 @@ class GenerationFields(Schema, ABC):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] = {}  # by token id
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopStrings = []
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
     ignore_eos: bool = False
+    response_format: ResponseFormat = ResponseFormat()
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""  # between whom `--fairness user` shares
     skip_special_tokens: bool = True
     stream: bool = False

@@ -27,8 +27,9 @@ class Tokenizer:
         eos_token_ids: Iterable[TokenId] = (),
         prefix_token_ids: Sequence[TokenId] = (),
         chat_template: ChatTemplate | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """Take a tokenizer over, with truncation and padding off.
+        """Take a tokenizer over, with truncation and padding off; `folder` is where it is from.
 
         Text prompts begin with `prefix_token_ids` whether or not the backend adds them.
         """
@@ -38,6 +39,7 @@ class Tokenizer:
         self._prefix = list(prefix_token_ids)
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.chat_template = chat_template
+        self.folder = folder
 
     @classmethod
     def from_folder(cls, folder: Path, eos_token_ids: Iterable[TokenId] = ()) -> "Tokenizer":
@@ -57,6 +59,7 @@ class Tokenizer:
             eos_token_ids=[*eos_token_ids, *([] if eos_id is None else [eos_id])],
             prefix_token_ids=[] if bos_id is None else [bos_id],
             chat_template=_read_chat_template(folder, config, special_tokens),
+            folder=folder,
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[TokenId]:

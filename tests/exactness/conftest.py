@@ -13,6 +13,7 @@ from families import write_tiny_model
 from leak_checks import shared_cluster
 
 from loong.launcher.local import ClusterConfig
+from loong.model.tiny import tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cluster(folder: Path) -> Iterator[Cluster]:
     """Instances 0 to 3, and their host tiers 4 to 7."""
-    with shared_cluster(ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96)) as running:
+    tokenizer = tiny_model(folder.parent)  # of more tokens: those that the model lacks never come
+    config = ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96, tokenizer_folder=str(tokenizer))
+    with shared_cluster(config) as running:
         yield running
 
 

@@ -1,5 +1,6 @@
 """What is drawn depends on the request alone, and ends where the request says."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from loong.core.request import FinishReason
 from loong.scheduler.policy import Policy
 
 PROMPT, NUM_TOKENS = random_prompt(37, seed=37), 10
+SCHEMA = '{"type":"array","items":{"type":"integer"},"minItems":2}'
 WAYS: dict[str, dict[str, object]] = {
     "temperature": {"temperature": 1.5},
     "top-p": {"temperature": 2.0, "top_p": 0.8},
@@ -25,6 +27,8 @@ WAYS: dict[str, dict[str, object]] = {
     "presence": {"temperature": 0.0, "presence_penalty": 1.5},
     "frequency": {"temperature": 0.7, "frequency_penalty": 1.0},
     "repetition": {"temperature": 1.0, "repetition_penalty": 1.7},
+    "bias": {"temperature": 1.0, "logit_bias": ((5, 4.0), (40, 4.0), (41, -100.0))},
+    "schema": {"temperature": 1.0, "json_schema": SCHEMA, "stop_token_ids": (2,)},
     "min tokens": {"temperature": 1.0, "min_tokens": 6, "stop_token_ids": tuple(range(2, 60))},
 }
 POLICIES: tuple[Policy, ...] = (
@@ -49,6 +53,26 @@ def test_a_seed_gives_the_same_tokens_at_any_dop_in_any_chunks_and_when_computed
     assert (alone[0] == alone[1]) == (params["temperature"] == 0)
     for policy in POLICIES:
         assert drawn(policy) == alone
+
+
+def test_an_output_that_keeps_to_a_schema_is_json_and_ends_there(cluster: Cluster) -> None:
+    params = {"temperature": 3.0, "json_schema": SCHEMA, "stop_token_ids": (2,)}
+    requests = [sampled_request(PROMPT, 60, seed=seed, **params) for seed in range(6)]
+    outputs = cluster.run(requests, in_group(0, 3, 1, chunk=20, num_steps=5))
+    for *tokens, last in outputs.values():
+        if last.finish_reason is FinishReason.STOP:
+            value = json.loads(bytes(token.token_id for token in tokens))
+            assert len(value) >= 2
+            assert all(type(item) is int for item in value)
+    assert {tokens[-1].finish_reason for tokens in outputs.values()} >= {FinishReason.STOP}
+
+
+def test_a_request_whose_schema_is_none_fails_alone(cluster: Cluster) -> None:
+    wrong = sampled_request(PROMPT, NUM_TOKENS, json_schema='{"not":{}}', stop_token_ids=(2,))
+    right = sampled_request(PROMPT, NUM_TOKENS, temperature=0.0)
+    outputs = cluster.run([wrong, right], in_group(1, 2))
+    assert [token.finish_reason for token in outputs[wrong.request_id]] == [FinishReason.ERROR]
+    assert len(outputs[right.request_id]) == NUM_TOKENS
 
 
 @pytest.mark.parametrize("min_tokens", [0, 4, 8])

@@ -119,11 +119,13 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
         "seed": 11,
     }
     async with serving(engine) as url:
-        response = await post(url, PATH, prompt="a", logprobs=2, stop_token_ids=[5], n=1, user="me", **asked)
+        asked_otherwise = {"logprobs": 2, "stop_token_ids": [5], "logit_bias": {"5": -100, "97": 1.5}}
+        response = await post(url, PATH, prompt="a", user="me", **asked_otherwise, **asked)
     assert response.status_code == 200, response.text
     params = engine.requests[0].sampling_params
     assert {name: getattr(params, name) for name in asked} == asked
     assert params.num_logprobs == 2
+    assert params.logit_bias == ((5, -100.0), (97, 1.5))
     assert params.stop_token_ids == (5, 257, 259)
     assert engine.requests[0].user == "me"
 

@@ -227,7 +227,9 @@ def test_penalties_equal_their_definition(
     repetition: float,
     as_tensors: bool,
 ) -> None:
-    ids = [torch.tensor(i, dtype=torch.int64) if as_tensors else i for i in (prompt, output)]
+    prompt_ids, output_ids = (
+        torch.tensor(i, dtype=torch.int64) if as_tensors else i for i in (prompt, output)
+    )
 
     def item(position: int) -> SamplingInput:
         params = SamplingParams(
@@ -236,7 +238,7 @@ def test_penalties_equal_their_definition(
             frequency_penalty=frequency,
             repetition_penalty=repetition,
         )
-        return SamplingInput(params, position, len(output), *ids)
+        return SamplingInput(params, position, len(output), prompt_ids, output_ids)
 
     logits = draw_logits(seed, 1, 10)
     expected = torch.tensor([penalized(logits[0].tolist(), item(0))])

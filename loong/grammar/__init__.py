@@ -1,0 +1,1 @@
+"""Answers that a JSON schema allows: which tokens may come next."""

@@ -1,0 +1,158 @@
+"""Which JSON schemas can be kept to the letter: all others are refused by name, never kept in part."""
+
+from collections.abc import Mapping
+
+from loong.core.errors import InvalidRequestError
+
+MAX_DEPTH = 64
+MAX_SCHEMAS = 4096  # within one schema
+
+_ANNOTATIONS = frozenset(
+    {
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("discriminator", "$comment", "$schema", "$id", "$defs", "definitions"),
+    }
+)
+_OF_TYPE: Mapping[str, frozenset[str]] = {
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
+    "boolean": frozenset(),
+    "null": frozenset(),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "object": frozenset(
+        {"properties", "required", "additionalProperties", "propertyNames", "minProperties", "maxProperties"}
+    ),
+}
+_FORMATS = frozenset(  # kept to in shape: the 30th of February is a date
+    {
+        *("date", "time", "date-time", "duration", "email", "hostname"),
+        *("ipv4", "ipv6", "uuid", "uri", "uri-reference"),
+    }
+)
+_CHOICES = ("anyOf", "oneOf", "allOf")
+_TYPES_OF_VALUES: tuple[tuple[type, frozenset[str]], ...] = (
+    (bool, frozenset({"boolean"})),  # before int, which it is too
+    (int, frozenset({"integer", "number"})),
+    (float, frozenset({"number"})),
+    (str, frozenset({"string"})),
+    (list, frozenset({"array"})),
+    (dict, frozenset({"object"})),
+    (type(None), frozenset({"null"})),
+)
+
+
+class UnsupportedSchemaError(InvalidRequestError):
+    """A schema says something that answers could not be held to."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the schema {why}, at {path}", param="response_format")
+
+
+def supported(schema: object) -> object:
+    """The schema as grammars are made of it; raise `UnsupportedSchemaError` if one cannot keep to it.
+
+    An object that names properties has no others unless `additionalProperties` says so.
+    """
+    return _Walk().schema(schema, "#", 0)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self._num_schemas = 0
+
+    def schema(self, schema: object, path: str, depth: int) -> object:
+        self._num_schemas += 1
+        if depth > MAX_DEPTH or self._num_schemas > MAX_SCHEMAS:
+            most = f"{MAX_DEPTH} levels or {MAX_SCHEMAS} schemas in one"
+            raise UnsupportedSchemaError(path, f"is too large ({most} are the most)")
+        if schema is True:
+            return {}
+        if not isinstance(schema, dict):
+            raise UnsupportedSchemaError(path, "holds something that is neither an object nor true")
+        _check_keywords(schema, path)
+        return {name: self._keyword(name, value, path, depth) for name, value in _closed(schema).items()}
+
+    def _keyword(self, name: str, value: object, path: str, depth: int) -> object:
+        path = f"{path}/{name}"
+        if name in _CHOICES or name == "prefixItems":
+            schemas = value if isinstance(value, list) else [value]
+            return [self.schema(item, f"{path}/{i}", depth + 1) for i, item in enumerate(schemas)]
+        if name in ("properties", "$defs", "definitions"):
+            if not isinstance(value, dict):
+                raise UnsupportedSchemaError(path, f"needs an object for {name}")
+            return {key: self.schema(item, f"{path}/{key}", depth + 1) for key, item in value.items()}
+        if name in ("items", "additionalProperties", "propertyNames") and value is not False:
+            return self.schema(value, path, depth + 1)
+        return value
+
+
+def _closed(schema: Mapping[str, object]) -> dict[str, object]:
+    is_open = not schema.get("properties") or "additionalProperties" in schema
+    return {**schema} if is_open else {**schema, "additionalProperties": False}
+
+
+def _check_keywords(schema: Mapping[str, object], path: str) -> None:
+    """Raise unless every keyword has its effect where it stands."""
+    names = schema.keys() - _ANNOTATIONS
+    if heads := sorted(names & {"$ref", "enum", "const", *_CHOICES}):
+        head = heads[0]
+        siblings = names - {head} - ({"type"} if head in ("enum", "const") else set())
+        if siblings:
+            raise UnsupportedSchemaError(path, f"has {min(siblings)} beside {head}, which is not supported")
+        _check_head(head, schema, path)
+        return
+    types = _types(schema, path)
+    for name in sorted(names - {"type"}):
+        if not any(name in _OF_TYPE[kind] for kind in types):
+            raise UnsupportedSchemaError(path, f"has {name}, which is not supported for {_named(types)}")
+    _check_values(schema, path)
+
+
+def _check_head(head: str, schema: Mapping[str, object], path: str) -> None:
+    value = schema[head]
+    if head == "$ref":
+        if not (isinstance(value, str) and (value == "#" or value.startswith("#/"))):
+            raise UnsupportedSchemaError(path, f"refers to {value!r}, which is not within it")
+    elif head in _CHOICES:
+        if not isinstance(value, list) or not value or (head == "allOf" and len(value) > 1):
+            most = "one schema" if head == "allOf" else "a list of schemas"
+            raise UnsupportedSchemaError(path, f"needs {most} for {head}")
+    elif "type" in schema:
+        types = set(_types(schema, path))
+        values = value if head == "enum" and isinstance(value, list) else [value]
+        if not all(types & _types_of(item) for item in values):
+            raise UnsupportedSchemaError(path, f"has a value in {head} that is not of its type")
+
+
+def _types(schema: Mapping[str, object], path: str) -> tuple[str, ...]:
+    """The types it names, else the one that its keywords speak of."""
+    named = schema.get("type")
+    if named is None:
+        return ("object",) if "properties" in schema else ()
+    types = named if isinstance(named, list) else [named]
+    for kind in types:
+        if not isinstance(kind, str) or kind not in _OF_TYPE:
+            raise UnsupportedSchemaError(path, f"names the type {kind!r}, which there is not")
+    return tuple(types)
+
+
+def _types_of(value: object) -> frozenset[str]:
+    return next(types for kind, types in _TYPES_OF_VALUES if isinstance(value, kind))
+
+
+def _check_values(schema: Mapping[str, object], path: str) -> None:
+    form = schema.get("format")
+    if form is not None and form not in _FORMATS:
+        raise UnsupportedSchemaError(path, f"has the format {form!r}, which is not supported")
+    if len(schema.keys() & {"pattern", "format"}) + bool(schema.keys() & {"minLength", "maxLength"}) > 1:
+        raise UnsupportedSchemaError(path, "has several of pattern, format and lengths for one string")
+    required, properties = schema.get("required", []), schema.get("properties", {})
+    if not isinstance(required, list) or not isinstance(properties, dict):
+        raise UnsupportedSchemaError(path, "needs a list for required and an object for properties")
+    if unknown := [name for name in required if name not in properties]:
+        raise UnsupportedSchemaError(path, f"requires {unknown[0]!r}, which is none of its properties")
+
+
+def _named(types: tuple[str, ...]) -> str:
+    return f"the type {' or '.join(types)}" if types else "a schema without a type"

@@ -1,0 +1,38 @@
+"""What a grammar must know of a tokenizer: the text of every token."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from xgrammar import TokenizerInfo
+
+_NEVER = ""  # what xgrammar takes for the text of a token that never comes
+_NEVER_IN_JSON = frozenset(range(0x20)) - {*b"\r\n"}  # and tabs only where blanks do as well
+_FALLBACK_BYTE = "<0x00>"  # a vocabulary that has it writes bytes so
+
+
+def read_vocabulary(folder: Path, vocab_size: int) -> "TokenizerInfo":
+    """The tokens of a model folder's tokenizer, for a model of `vocab_size`: ids beyond them never come."""
+    from xgrammar import TokenizerInfo, VocabType  # an extra, and slow to import
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    tokens = [""] * min(vocab_size, max(vocabulary.values()) + 1)
+    for token, token_id in vocabulary.items():
+        if token_id < len(tokens):
+            tokens[token_id] = token
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    kind = VocabType.RAW
+    if _FALLBACK_BYTE in vocabulary:
+        kind = VocabType.BYTE_FALLBACK
+    elif '"ByteLevel"' in msgspec.json.encode(msgspec.json.decode(tokenizer.to_str())["decoder"]).decode():
+        kind = VocabType.BYTE_LEVEL
+    written = TokenizerInfo(tokens, kind, stop_token_ids=[]).decoded_vocab
+    texts = [
+        _NEVER if token in special or not _NEVER_IN_JSON.isdisjoint(text) else token
+        for token, text in zip(tokens, written, strict=True)
+    ]
+    return TokenizerInfo(texts, kind, vocab_size=vocab_size, stop_token_ids=[])

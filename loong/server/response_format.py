@@ -1,0 +1,105 @@
+"""Schemas that answers are to keep to, tried before anything is queued, in bounds of time and memory."""
+
+import asyncio
+import contextlib
+import sys
+from collections import OrderedDict
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from loong.core.errors import ClusterError
+from loong.server.errors import ApiError, bad_request
+
+MAX_SCHEMA_BYTES = 2**16
+MAX_SECONDS = 5.0  # for one schema
+_START_SECONDS = 60.0
+_MAX_PENDING = 64
+_MAX_KNOWN = 1024
+_PROCESS = "from loong.grammar.check_process import main; main()"
+
+
+class SchemaChecker:
+    """Tells of schemas whether workers can make grammars of them; its process begins when first needed."""
+
+    def __init__(self, folder: Path | None, vocab_size: int, max_seconds: float = MAX_SECONDS) -> None:
+        """Take the folder of the model's tokenizer; None: no schema can be kept to."""
+        self._folder, self._vocab_size, self._max_seconds = folder, vocab_size, max_seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._checks: OrderedDict[str, asyncio.Task[str]] = OrderedDict()  # why not, or "", by schema
+
+    async def check(self, schema: str) -> None:
+        """Raise a 400 that says why answers cannot be held to a schema."""
+        if find_spec("xgrammar") is None:
+            message = "needs xgrammar, which the server lacks: pip install 'loong[structured]'"
+            raise _refusal(message, "unsupported_parameter")
+        if self._folder is None:
+            raise _refusal("needs a model folder with a tokenizer.json", "unsupported_parameter")
+        if len(schema) > MAX_SCHEMA_BYTES:
+            raise _refusal(f"the schema has {len(schema)} bytes, and {MAX_SCHEMA_BYTES} are the most")
+        if why := await asyncio.shield(self._task(schema)):  # a client that leaves does not end it
+            raise _refusal(why, "invalid_schema")
+
+    async def close(self) -> None:
+        """End the process, and all that wait for it."""
+        for task in self._checks.values():
+            task.cancel()
+        await asyncio.gather(*self._checks.values(), return_exceptions=True)
+        await self._stop()
+
+    def _task(self, schema: str) -> asyncio.Task[str]:
+        task = self._checks.get(schema)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            if sum(not check.done() for check in self._checks.values()) >= _MAX_PENDING:
+                message = f"{_MAX_PENDING} schemas are being checked; come back later"
+                raise ApiError(503, message, "queue_full", headers={"Retry-After": "1"})
+            task = self._checks[schema] = asyncio.create_task(self._checked(schema))
+            if len(self._checks) > _MAX_KNOWN:
+                self._checks.popitem(last=False)
+        return task
+
+    async def _checked(self, schema: str) -> str:
+        async with self._turn:
+            try:
+                process = self._process or await self._start()
+                assert process.stdin is not None
+                process.stdin.write(msgspec.json.encode(schema) + b"\n")
+                return await self._answer(process, self._max_seconds)
+            except TimeoutError:
+                await self._stop()
+                return f"no grammar could be made of the schema within {self._max_seconds:g} s"
+            except (ConnectionError, msgspec.DecodeError):  # it ended over it
+                await self._stop()
+                return "a grammar of the schema takes too much memory"
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        process = self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-c", _PROCESS, str(self._folder), str(self._vocab_size)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            await self._answer(process, _START_SECONDS)
+        except (TimeoutError, msgspec.DecodeError) as error:
+            await self._stop()
+            raise ClusterError("the process that checks schemas does not start") from error
+        return process
+
+    async def _answer(self, process: asyncio.subprocess.Process, seconds: float) -> str:
+        assert process.stdout is not None
+        async with asyncio.timeout(seconds):
+            return msgspec.json.decode(await process.stdout.readline(), type=str)
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _refusal(why: str, code: str = "invalid_value") -> ApiError:
+    return bad_request(f"response_format: {why}", "response_format", code)

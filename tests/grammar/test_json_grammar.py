@@ -1,0 +1,129 @@
+import json
+import random
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loong.model.tiny import CONFIG, tiny_model
+from loong.worker.constraints import Constraints
+
+pytest.importorskip("xgrammar")
+
+STOPS = CONFIG.eos_token_ids
+MAX_TOKENS = 2000
+
+
+@cache
+def constraints() -> Constraints:
+    return Constraints(tiny_model(Path(mkdtemp())), CONFIG.vocab_size)
+
+
+def allowed(request_id: str, schema: str, output: list[int]) -> list[int]:
+    words = constraints().allowed(request_id, schema, output, STOPS)
+    bits = (words.unsqueeze(1) >> torch.arange(32, dtype=torch.int32)) & 1
+    told = bits.flatten()[: CONFIG.vocab_size].tolist()
+    return [token_id for token_id, bit in enumerate(told) if bit]
+
+
+def random_output(schema: str, seed: int) -> bytes:
+    """A walk through the tokens allowed, which hurries to the end."""
+    chance, output = random.Random(seed), []
+    while True:
+        tokens = allowed(f"{schema}-{seed}", schema, output)
+        assert tokens, bytes(output)
+        assert len(output) < MAX_TOKENS, bytes(output)
+        endings = [token_id for token_id in (*STOPS, *b'}]",') if token_id in tokens]
+        # Blanks would only make it long; the others begin what is no character, which grammars let pass.
+        tedious = {*b" \n", 0xE0, 0xED, 0xF0, 0xF4}
+        token_id = chance.choice(
+            endings
+            if endings and chance.random() < 0.6
+            else [t for t in tokens if t not in tedious] or tokens
+        )
+        if token_id in STOPS:
+            return bytes(output)
+        output.append(token_id)
+
+
+leaves = st.sampled_from(
+    [
+        {"type": "string"},
+        {"type": "string", "minLength": 2, "maxLength": 4},
+        {"type": "string", "pattern": "^[a-c]{1,3}$"},
+        {"type": "string", "pattern": "^.{2}[^a]\\d?$"},
+        {"type": "string", "format": "date"},
+        {"type": "integer", "minimum": 3, "maximum": 40},
+        {"type": "integer", "multipleOf": 7},
+        {"type": "number", "exclusiveMinimum": -1.5, "maximum": 2},
+        {"type": "boolean"},
+        {"type": ["null", "integer"]},
+        {"enum": ["a", "é\n", 3, None, [1, "x"]]},
+        {"const": "k", "type": "string"},
+    ]
+)
+
+
+def within(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Schemas of one more level."""
+    lists = st.builds(
+        lambda items, low: {"type": "array", "items": items, "minItems": low, "maxItems": low + 2},
+        inner,
+        st.integers(0, 2),
+    )
+    tuples = st.lists(inner, min_size=1, max_size=2).map(
+        lambda items: {"type": "array", "prefixItems": items, "minItems": len(items), "items": False}
+    )
+    objects = st.builds(
+        lambda properties, count: {
+            "type": "object",
+            "properties": properties,
+            "required": sorted(properties)[:count],
+        },
+        st.dictionaries(st.sampled_from(["a", 'q"', "日"]), inner, min_size=1, max_size=3),
+        st.integers(0, 3),
+    )
+    choices = st.lists(inner, min_size=1, max_size=2).map(lambda schemas: {"anyOf": schemas})
+    return lists | tuples | objects | choices
+
+
+schemas = st.recursive(leaves, within, max_leaves=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schemas, st.integers(0, 2**32))
+def test_any_walk_through_the_tokens_allowed_ends_in_json_of_the_schema(schema: Any, seed: int) -> None:
+    output = random_output(msgspec.json.encode(schema).decode(), seed)
+    value = json.loads(output)
+    jsonschema_rs.validate(schema, value)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_json_object_is_any_object(seed: int) -> None:
+    assert isinstance(msgspec.json.decode(random_output('{"type":"object"}', seed)), dict)
+
+
+def test_what_is_allowed_depends_on_schema_and_output_alone() -> None:
+    schema = '{"type":"array","items":{"enum":["ab","ba"]}}'
+    output = [*b'["ab","ba"']
+    stepwise = [allowed("one", schema, output[:n]) for n in range(len(output) + 1)]
+    assert [allowed("two", schema, output)] == stepwise[-1:]
+    assert [allowed("one", schema, output[:n]) for n in (3, 1, 8)] == [stepwise[n] for n in (3, 1, 8)]
+    constraints().forget("one")
+    assert allowed("one", schema, output) == stepwise[-1]
+
+
+def test_only_the_end_may_follow_what_is_whole() -> None:
+    assert allowed("whole", '{"const":1}', [*b"1"]) == [*STOPS]
+
+
+@pytest.mark.parametrize(("schema", "output"), [('{"not":{}}', b""), ("[", b""), ('{"const":1}', b"2")])
+def test_nothing_is_allowed_where_there_is_no_grammar_or_no_way_on(schema: str, output: bytes) -> None:
+    assert allowed("bad", schema, [*output]) == []

@@ -1,0 +1,93 @@
+"""A real process checks schemas here; tests of grammars and workers hold answers to them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from http_answers import error_of, post
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+from scripted_engine import ScriptedEngine, Serving
+
+from loong.server import response_format
+from loong.server.errors import ApiError
+from loong.server.response_format import SchemaChecker
+from loong.server.tokenizer import Tokenizer
+
+pytest.importorskip("xgrammar")
+
+PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+class Person(BaseModel):
+    name: str
+    age: int | None = None
+
+
+def as_format(schema: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}
+
+
+async def test_schemas_reach_the_engine_and_bad_ones_are_refused_by_name(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    bad = {"not": {}}
+    invalid = {"type": "string", "pattern": "^(?=a)b$"}
+    async with serving(engine) as url:
+        for wrong, named in ((bad, "not"), (invalid, "Lookahead"), ({"type": "string", "pattern": "("}, "")):
+            error = await error_of(url, PATH, 400, messages=MESSAGES, response_format=as_format(wrong))
+            assert (error["param"], error["code"]) == ("response_format", "invalid_schema")
+            assert named in error["message"]
+        for kind in (as_format(SCHEMA), {"type": "json_object"}, {"type": "text"}):
+            response = await post(url, PATH, messages=MESSAGES, response_format=kind, max_tokens=4)
+            assert response.status_code == 200, response.text
+        for name, value in (("ignore_eos", True), ("min_tokens", 1), ("stop_token_ids", [5])):
+            body = {"messages": MESSAGES, "response_format": as_format(SCHEMA), name: value}
+            assert (await error_of(url, PATH, 400, **body))["param"] == name
+    schemas = [request.sampling_params.json_schema for request in engine.requests]
+    assert [schema and json.loads(schema) for schema in schemas] == [SCHEMA, {"type": "object"}, None]
+
+
+async def test_the_official_client_parses_structured_answers(serving: Serving) -> None:
+    engine = ScriptedEngine(lambda request: [*b'{"name": "Ada", "age": 36}', 257])
+    async with (
+        serving(engine) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer = await client.chat.completions.parse(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], response_format=Person
+        )
+    assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+    schema = json.loads(engine.requests[0].sampling_params.json_schema or "")
+    assert schema["required"] == ["name", "age"]
+
+
+async def test_a_schema_that_takes_too_long_or_too_much_is_refused_and_the_next_one_is_not(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {
+        "type": "array",
+        "items": {"type": "string", "pattern": "^(a|b|c){1,3000}(x|y){1,3000}$"},
+        "maxItems": 3000,
+    }
+    checker = SchemaChecker(tokenizer.folder, 264, max_seconds=0.2)
+    try:
+        with pytest.raises(ApiError, match=r"within 0.2 s|bytes|memory"):
+            await checker.check(json.dumps(large))
+        await checker.check(json.dumps(SCHEMA))
+    finally:
+        await checker.close()
+
+
+async def test_without_the_extra_or_a_tokenizer_the_refusal_says_what_to_do(
+    serving: Serving, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ApiError, match=r"tokenizer\.json"):
+        await SchemaChecker(None, 264).check("{}")
+    with pytest.raises(ApiError, match="65536 are the most"):
+        await SchemaChecker(Path(), 264).check("{" + " " * 2**16 + "}")
+    monkeypatch.setattr(response_format, "find_spec", lambda name: None)
+    async with serving(ScriptedEngine()) as url:
+        error = await error_of(url, PATH, 400, messages=MESSAGES, response_format={"type": "json_object"})
+    assert "pip install 'loong[structured]'" in error["message"]
