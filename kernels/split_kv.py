@@ -25,6 +25,7 @@ _TILE_BYTES = 32768  # of keys, and as much of values
 _MAX_TILE = 128  # tokens
 _MIN_ROWS = 16  # of the left operand of a matrix product
 _PIECES_AT_ONCE = 16
+_REQUESTS_A_CUT = tl.constexpr(4)  # of average length: a program attends them one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,12 @@ def _check(q: Tensor, kv: Tensor, lists: SlotLists, workspace: SplitWorkspace, o
 def _cut_size(
     cu_seqlens: tl.tensor, num_requests: tl.tensor, num_cuts: tl.tensor, tile: tl.constexpr
 ) -> tl.tensor:
-    """Tokens of a cut: whole tiles, at least one."""
-    num_tiles = tl.cdiv(tl.load(cu_seqlens + num_requests), tile)
-    return tl.maximum(tl.cdiv(num_tiles, num_cuts), 1) * tile
+    """Tokens of a cut: whole tiles, or less than one where requests are so short that it would hold many."""
+    num_tokens = tl.load(cu_seqlens + num_requests)
+    num_tiles = tl.cdiv(num_tokens, tile)
+    few = tl.minimum(_REQUESTS_A_CUT * tl.cdiv(num_tokens, num_requests), tile)
+    part = tl.maximum(tl.maximum(few, tl.cdiv(num_tokens, num_cuts)), 1)
+    return tl.where(num_tiles > num_cuts, tl.cdiv(num_tiles, num_cuts) * tile, part)
 
 
 @triton.jit

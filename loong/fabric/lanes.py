@@ -20,7 +20,7 @@ class Lane(Protocol):
         """Do what comes next behind all that the caller has asked its device for."""
 
     def mark(self) -> Callable[[], None]:
-        """What lets all that its caller asks the device for next come behind what was asked for here so far."""
+        """Something that lets what its caller asks the device for next come behind all that came here."""
 
     def push(self, tensor: Tensor, rank: int, offset: int) -> None:
         """Copy a contiguous tensor into the arena of a rank."""

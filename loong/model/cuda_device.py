@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -11,14 +12,14 @@ from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
-from loong.model.tiles import Cut, TileSizes, cut_tiles
+from loong.model.tiles import Cut, Tile, TileSizes, cut_tiles
 
 TILES = TileSizes(  # Triton is quicker at less; each shape takes 30 ms to plan, once
     square=8192,
     largest_square=65536,  # cuDNN is 8 % slower at twice that: the KV of a head is then beyond the cache
-    queries=1024,
-    most_queries=8192,
-    keys=4096,
+    queries=512,
+    most_queries=4096,
+    keys=2048,
     most_keys=65536,
 )
 
@@ -123,16 +124,11 @@ class CudaDevice:
         """See Device."""
         if len(table.tasks):
             gpu.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots)
-        for tile in table.tiles:
-            keys = kv[tile.key_row : tile.key_row + tile.num_keys]
-            if slots is not None:
-                keys = kv[slots[tile.key_row : tile.key_row + tile.num_keys]]
-            rows = slice(tile.query_row, tile.query_row + tile.num_queries)
-            part = _attend_tile(q[rows], keys, scale, is_causal=tile.is_causal)
-            if total.out.dtype == q.dtype:
-                total.out[rows] = part.out[0]  # all that these queries see
-            else:
-                gpu.merge_into(Partial(total.out[rows], total.lse[rows]), part)
+        for (row, num_keys), tiles in groupby(table.tiles, key=lambda tile: (tile.key_row, tile.num_keys)):
+            keys = slice(row, row + num_keys)
+            its_kv = kv[keys] if slots is None else kv[slots[keys]]
+            for tile in tiles:
+                _attend_rows(q, its_kv, tile, scale, total)
 
     def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         """See Device: cuDNN plans every shape of a tile."""
@@ -156,6 +152,17 @@ class CudaDevice:
                 num_cuts, room, num_heads, head_dim, self.torch_device
             )
         return self._workspaces[room]
+
+
+def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:
+    """Merge attention of a tile's queries over its keys kv [S, 2, K, D] into `total`, of all queries."""
+    queries = slice(tile.query_row, tile.query_row + tile.num_queries)
+    part = _attend_tile(q[queries], kv, scale, is_causal=tile.is_causal)
+    out, lse, rows = part.out[:, tile.num_extra :], part.lse[:, tile.num_extra :], tile.rows
+    if total.out.dtype == q.dtype:
+        total.out[rows] = out[0]  # all that these queries see
+    else:
+        gpu.merge_into(Partial(total.out[rows], total.lse[rows]), Partial(out, lse))
 
 
 def _attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool) -> Partial:

@@ -10,15 +10,26 @@ from typing import NamedTuple
 
 from loong.kernels.attend_task import AttendTask
 
+_MOST_LEFT = 1 / 8  # of a square's queries, behind it
+
 
 class Tile(NamedTuple):
-    """Some rows of queries and of keys: every query sees every key, or (causal) query i sees keys 0 to i."""
+    """Some rows of queries and of keys: every query sees every key, or (causal) query i sees keys 0 to i.
+
+    What comes of the first `num_extra` queries is dropped: they are there for the shape.
+    """
 
     query_row: int
     num_queries: int
     key_row: int
     num_keys: int
     is_causal: bool
+    num_extra: int = 0
+
+    @property
+    def rows(self) -> slice:
+        """The queries of which something comes."""
+        return slice(self.query_row + self.num_extra, self.query_row + self.num_queries)
 
 
 class TileSizes(NamedTuple):
@@ -54,9 +65,9 @@ class Cut(NamedTuple):
     @property
     def is_merged(self) -> bool:
         """Whether some query is in several of all these."""
-        parts: tuple[Tile | AttendTask, ...] = (*self.tiles, *self.rest)
-        rows = sorted((part.query_row, part.num_queries) for part in parts)
-        return any(row + count > following for (row, count), (following, _) in pairwise(rows))
+        rows = [(tile.rows.start, tile.rows.stop) for tile in self.tiles]
+        rows += [(task.query_row, task.query_row + task.num_queries) for task in self.rest]
+        return any(stop > following for (_, stop), (following, _) in pairwise(sorted(rows)))
 
 
 def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
@@ -67,15 +78,17 @@ def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
     while uncut:
         task = uncut.pop()
         if num_keys := _num_keys_of_rectangle(task, sizes):
-            num_queries = task.num_queries // sizes.queries * sizes.queries
-            tiles += _rectangles(task.query_row, num_queries, task.key_row, num_keys, sizes)
-            uncut += [_after_queries(task, num_queries), _after_keys(task, num_queries, num_keys)]
+            queries = _queries_of_rectangle(task, sizes.queries)
+            keys = range(task.key_row, task.key_row + num_keys)
+            tiles += _rectangles(queries, keys, sizes, num_extra=task.query_row - queries.start)
+            num_done = queries.stop - task.query_row
+            uncut += [_after_queries(task, num_done), _after_keys(task, num_done, num_keys)]
         elif square := _largest_square(task, sizes.square):
             tiles += _squares(square, sizes)
-            uncut.append(_after_queries(task, square.query_row - task.query_row + square.num_queries))
+            rest.append(_after_queries(task, square.query_row - task.query_row + square.num_queries))
         elif task.num_queries and task.num_keys:
             rest.append(task)
-    return Cut(tuple(tiles), tuple(rest))
+    return Cut(tuple(tiles), tuple(task for task in rest if task.num_queries))
 
 
 def _num_keys_of_rectangle(task: AttendTask, sizes: TileSizes) -> int:
@@ -86,18 +99,33 @@ def _num_keys_of_rectangle(task: AttendTask, sizes: TileSizes) -> int:
     return num_seen // sizes.keys * sizes.keys
 
 
+def _queries_of_rectangle(task: AttendTask, step: int) -> range:
+    """All rows of a task, behind as many others as the shape takes; fewer where there are not so many."""
+    end = task.query_row + task.num_queries
+    num_rows = -(-task.num_queries // step) * step
+    if num_rows > end:
+        num_rows -= step
+        end = task.query_row + num_rows
+    return range(end - num_rows, end)
+
+
 def _num_seen_by_first(task: AttendTask) -> int:
     return max(0, (task.first_query - task.first_key) // task.key_step + 1)
 
 
 def _largest_square(task: AttendTask, step: int) -> Tile | None:
-    """Queries and keys of a stripe each: the first query sees one key, or none if its stripe is behind."""
+    """Queries and keys of a stripe each: the first query sees one key, or none if its stripe is behind.
+
+    None if much would be left: to attend all of it at once is quicker than what a square leaves.
+    """
     num_blind = 1 - _num_seen_by_first(task)
     if task.query_step != task.key_step or num_blind not in (0, 1):
         return None
     if num_blind and task.first_query + task.query_step < task.first_key:
         return None  # the second sees none either
     size = min(task.num_queries - num_blind, task.num_keys) // step * step
+    if task.num_queries - num_blind - size > size * _MOST_LEFT:
+        return None
     return Tile(task.query_row + num_blind, size, task.key_row, size, is_causal=True) if size > 0 else None
 
 
@@ -107,21 +135,20 @@ def _squares(square: Tile, sizes: TileSizes) -> Iterator[Tile]:
         size = min(sizes.largest_square, square.num_queries - start)
         row = square.query_row + start
         yield Tile(row, size, square.key_row + start, size, is_causal=True)
-        yield from _rectangles(row, size, square.key_row, start, sizes)
+        yield from _rectangles(range(row, row + size), range(square.key_row, square.key_row + start), sizes)
 
 
-def _rectangles(
-    query_row: int, num_queries: int, key_row: int, num_keys: int, sizes: TileSizes
-) -> Iterator[Tile]:
-    """All of a rectangle whose sides are multiples of the least ones."""
-    for start in range(0, num_queries, sizes.most_queries):
-        count = min(sizes.most_queries, num_queries - start)
-        row, left, width = key_row, num_keys, sizes.most_keys
-        while left:
-            while width > left:
-                width //= 2
-            yield Tile(query_row + start, count, row, width, is_causal=False)
-            row, left = row + width, left - width
+def _rectangles(queries: range, keys: range, sizes: TileSizes, num_extra: int = 0) -> Iterator[Tile]:
+    """All of a rectangle whose sides are multiples of the least ones; those of the same keys in a row."""
+    width = sizes.most_keys
+    while keys:
+        while width > len(keys):
+            width //= 2
+        for start in range(0, len(queries), sizes.most_queries):
+            rows = queries[start : start + sizes.most_queries]
+            extra = num_extra if start == 0 else 0
+            yield Tile(rows.start, len(rows), keys.start, width, is_causal=False, num_extra=extra)
+        keys = keys[width:]
 
 
 def _after_queries(task: AttendTask, num_done: int) -> AttendTask:

@@ -117,7 +117,7 @@ class DecodeState:
 
 
 def _num_slots(pieces: Pieces) -> int:
-    return sum(map(len, pieces))
+    return sum(piece.numel() for piece in pieces)
 
 
 def _set(column: Tensor, values: Sequence[int]) -> None:

@@ -127,16 +127,16 @@ class KVPool:
         return layer.new_empty(self.num_layers, num_tokens, *layer.shape[1:])
 
     def _mapped(self, owner_id: OwnerId, positions: range) -> Slots:
-        slots = self._maps.get(owner_id, _PositionMap()).read(positions)
-        if num_missing := np.count_nonzero(slots == _NO_SLOT):
+        known = self._map_of(owner_id).view(positions)
+        if num_missing := len(positions) - _num_mapped(known):
             raise InvalidPlanError(
                 f"{num_missing} of the {len(positions)} positions {positions} of {owner_id} have no slot"
             )
-        return slots
+        return known.copy()
 
     def _map(self, owner_id: OwnerId, positions: range, slots: Slots) -> None:
-        position_map = self._maps.get(owner_id, _PositionMap())
-        if num_mapped := np.count_nonzero(position_map.read(positions) != _NO_SLOT):
+        position_map = self._map_of(owner_id)
+        if num_mapped := _num_mapped(position_map.view(positions)):
             raise InvalidPlanError(
                 f"{num_mapped} of the {len(positions)} positions {positions} of {owner_id} have a slot"
             )
@@ -144,6 +144,9 @@ class KVPool:
             position_map.write(positions, slots)
             self._maps[owner_id] = position_map
             self._num_owners[slots] += 1
+
+    def _map_of(self, owner_id: OwnerId) -> "_PositionMap":
+        return self._maps.get(owner_id) or _PositionMap()
 
     def _unmap(self, slots: Slots) -> None:
         self._num_owners[slots] -= 1
@@ -157,6 +160,7 @@ class _PositionMap:
 
     def __init__(self) -> None:
         self._slots = np.empty(0, dtype=np.int64)
+        self._num_mapped = 0
 
     @property
     def capacity(self) -> int:
@@ -166,26 +170,29 @@ class _PositionMap:
     @property
     def is_empty(self) -> bool:
         """Whether no position has a slot."""
-        return bool((self._slots == _NO_SLOT).all())
+        return self._num_mapped == 0
 
-    def read(self, positions: range) -> Slots:
-        """A copy of the slots [n] of `positions`, `_NO_SLOT` where there is none."""
-        known = self._slots[positions.start : positions.stop : positions.step]
-        slots = np.full(len(positions), _NO_SLOT)
-        slots[: len(known)] = known
-        return slots
+    def view(self, positions: range) -> Slots:
+        """The slots of `positions`, `_NO_SLOT` where there is none, but of none beyond its room."""
+        return self._slots[positions.start : positions.stop : positions.step]
 
     def write(self, positions: range, slots: Slots) -> None:
-        """Give `positions`, of which there are some, these slots [n]."""
+        """Give `positions`, of which there are some and which have none, these slots [n]."""
         if positions[-1] >= self.capacity:
             grown = np.full(max(positions[-1] + 1, 2 * self.capacity), _NO_SLOT)
             grown[: self.capacity] = self._slots
             self._slots = grown
-        self._slots[positions.start : positions.stop : positions.step] = slots
+        self.view(positions)[:] = slots
+        self._num_mapped += len(slots)
 
     def clear(self, positions: range) -> Slots:
         """Forget the slots of `positions`, and return those there were."""
-        known = self.read(positions)
-        self._slots[positions.start : positions.stop : positions.step] = _NO_SLOT
+        known = self.view(positions)
         slots: Slots = known[known != _NO_SLOT]
+        known[:] = _NO_SLOT
+        self._num_mapped -= len(slots)
         return slots
+
+
+def _num_mapped(slots: Slots) -> int:
+    return np.count_nonzero(slots != _NO_SLOT)

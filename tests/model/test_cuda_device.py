@@ -16,6 +16,10 @@ TASKS = {
     "a chunk behind a history": [AttendTask.causal(0, range(30_000, 33_500), 0, range(33_500))],
     "a prompt beyond the largest square": [AttendTask.causal(0, range(70_000), 0, range(70_000))],
     "a stripe behind its own": [AttendTask.causal(0, range(0, 72_000, 4), 0, range(1, 72_000, 4))],
+    "a chunk behind others": [
+        AttendTask.full(0, 700, 0, 3_000),
+        AttendTask.causal(700, range(30_000, 33_300), 3_000, range(33_300)),
+    ],
     "two prompts": [
         AttendTask.causal(0, range(9_000), 0, range(9_000)),
         AttendTask.full(9_000, 2_500, 9_000, 6_000),

@@ -35,14 +35,15 @@ def pairs_of_tiles(tiles: tuple[Tile, ...]) -> list[tuple[int, int]]:
     return sorted(
         (tile.query_row + i, tile.key_row + j)
         for tile in tiles
-        for i in range(tile.num_queries)
+        for i in range(tile.num_extra, tile.num_queries)
         for j in range(i + 1 if tile.is_causal else tile.num_keys)
     )
 
 
 def queries_of(parts: Sequence[Tile] | Sequence[AttendTask]) -> list[int]:
-    """The query rows of all parts, as often as they come."""
-    return [part.query_row + i for part in parts for i in range(part.num_queries)]
+    """The query rows of all parts, as often as something comes of them."""
+    extra = {id(part): part.num_extra for part in parts if isinstance(part, Tile)}
+    return [part.query_row + i for part in parts for i in range(extra.get(id(part), 0), part.num_queries)]
 
 
 def cut(tasks: list[AttendTask]) -> tuple[tuple[AttendTask, ...], Cut]:
@@ -81,3 +82,18 @@ def test_a_long_prompt_is_squares_on_its_diagonal_and_rectangles_before_them() -
         Tile(8, 4, 0, 8, is_causal=False),
         Tile(12, 4, 0, 8, is_causal=False),
     )
+
+
+def test_a_chunk_takes_queries_before_it_along_and_leaves_none_of_its_own_to_long_histories() -> None:
+    _, (tiles, rest) = cut([AttendTask.full(0, 3, 0, 8), AttendTask.full(0, 3, 0, 8)])
+    assert tiles == (
+        Tile(0, 2, 0, 8, is_causal=False),
+        Tile(99, 4, 0, 8, is_causal=False, num_extra=1),
+    )
+    assert rest == (AttendTask.full(2, 1, 0, 8),)
+
+
+def test_a_prompt_far_from_the_sizes_of_squares_is_left_whole() -> None:
+    _, (tiles, rest) = cut([AttendTask.causal(0, range(7), 0, range(7))])
+    assert not tiles
+    assert rest == (AttendTask.causal(0, range(7), 0, range(7)),)
