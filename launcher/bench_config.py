@@ -2,24 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
+from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
 from loong.launcher.embedded import ServerConfig
+from loong.workloads.backends import Backend
+from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import SLORule
+from loong.workloads.workload import endless_workload, make_workload
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """What is sent. `request_rate` is in requests a second, `request_timeout` in seconds.
+    """What is sent at each of `rates` (requests a second): so many requests, or what arrives in `duration` s.
 
-    `burstiness` is None where a trace is replayed, at this mean rate.
+    `burstiness` is None where a trace is replayed, at this mean rate; `request_timeout` is in seconds.
     """
 
     workload: str
-    num_requests: int
-    request_rate: float
+    num_requests: int | None
+    duration: float | None
+    rates: tuple[float, ...]
     burstiness: float | None
     max_concurrency: int | None
     seed: int
@@ -39,6 +45,33 @@ class LoadConfig:
             raise ConfigError(f"--vocab-size {self.vocab_size} is not at least 1")
         if not self.request_timeout > 0:
             raise ConfigError(f"--request-timeout {self.request_timeout:g} is not above 0 s")
+        if self.duration is not None and max(self.rates) == inf:
+            raise ConfigError(f"--duration {self.duration:g} needs a --request-rate that is not inf")
+
+    def requests(self, rate: float, repeat: int) -> list[WorkloadRequest]:
+        """Return what is sent at a rate; each repetition has a seed of its own.
+
+        Raises `ConfigError` if there is nothing to send, or a file has fewer requests.
+        """
+        if self.num_requests is not None:
+            return make_workload(
+                self.workload,
+                self.num_requests,
+                seed=self.seed + repeat,
+                request_rate=rate,
+                burstiness=self.burstiness,
+                length_scale=self.length_scale,
+            )
+        assert self.duration is not None
+        duration = self.duration
+        endless = endless_workload(
+            self.workload,
+            seed=self.seed + repeat,
+            request_rate=rate,
+            burstiness=self.burstiness,
+            length_scale=self.length_scale,
+        )
+        return list(takewhile(lambda request: request.arrival_time < duration, endless))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +80,7 @@ class ExternalServer:
 
     base_url: str
     model: str | None
+    backend: Backend = Backend.OPENAI
 
 
 Server: TypeAlias = ServerConfig | ExternalServer
@@ -54,10 +88,28 @@ Server: TypeAlias = ServerConfig | ExternalServer
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """One `loong bench`: a run for each of `servers`, which are named by policy, or by URL if not ours."""
+    """One `loong bench`: each of `servers`, which are named by policy, or by URL or name if not ours.
+
+    A run attains if the share `goal` of its requests meet the rule. It is made `num_repeats` times at every
+    rate; or, if there is a `precision`, at those that a search for the goodput tries, from the highest on.
+    """
 
     servers: Mapping[str, Server]
     load: LoadConfig
     slo: SLORule
     output_dir: Path | None
     api_key: str | None = field(repr=False)
+    goal: float = 0.9
+    num_repeats: int = 1
+    precision: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.goal <= 1:
+            raise ConfigError(f"--attainment {self.goal * 100:g} is not above 0 and at most 100")
+        if self.precision is not None and max(self.load.rates) == inf:
+            raise ConfigError("--find-goodput needs a --request-rate to begin with")
+
+    @property
+    def is_single(self) -> bool:
+        """Whether each server is measured at one rate."""
+        return self.precision is None and len(self.load.rates) == 1

@@ -1,27 +1,22 @@
-"""What a benchmark tells: blocks and tables on the way, and files and one line of JSON at the end."""
+"""What a benchmark tells people: blocks and tables on the way, and a line of JSON for programs at the end."""
 
 import math
-import re
-import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from statistics import median
 
 import msgspec
 
-from loong.launcher.bench_config import BenchConfig, LoadConfig, Server
-from loong.launcher.embedded import ServerConfig
-from loong.launcher.machine import machine_facts
-from loong.launcher.measure import Measurement
-from loong.workloads.metrics import Metrics
-from loong.workloads.plot_style import is_available
-from loong.workloads.plot_timeline import plot_timelines
+from loong.launcher import run_tables
+from loong.launcher.bench_config import BenchConfig, LoadConfig
+from loong.launcher.bench_files import write_files
+from loong.launcher.bench_found import Found, MeasuredRun, by_policy
+from loong.launcher.run_document import goodput_json
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
-from loong.workloads.result import JSON, result_json
+from loong.workloads.result import JSON, metrics_json
 from loong.workloads.workload import origin_of
 
+LATE_SECONDS = 0.01  # of the load generator, from which a report warns
 SUMMARY_KEYS = (
     "completed",
     "failed",
@@ -37,52 +32,35 @@ SUMMARY_KEYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRun:
-    """A measurement of one policy, what it ran on, and its numbers."""
-
-    policy: str
-    server: Server
-    measurement: Measurement
-    metrics: Metrics
-
-    def as_json(self) -> dict[str, JSON]:
-        """Return the run under vLLM's keys, with its server and the server's counters."""
-        counters = self.measurement.counters
-        by_dop: dict[str, JSON] | None = None
-        if counters.num_batches_by_dop is not None:
-            by_dop = {str(dop): count for dop, count in counters.num_batches_by_dop.items()}
-        return {
-            "policy": self.policy,
-            "server": _server_json(self.server),
-            **result_json(self.metrics, self.measurement.records),
-            "num_batches_by_dop": by_dop,
-            "num_scale_ups": counters.num_scale_ups,
-            "num_scale_downs": counters.num_scale_downs,
-            "num_retained_tokens": counters.num_retained_tokens,
-            "num_migrated_tokens": counters.num_migrated_tokens,
-        }
-
-
 def print_workload(load: LoadConfig) -> None:
     """Print what is sent; it says whether lengths are drawn or read from a file."""
     pace = "all at once"
-    if load.request_rate < math.inf:
+    if load.rates[0] < math.inf:
         spread = "replayed" if load.burstiness is None else f"burstiness {load.burstiness:g}"
-        pace = f"at {load.request_rate:g} req/s ({spread})"
+        pace = f"at {', '.join(f'{rate:g}' for rate in load.rates)} req/s ({spread})"
     if load.max_concurrency is not None:
         pace += f", at most {load.max_concurrency} in flight"
+    number = f"{load.duration:g} s of" if load.num_requests is None else str(load.num_requests)
     print(
         f"Workload: {load.workload} ({origin_of(load.workload)}, scale {load.length_scale:g}), "
-        f"{load.num_requests} requests {pace}, seed {load.seed}\n"
+        f"{number} requests {pace}, seed {load.seed}\n"
     )
 
 
-def print_run(run: PolicyRun, config: BenchConfig) -> None:
-    """Print one policy's block and tables."""
+def print_run(run: MeasuredRun, config: BenchConfig) -> None:
+    """Print a server's block and tables, or of many runs a line of each."""
+    lateness = run.metrics.lateness
+    if lateness is not None and lateness["p99"] > LATE_SECONDS:
+        print(
+            f"The load generator was late by {lateness['p99'] * 1e3:.0f} ms (P99); give it a core",
+            file=sys.stderr,
+        )
+    if not config.is_single:
+        print(run_tables.line(run), flush=True)
+        return
     blocks = [format_run(run.policy, run.metrics, config.slo.describe()), format_buckets(run.metrics)]
-    counters = format_counters(run.measurement.counters)
-    errors = [r.error for r in run.measurement.records if r.error is not None]
+    counters = format_counters(run.counters)
+    errors = [error for error in run.errors if error]
     if counters:
         blocks.append(counters)
     if errors:
@@ -90,84 +68,64 @@ def print_run(run: PolicyRun, config: BenchConfig) -> None:
     print("\n\n".join(blocks), end="\n\n")
 
 
-def report(runs: Sequence[PolicyRun], config: BenchConfig, command: str) -> None:
+def report(found: Found, config: BenchConfig, command: str) -> None:
     """Compare at least one run, write the files that were asked for, and print one line of JSON."""
-    _print_comparison(runs)
+    _print_tables(found, config)
     if config.output_dir is not None:
-        _write_files(config.output_dir, runs, _results(runs, config, command))
-    measured = {run.policy for run in runs}
-    if missing := [policy for policy in config.servers if policy not in measured]:
+        write_files(config.output_dir, found, config, command)
+    measured = {run.policy for run in found.runs}
+    if missing := [name for name in config.servers if name not in measured]:
         print(f"Not measured: {', '.join(missing)}", file=sys.stderr)
-    print(msgspec.json.encode(_summary(runs, config)).decode())
+    print(msgspec.json.encode(_summary(found, config)).decode())
 
 
-def _print_comparison(runs: Sequence[PolicyRun]) -> None:
-    first = runs[0]
-    probe = first.measurement.probe
-    if probe is not None:
-        lengths = ", ".join(str(length) for length in probe.num_prompt_tokens)
-        print(f"Unloaded prefill of n tokens: {probe.fit.describe()} ({first.policy}, probed at {lengths})\n")
-    if len(runs) > 1:
-        print(format_comparison({run.policy: run.metrics for run in runs}), end="\n\n")
+def _print_tables(found: Found, config: BenchConfig) -> None:
+    blocks = []
+    if found.probe is not None:
+        lengths = ", ".join(str(length) for length in found.probe.num_prompt_tokens)
+        first = found.runs[0].policy
+        blocks.append(
+            f"Unloaded prefill of n tokens: {found.probe.fit.describe()} ({first}, probed at {lengths})"
+        )
+    runs_of = by_policy(found.runs)
+    if not config.is_single:
+        blocks += [
+            f"SLO: {config.slo.describe()}",
+            run_tables.attainment_by_rate(tuple(runs_of), found.runs),
+        ]
+        best = [run for goodput in found.goodputs if goodput.best is not None for run in goodput.best.runs]
+        if shown := best if config.precision is not None else found.runs:
+            blocks.append(run_tables.attainment_by_length(shown))
+        if found.goodputs:
+            blocks.append(run_tables.goodput(found.goodputs, config.goal))
+    elif len(found.runs) > 1:
+        comparison = {name: [run.metrics for run in runs] for name, runs in runs_of.items()}
+        blocks.append(format_comparison(comparison))
+    print("\n" * (not config.is_single) + "\n\n".join(blocks), end="\n\n")
 
 
-def _results(runs: Sequence[PolicyRun], config: BenchConfig, command: str) -> dict[str, JSON]:
-    probe = runs[0].measurement.probe
-    return {
-        "command": _without_keys(command),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": dict(machine_facts()),
-        "configuration": _configuration(config),
-        "prefill_probe": None if probe is None else msgspec.to_builtins(probe),
-        "runs": [run.as_json() for run in runs],
-    }
-
-
-def _configuration(config: BenchConfig) -> dict[str, JSON]:
-    """Return what was asked for; infinities are words, as JSON has no number for them."""
-    load: dict[str, JSON] = {
-        name: "inf" if value == math.inf else value
-        for name, value in msgspec.to_builtins(config.load).items()
-    }
-    return {**load, "slo": config.slo.describe(), "policies": list(config.servers)}
-
-
-def _server_json(server: Server) -> dict[str, JSON]:
-    fields: dict[str, JSON] = msgspec.to_builtins(server)
-    if isinstance(server, ServerConfig):
-        fields["extra_arguments"] = _without_keys(shlex.join(server.extra_arguments))
-    return fields
-
-
-def _without_keys(command: str) -> str:
-    """Return a command line with the values of `--api-key` hidden."""
-    return re.sub(r"(--api[-_]key[= ])\S+", r"\1***", command)
-
-
-def _write_files(folder: Path, runs: Sequence[PolicyRun], results: dict[str, JSON]) -> None:
-    written = [folder / "results.json"]
-    written[0].write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
-    timelines = {run.policy: run.measurement.history for run in runs if run.measurement.history is not None}
-    if not timelines:
-        print("No picture: the server has no /trace.", file=sys.stderr)
-    elif not is_available():
-        print("No picture: matplotlib is not installed; pip install 'loong[bench]'.", file=sys.stderr)
-    else:
-        pictures = [folder / "timeline.png", folder / "timeline.svg"]
-        plot_timelines(timelines, pictures)
-        written += pictures
-    written += [folder / f"server-{run.policy}.log" for run in runs if isinstance(run.server, ServerConfig)]
-    print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
-
-
-def _summary(runs: Sequence[PolicyRun], config: BenchConfig) -> dict[str, JSON]:
-    return {
-        "workload": config.load.workload,
-        "num_requests": config.load.num_requests,
-        "seed": config.load.seed,
+def _summary(found: Found, config: BenchConfig) -> dict[str, JSON]:
+    """All in short: the goodputs, or of each server the medians of its repeated runs."""
+    load = config.load
+    head: dict[str, JSON] = {
+        "workload": load.workload,
+        "num_requests": load.num_requests,
+        "seed": load.seed,
         "slo": config.slo.name,
-        "runs": {
-            run.policy: {key: value for key, value in run.as_json().items() if key in SUMMARY_KEYS}
-            for run in runs
-        },
+    }
+    if not config.is_single:
+        return {**head, "goodput": goodput_json(found.goodputs)}
+    return {
+        **head,
+        "num_repeats": config.num_repeats,
+        "runs": {name: _medians(runs) for name, runs in by_policy(found.runs).items()},
+    }
+
+
+def _medians(runs: Sequence[MeasuredRun]) -> JSON:
+    documents = [metrics_json(run.metrics) for run in runs]
+    values = {key: [document[key] for document in documents] for key in SUMMARY_KEYS}
+    return {
+        key: median(found) if (found := [v for v in column if isinstance(v, int | float)]) else None
+        for key, column in values.items()
     }

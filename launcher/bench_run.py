@@ -1,61 +1,108 @@
-"""Runs a benchmark: one measurement a policy, each on a server of its own, then the report."""
+"""Runs a benchmark: each server's measurements, one server after the other, then the report."""
 
 import asyncio
 import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
+from time import perf_counter
 
+from loong.launcher import goodput
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
-from loong.launcher.bench_report import PolicyRun, print_run, print_workload, report
+from loong.launcher.bench_found import Found, MeasuredRun, Repeats
+from loong.launcher.bench_report import print_run, print_workload, report
 from loong.launcher.embedded import embedded_server
-from loong.launcher.measure import PrefillProbe, measure
+from loong.launcher.goodput import Goodput
+from loong.launcher.measure import Measured, PrefillProbe
 from loong.launcher.outputs import make_folder
+from loong.launcher.runs import Asked, max_misses_of
+from loong.workloads.backends import Backend
 from loong.workloads.metrics import compute_metrics
-from loong.workloads.workload import make_workload
+from loong.workloads.result import columns_json
 
 
 def run_bench(config: BenchConfig, command: str) -> int:
-    """Measure every policy and report; return 1 if any request failed, else 0.
+    """Measure every server and report; return 1 if any request failed, else 0.
 
-    If a later policy cannot be measured, or we are told to stop, what was measured is reported all the same.
+    If a later one cannot be measured, or we are told to stop, what was measured is reported all the same.
 
     Raises:
-        ConfigError, ServerUnusableError: see `measure` and `embedded_server`.
+        ConfigError, ServerUnusableError: see `Measured` and `embedded_server`.
     """
-    runs: list[PolicyRun] = []
+    start = perf_counter()
+    bench = _Bench(config)
+    print_workload(config.load)
     try:
-        for run in _measured(config):
-            runs.append(run)
-            print_run(run, config)
+        bench.measure_all()
     finally:
-        if runs:
-            report(runs, config, command)
-    return int(any(run.metrics.num_failed for run in runs))
+        if bench.runs:
+            found = Found(bench.runs, bench.goodputs, bench.probe, perf_counter() - start)
+            report(found, config, command)
+    return int(any(run.metrics.num_failed and not run.is_cut_off for run in bench.runs))
 
 
-def _measured(config: BenchConfig) -> Iterator[PolicyRun]:
-    """Measure one policy after the other; the first one's probe serves for all."""
-    load = config.load
-    requests = make_workload(
-        load.workload,
-        load.num_requests,
-        seed=load.seed,
-        request_rate=load.request_rate,
-        burstiness=load.burstiness,
-        length_scale=load.length_scale,
-    )
-    print_workload(load)
-    probe: PrefillProbe | None = None
-    with _output_folder(config) as folder:
-        for policy, server in config.servers.items():
-            with _started(policy, server, folder) as (base_url, model):
-                measurement = asyncio.run(measure(base_url, model, config, requests, probe))
-            probe = measurement.probe
-            limits_of = measurement.limits_of(config)
-            metrics = compute_metrics(measurement.records, limits_of, length_scale=load.length_scale)
-            yield PolicyRun(policy, server, measurement, metrics)
+class _Bench:
+    """What is found, server after server; the first one's probe serves for all."""
+
+    def __init__(self, config: BenchConfig) -> None:
+        self.runs: list[MeasuredRun] = []
+        self.goodputs: list[Goodput[Repeats]] = []
+        self.probe: PrefillProbe | None = None
+        self._config = config
+        self._first_requests = config.load.requests(max(config.load.rates), 0)
+
+    def measure_all(self) -> None:
+        """Measure each server, started for that if it is ours."""
+        with _output_folder(self._config) as folder:
+            for name, server in self._config.servers.items():
+                with _started(name, server, folder) as (base_url, model, backend):
+                    measured = Measured(base_url, model, self._config, backend)
+                    asyncio.run(self._prepare(measured))
+                    self._measure(name, server, measured)
+
+    async def _prepare(self, measured: Measured) -> None:
+        await measured.warm_up(self._first_requests)
+        if self.probe is None and self._config.slo.needs_prefill_time:
+            self.probe = await measured.probe(self._first_requests)
+
+    def _measure(self, name: str, server: Server, measured: Measured) -> None:
+        config = self._config
+
+        def attempt(rate: float) -> Repeats:
+            repeats = range(config.num_repeats)
+            return Repeats(rate, tuple(self._run(name, server, measured, rate, r) for r in repeats))
+
+        if config.precision is not None:
+            first_rate = max(config.load.rates)
+            self.goodputs.append(goodput.search(name, config.slo, attempt, first_rate, config.precision))
+        else:
+            attempts = [attempt(rate) for rate in config.load.rates]
+            if not config.is_single:
+                self.goodputs.append(goodput.of_sweep(name, config.slo, attempts))
+
+    def _run(self, name: str, server: Server, measured: Measured, rate: float, repeat: int) -> MeasuredRun:
+        """Measure once, and tell it."""
+        config = self._config
+        asked = Asked(name, config.slo, rate, config.goal, config.load.seed + repeat, repeat)
+        requests = config.load.requests(rate, repeat)
+        limits_of = config.slo.limits_of(None if self.probe is None else self.probe.fit)
+        max_misses = max_misses_of(len(requests), asked) if config.precision is not None else inf
+        got = asyncio.run(measured.run(requests, limits_of, max_misses))
+        keeps_history = config.is_single and repeat == 0
+        run = MeasuredRun(
+            asked,
+            compute_metrics(got.records, limits_of, length_scale=config.load.length_scale),
+            columns_json(got.records, limits_of),
+            got.counters,
+            got.is_cut_off,
+            server,
+            got.history if keeps_history else None,
+        )
+        self.runs.append(run)
+        print_run(run, config)
+        return run
 
 
 @contextlib.contextmanager
@@ -70,12 +117,12 @@ def _output_folder(config: BenchConfig) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _started(policy: str, server: Server, folder: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield the base URL of the server to measure, and the model to ask it for (None: its first)."""
+def _started(name: str, server: Server, folder: Path) -> Iterator[tuple[str, str | None, Backend]]:
+    """Yield the base URL of the server to measure, the model to ask it for (None: its first), and its API."""
     if isinstance(server, ExternalServer):
-        yield server.base_url, server.model
+        yield server.base_url, server.model, server.backend
         return
     size = f"--num-instances {server.num_instances} --tensor-parallel-size {server.tensor_parallel_size}"
-    print(f"Starting a server with --policy {policy} {size} ...", file=sys.stderr)
-    with embedded_server(server, policy, folder / f"server-{policy}.log") as base_url:
-        yield base_url, None
+    print(f"Starting a server with --policy {name} {size} ...", file=sys.stderr)
+    with embedded_server(server, name, folder / f"server-{name}.log") as base_url:
+        yield base_url, None, Backend.OPENAI

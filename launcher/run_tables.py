@@ -23,20 +23,40 @@ def attainment_by_rate(policies: Sequence[str], runs: Sequence[Run]) -> str:
     return table(("req/s: SLO %", *policies), rows)
 
 
+def line(run: Run) -> str:
+    """A run in a line, to be told as soon as it is over."""
+    metrics = run.metrics
+    ttft, tpot = metrics.latencies.ttft, metrics.latencies.tpot
+    latencies = ", ".join(
+        f"{name} P90 {distribution['p90'] * 1e3:.0f} ms"
+        for name, distribution in (("TTFT", ttft), ("TPOT", tpot))
+        if distribution is not None
+    )
+    verdict = "attains" if run.attains else "misses"
+    return (
+        f"{run.policy} at {run.rate:.4g} req/s, seed {run.asked.seed}: {verdict}, {_attainment([run])} % of "
+        f"{metrics.num_sent} within the SLO; {latencies or 'none completed'}"
+    )
+
+
 def attainment_by_length(runs: Sequence[Run]) -> str:
-    """One row a run and one column a range of prompt lengths that was sent, in percent."""
+    """One row a policy and rate, one column a range of prompt lengths that was sent; in percent, of repeats
+    the median.
+    """
+    by_row: dict[tuple[str, float], list[Run]] = {}
+    for run in runs:
+        by_row.setdefault((run.policy, run.rate), []).append(run)
     names = [bucket.name for bucket in runs[0].metrics.buckets]
-    is_sent = [any(r.metrics.buckets[i].num_sent for r in runs) for i in range(len(names))]
+    sent = [i for i in range(len(names)) if any(r.metrics.buckets[i].num_sent for r in runs)]
     rows = [
         (
-            f"{r.policy} at {r.rate:.4g} req/s",
-            _attainment([r]),
-            *(_percent(b.attainment) for b, sent in zip(r.metrics.buckets, is_sent, strict=True) if sent),
+            f"{policy} at {rate:.4g} req/s",
+            _attainment(same),
+            *(_median([r.metrics.buckets[i].attainment for r in same]) for i in sent),
         )
-        for r in runs
+        for (policy, rate), same in by_row.items()
     ]
-    columns = (name for name, sent in zip(names, is_sent, strict=True) if sent)
-    return table(("by unscaled prompt: SLO %", "all", *columns), rows)
+    return table(("by unscaled prompt: SLO %", "all", *(names[i] for i in sent)), rows)
 
 
 def goodput(goodputs: Sequence[Goodput[A]], goal: float) -> str:
@@ -66,6 +86,11 @@ def _attainment(runs: Sequence[Run]) -> str:
     if len(values) < 2:
         return _percent(values[0] if values else None)
     return f"{_percent(median(values))} ({_percent(min(values))}-{_percent(max(values))})"
+
+
+def _median(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return _percent(median(known) if known else None)
 
 
 def _percent(value: float | None) -> str:

@@ -46,6 +46,13 @@ class Run:
         return self.asked.rate
 
     @property
+    def errors(self) -> list[str]:
+        """What went wrong with each request; "" if nothing did."""
+        errors = self.columns["errors"]
+        assert isinstance(errors, list)
+        return errors
+
+    @property
     def attains(self) -> bool:
         """Whether the run met its rule."""
         return not self.is_cut_off and run_attains(self.metrics, self.asked.rule, self.asked.goal)

@@ -1,6 +1,8 @@
 """Reports for people: one block a run, tables by prompt length and by policy, and what the groups did."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import TypeAlias
 
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import Distribution, Metrics
@@ -8,6 +10,7 @@ from loong.workloads.metrics import Distribution, Metrics
 BLOCK_WIDTH = 50
 HISTOGRAM_WIDTH = 40
 UNKNOWN = "n/a"
+Row: TypeAlias = tuple[str, ...]
 HEADINGS = {
     "ttft": ("Time to First Token", "TTFT"),
     "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),
@@ -79,24 +82,33 @@ def format_buckets(metrics: Metrics) -> str:
     return table(header, rows)
 
 
-def format_comparison(runs: Mapping[str, Metrics]) -> str:
-    """Return a table with one row a metric and one column a policy."""
-    rows = [
-        ("completed / sent", *(f"{m.num_completed} / {m.num_sent}" for m in runs.values())),
-        ("duration (s)", *(_number(m.duration) for m in runs.values())),
-        ("request throughput (req/s)", *(_number(m.request_throughput) for m in runs.values())),
-        ("output throughput (tok/s)", *(_number(m.output_throughput) for m in runs.values())),
-        ("request goodput (req/s)", *(_number(m.request_goodput) for m in runs.values())),
-        ("SLO attainment (%)", *(_percent(m.attainment) for m in runs.values())),
+def format_comparison(runs: Mapping[str, Sequence[Metrics]]) -> str:
+    """Return a table with one row a metric and one column a policy; of repeated runs the median (range)."""
+
+    def row(name: str, value: Callable[[Metrics], float | None], show: Callable[[float | None], str]) -> Row:
+        return (name, *(_spread([value(metrics) for metrics in repeats], show) for repeats in runs.values()))
+
+    def latency(name: str, statistic: str) -> Row:
+        def value(metrics: Metrics) -> float | None:
+            distribution = metrics.latencies.by_name()[name]
+            return None if distribution is None else distribution[statistic] * 1e3
+
+        return row(f"{name.upper()} {statistic} (ms)", value, _number)
+
+    completed = (
+        "/".join(str(sum(counts)) for counts in ([m.num_completed for m in r], [m.num_sent for m in r]))
+        for r in runs.values()
+    )
+    rows: list[Row] = [
+        ("completed / sent", *completed),
+        row("duration (s)", lambda m: m.duration, _number),
+        row("request throughput (req/s)", lambda m: m.request_throughput, _number),
+        row("output throughput (tok/s)", lambda m: m.output_throughput, _number),
+        row("request goodput (req/s)", lambda m: m.request_goodput, _number),
+        row("SLO attainment (%)", lambda m: m.attainment, _percent),
     ]
     for name in ("ttft", "tpot", "itl", "e2el"):
-        rows += [
-            (
-                f"{name.upper()} {statistic} (ms)",
-                *(_ms(m.latencies.by_name()[name], statistic) for m in runs.values()),
-            )
-            for statistic in ("mean", "median", "p90", "p99")
-        ]
+        rows += [latency(name, statistic) for statistic in ("mean", "median", "p90", "p99")]
     return table(("", *runs), rows)
 
 
@@ -156,6 +168,14 @@ def _notes(metrics: Metrics, slo: str | None) -> list[str]:
 
 def _row(name: str, value: str) -> str:
     return f"{name:<{BLOCK_WIDTH - 10}}{value:<10}".rstrip()
+
+
+def _spread(values: Sequence[float | None], show: Callable[[float | None], str]) -> str:
+    """The median and, of several, the range."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return show(known[0] if known else None)
+    return f"{show(median(known))} ({show(min(known))}-{show(max(known))})"
 
 
 def _ms(distribution: Distribution | None, statistic: str) -> str:

@@ -36,7 +36,7 @@ def runs(rule: SLORule, results: Sequence[PointResult]) -> str:
         blocks.append(format_buckets(result.metrics))
         blocks.append(format_counters(result.counters))
     if len(results) > 1:
-        blocks.append(format_comparison({result.policy: result.metrics for result in results}))
+        blocks.append(format_comparison({result.policy: [result.metrics] for result in results}))
     return "\n\n".join(blocks)
 
 

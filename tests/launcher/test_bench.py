@@ -13,6 +13,7 @@ from loong.workloads.errors import ServerUnusableError
 from loong.workloads.workload import make_workload
 
 pytestmark = pytest.mark.usefixtures("stub_server")
+DESCRIPTION = Path(__file__).parents[2] / "docs" / "benchmarking.md"
 QUICK = ["--length-scale", "1/64", "--num-requests", "9", "--num-warmups", "1", "--seed", "1"]
 
 
@@ -104,6 +105,83 @@ def test_nothing_runs_if_a_later_policy_cannot(tmp_path: Path) -> None:
     assert not output_dir.exists()
 
 
+def test_rates_are_swept_and_repeated_with_seeds_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = ["--request-rate", "100:300:100", "--repeat", "2", "--goodput", "ttft:60000"]
+    assert run_bench(*QUICK, *rates, "--policy", "esp,static-sp", "--output-dir", str(tmp_path)) == 0
+    printed = capsys.readouterr().out
+    assert "100.0 (100.0-100.0)" in printed
+    goodputs = last_line(printed)["goodput"]
+    assert [(g["policy"], g["request_rate"]) for g in goodputs] == [("esp", 300.0), ("static-sp", 300.0)]
+    results = json.loads((tmp_path / "results.json").read_text())
+    of_esp = [run for run in results["runs"] if run["policy"] == "esp"]
+    assert [(run["request_rate"], run["repeat"], run["seed"]) for run in of_esp] == [
+        (100.0, 0, 1),
+        (100.0, 1, 2),
+        (200.0, 0, 1),
+        (200.0, 1, 2),
+        (300.0, 0, 1),
+        (300.0, 1, 2),
+    ]
+    assert of_esp[0]["requested_input_lens"] == of_esp[2]["requested_input_lens"]
+    assert of_esp[0]["requested_input_lens"] != of_esp[1]["requested_input_lens"]
+    assert (tmp_path / "attainment.png").is_file()
+
+
+def test_repeated_runs_at_one_rate_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_bench(*QUICK, "--repeat", "3", "--goodput", "ttft:60000") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("Serving Benchmark Result") == 3
+    assert "27/27" in printed
+    assert last_line(printed)["num_repeats"] == 3
+
+
+def test_the_goodput_is_searched_from_the_rate_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    rate = ["--request-rate", "50", "--find-goodput", "0.5", "--attainment", "100"]
+    assert run_bench(*QUICK, *rate, "--policy", "esp", "--goodput", "ttft:0.000001") == 0
+    [found] = last_line(capsys.readouterr().out)["goodput"]
+    assert (found["request_rate"], found["rates"]) == (0.0, 13)
+    assert found["too_high_rate"] == 50 / 2**12
+
+
+def test_named_servers_are_measured_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ServerConfig(None, 2, 1, (), 60.0)
+    with (
+        embedded_server(config, "esp", tmp_path / "one") as one,
+        embedded_server(config, "esp", tmp_path / "two") as two,
+    ):
+        flags = ["--base-url", f"one={one}", "--base-url", two, "--goodput", "ttft:60000"]
+        assert run_bench(*QUICK, *flags, "--output-dir", str(tmp_path / "out")) == 0
+    assert list(last_line(capsys.readouterr().out)["runs"]) == ["one", two]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(run["policy"], run["server"]["base_url"]) for run in results["runs"]] == [
+        ("one", one),
+        (two, two),
+    ]
+
+
+def test_what_a_run_of_a_duration_sends_depends_on_its_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--length-scale", "1/64", "--num-warmups", "1", "--goodput", "ttft:60000"]
+    assert run_bench(*flags, "--duration", "0.3", "--request-rate", "100") == 0
+    completed = last_line(capsys.readouterr().out)["runs"]["esp"]["completed"]
+    assert 15 < completed < 50
+
+
+def test_the_document_has_what_its_description_promises(tmp_path: Path) -> None:
+    assert run_bench(*QUICK, "--slo", "tight", "--slo-scale", "100", "--output-dir", str(tmp_path)) == 0
+    document = json.loads((tmp_path / "results.json").read_text())
+    description = DESCRIPTION.read_text()
+    assert list(document)[-1] == "runs"
+    [run] = document["runs"]
+    for key in [*document, "slo_ratios", "arrival_times", "requested_output_lens", "trace", "attains"]:
+        assert f"`{key}`" in description
+    assert document["slos"][0]["description"] == run["slo"]
+    assert (document["schema_version"], document["kind"]) == (1, "bench")
+    assert {len(run[key]) for key in ("ttfts", "tpots", "slo_ratios", "errors", "start_times")} == {9}
+    assert run["slo_attainment"] == sum(ratio is not None and ratio <= 1 for ratio in run["slo_ratios"]) / 9
+
+
 def test_a_closed_loop_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_bench(*QUICK, "--workload", "leval", "--max-concurrency", "2", "--goodput", "e2el:60000") == 0
     assert last_line(capsys.readouterr().out)["workload"] == "leval"
@@ -172,11 +250,22 @@ def test_a_model_that_is_not_served_is_named_beside_those_that_are(tmp_path: Pat
     [
         (["--base-url", "localhost:8000"], "--base-url 'localhost:8000'"),
         (["--base-url", "http://localhost:1", "--policy", "esp"], "--policy esp"),
+        (["--base-url", "a=http://x:1", "--base-url", "a=http://x:2"], "--base-url names a twice"),
+        (["--backend", "lightllm"], "--backend lightllm"),
+        (
+            ["--base-url", "http://x:1", "--backend", "openai", "--backend", "lightllm"],
+            "--backend is given 2",
+        ),
+        (["--find-goodput"], "--find-goodput needs a --request-rate"),
+        (["--duration", "3"], "--duration 3 needs a --request-rate"),
+        (["--attainment", "101"], "--attainment 101"),
+        (["--request-rate", "2:inf:1"], "--request-rate '2:inf:1'"),
+        (["--slo", "loongserve-10", "--workload", "zipf1.0"], "--slo: SLO loongserve-10"),
         (["--policy", "esp,,tp"], "--policy"),
         (["--policy", "esp,esp"], "--policy esp,esp"),
         (["--slo", "swift"], "--slo: SLO 'swift'"),
         (["--goodput", "ttft:1", "tpot"], "--goodput: SLO 'tpot'"),
-        (["--request-rate", "0"], "--request-rate 0"),
+        (["--request-rate", "0"], "--request-rate '0'"),
         (["--burstiness", "-1", "--request-rate", "2"], "--burstiness -1"),
         (["--num-requests", "0"], "--num-requests 0"),
         (["--max-concurrency", "0"], "--max-concurrency 0"),

@@ -72,12 +72,20 @@ def test_buckets_that_were_sent_nothing_are_left_out() -> None:
 
 
 def test_policies_stand_side_by_side_in_aligned_columns() -> None:
-    text = format_comparison({"esp": make_metrics(), "static-sp": make_metrics(ttft=0.75)})
+    text = format_comparison({"esp": [make_metrics()], "static-sp": [make_metrics(ttft=0.75)]})
     lines = text.splitlines()
     assert lines[0].split() == ["esp", "static-sp"]
     assert len({len(line) for line in lines}) == 1
     [row] = [line for line in lines if line.startswith("TTFT median")]
     assert row.split()[-2:] == ["250.00", "750.00"]
+
+
+def test_repeated_runs_are_told_by_their_median_and_range() -> None:
+    repeats = [make_metrics(ttft=ttft) for ttft in (0.25, 1.0, 0.5)]
+    text = format_comparison({"esp": repeats})
+    [row] = [line for line in text.splitlines() if line.startswith("TTFT median")]
+    assert row.split()[-2:] == ["500.00", "(250.00-1000.00)"]
+    assert "6/12" in text
 
 
 def test_bars_are_as_long_as_their_counts() -> None:

@@ -1,0 +1,142 @@
+"""The flags of `loong bench`."""
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from loong.core.errors import ConfigError
+from loong.launcher.flags import add_workload_flags, positive, ratio, seconds
+from loong.workloads.backends import Backend
+from loong.workloads.slo import RULE_NAMES
+
+T = TypeVar("T")
+
+DEFAULT_POLICY = "esp"
+DEFAULT_SLO = "tight"
+DEFAULT_NUM_REQUESTS = 100
+DEFAULT_PRECISION = 0.1
+SMALLEST_VOCABULARY = 256  # ids below it are in every model's vocabulary, byte-level ones included
+
+
+def add_server_flags(group: argparse._ArgumentGroup) -> None:
+    """Whom to measure."""
+    group.add_argument(
+        "--base-url",
+        action="append",
+        metavar="[NAME=]URL",
+        help="measure this server, any OpenAI-compatible one; may be given repeatedly",
+    )
+    group.add_argument(
+        "--backend",
+        action="append",
+        choices=[backend.value for backend in Backend],
+        help="the API of the servers, or of each in turn (default: openai)",
+    )
+    group.add_argument("--policy", metavar="P,P", help=f"start a server for each (default: {DEFAULT_POLICY})")
+    group.add_argument("--model", help="what to serve, or which served model to ask (default: the first)")
+    group.add_argument("--num-instances", type=int, default=4, help="of a server started here (default: 4)")
+    group.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="of each (default: 1)")
+    group.add_argument("--device", help="of servers started here: cpu or cuda (default: as `loong serve`)")
+    group.add_argument("--load-format", help="of their weights; dummy: random ones (default: auto)")
+    group.add_argument(
+        "--extra-server-args",
+        type=_flag(_split),
+        default=(),
+        metavar="=ARGS",
+        help="more for `loong serve`, as one word: --extra-server-args='--max-model-len 32k'",
+    )
+    group.add_argument(
+        "--start-timeout", type=float, default=600.0, metavar="S", help="for a server to be healthy (600)"
+    )
+
+
+def add_load_flags(group: argparse._ArgumentGroup) -> None:
+    """What is sent."""
+    add_workload_flags(group)
+    lengths = group.add_mutually_exclusive_group()
+    lengths.add_argument("--num-requests", type=int, help=f"of each run (default: {DEFAULT_NUM_REQUESTS})")
+    lengths.add_argument(
+        "--duration", type=seconds, metavar="S", help="instead: what arrives in this time, at each rate"
+    )
+    group.add_argument(
+        "--request-rate",
+        metavar="R",
+        help="requests per second: 2, or 1,2,4, or 2:8:0.5 (default: inf, or the workload's own pace)",
+    )
+    group.add_argument("--max-concurrency", type=int, metavar="N", help="at most N requests in flight")
+    group.add_argument("--num-warmups", type=int, default=4, help="requests before the clock (default: 4)")
+    group.add_argument(
+        "--repeat", type=positive, default=1, metavar="N", help="runs of each, with seeds of their own (1)"
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=int,
+        default=SMALLEST_VOCABULARY,
+        help=f"prompt token ids are below it (default: {SMALLEST_VOCABULARY}, which every model has)",
+    )
+    group.add_argument(
+        "--request-timeout", type=float, default=3600.0, metavar="S", help="for one request (default: 3600)"
+    )
+
+
+def add_report_flags(group: argparse._ArgumentGroup) -> None:
+    """What is asked of the runs, and where it goes."""
+    rules = group.add_mutually_exclusive_group()
+    rules.add_argument(
+        "--slo",
+        default=DEFAULT_SLO,
+        help=f"{', '.join(RULE_NAMES)}, or bounds as for --goodput in one word (default: {DEFAULT_SLO})",
+    )
+    rules.add_argument(
+        "--goodput",
+        nargs="+",
+        metavar="METRIC:MS",
+        help="bounds in ms on ttft, tpot, e2el: ttft:2000 tpot:50",
+    )
+    group.add_argument(
+        "--slo-scale", type=ratio, default=1.0, metavar="X", help="multiply every bound (default: 1)"
+    )
+    group.add_argument(
+        "--find-goodput",
+        type=ratio,
+        nargs="?",
+        const=DEFAULT_PRECISION,
+        metavar="X",
+        help="from --request-rate on, search the highest rate at which enough meet their SLO, to this "
+        f"relative precision ({DEFAULT_PRECISION})",
+    )
+    group.add_argument(
+        "--attainment",
+        type=ratio,
+        default=90.0,
+        metavar="%",
+        help="of requests, from which a run attains (90)",
+    )
+    group.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="write results.json, pictures, traces and server logs",
+    )
+
+
+def _flag(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Let argparse show what a parser says; it would replace the words of a ValueError by its own."""
+
+    def parse_flag(text: str) -> T:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse_flag
+
+
+def _split(text: str) -> tuple[str, ...]:
+    try:
+        words: Sequence[str] = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} cannot be split into words: {error}") from error
+    return tuple(words)
