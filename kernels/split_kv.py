@@ -125,7 +125,7 @@ def _cut_size(
     """Tokens of a cut: whole tiles, or less than one where requests are so short that it would hold many."""
     num_tokens = tl.load(cu_seqlens + num_requests)
     num_tiles = tl.cdiv(num_tokens, tile)
-    few = tl.minimum(_REQUESTS_A_CUT * tl.cdiv(num_tokens, num_requests), tile)
+    few = tl.minimum(tl.cdiv(num_tokens, num_requests) * _REQUESTS_A_CUT, tile)
     part = tl.maximum(tl.maximum(few, tl.cdiv(num_tokens, num_cuts)), 1)
     return tl.where(num_tiles > num_cuts, tl.cdiv(num_tiles, num_cuts) * tile, part)
 

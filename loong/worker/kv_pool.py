@@ -195,4 +195,4 @@ class _PositionMap:
 
 
 def _num_mapped(slots: Slots) -> int:
-    return np.count_nonzero(slots != _NO_SLOT)
+    return int(np.count_nonzero(slots != _NO_SLOT))
