@@ -54,13 +54,11 @@ def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
         raise ConfigError(
             f"policy {policy} runs 1 instance, which would take all {size} processes; {error}"
         ) from error
+    one = replace(server, num_instances=1, tensor_parallel_size=size)
+    if args.kv_cache_tokens is None and args.device != "cpu":
+        return one  # it fills the memory of all its devices, as the others do
     num_tokens = server.num_instances * fit_kv_capacity(model, server.num_instances, args.kv_cache_tokens)
-    return replace(
-        server,
-        num_instances=1,
-        tensor_parallel_size=size,
-        extra_arguments=(*server.extra_arguments, "--kv-cache-tokens", str(num_tokens)),
-    )
+    return replace(one, extra_arguments=(*server.extra_arguments, "--kv-cache-tokens", str(num_tokens)))
 
 
 def _serve_arguments(policy: str, server: ServerConfig) -> argparse.Namespace:

@@ -31,6 +31,11 @@ def test_tensor_parallelism_gets_as_much_kv_as_the_others_choose_for_themselves(
     assert servers["tp"] == server(1, 2, "--kv-cache-tokens", str(2 * MAX_AUTO_TOKENS))
 
 
+def test_tensor_parallelism_on_gpus_fills_their_memory_by_itself() -> None:
+    asked = server(2, 1, "--device", "cuda")
+    assert servers_by_policy(["tp"], asked)["tp"] == server(1, 2, "--device", "cuda")
+
+
 def test_one_instance_is_left_as_it_is() -> None:
     asked = server(1, 2)
     assert servers_by_policy(["tp"], asked)["tp"] is asked
