@@ -1,37 +1,52 @@
 """The `loong` command."""
 
-import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 
 import loong
 from loong.core.errors import LoongError
-from loong.launcher import bench, explain, profile, serve, simulate, workload
+from loong.launcher.config_file import add_config_flag, apply_config_file
+from loong.launcher.parser import CommandParser
+
+COMMANDS = {  # each a module with `add_parser`
+    "serve": "loong.launcher.serve",
+    "chat": "loong.launcher.chat",
+    "bench": "loong.launcher.bench",
+    "simulate": "loong.launcher.simulate",
+    "profile": "loong.launcher.profile",
+    "explain": "loong.launcher.explain",
+    "workload": "loong.launcher.workload",
+    "collect-env": "loong.launcher.collect_env",
+    "completion": "loong.launcher.completion",
+    "reference": "loong.launcher.reference",
+}
+CONFIGURABLE = ("serve", "bench", "simulate", "profile")  # by a file
 
 _EXAMPLES = """\
 examples:
   loong serve                                   a tiny built-in model on four CPU instances, no download
   loong serve ./Llama-3.1-8B --num-instances 2  a local Hugging Face folder
+  loong chat                                    talk to it, or to any OpenAI-compatible server
   loong bench --policy esp,static-sp --length-scale 1/64 --request-rate 10
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="loong",
-        description=loong.__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"loong {loong.__version__}")
-    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (serve, bench, simulate, profile, explain, workload):
-        command.add_parser(subparsers)
-    args = parser.parse_args(_with_dashes(sys.argv[1:] if arguments is None else arguments))
+    words = _with_dashes(sys.argv[1:] if arguments is None else arguments)
+    chosen = words[0] if words and words[0] in COMMANDS else None
+    parser, commands = build_parser(COMMANDS if chosen is None else [chosen])
+    defaults = {action.dest: action.default for action in commands[chosen].actions} if chosen else {}
     try:
+        if chosen in CONFIGURABLE:
+            apply_config_file(commands[chosen], words)
+        args = parser.parse_args(words)
+        args.chosen = {
+            dest: value for dest, value in vars(args).items() if value != defaults.get(dest, value)
+        }
         code: int = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -43,6 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"loong: error: {error}", file=sys.stderr)
         return 1
     return code
+
+
+def build_parser(names: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
+    """The parser of these commands, and each one's own; to import them all takes a while."""
+    parser = CommandParser(prog="loong", description=loong.__doc__, epilog=_EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"loong {loong.__version__}")
+    subparsers = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", dest="command", parser_class=CommandParser
+    )
+    for name in names:
+        import_module(COMMANDS[name]).add_parser(subparsers)
+    commands: dict[str, CommandParser] = dict(subparsers.choices)
+    for name in commands.keys() & CONFIGURABLE:
+        add_config_flag(commands[name])
+    return parser, commands
 
 
 def _with_dashes(arguments: Sequence[str]) -> list[str]:

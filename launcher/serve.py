@@ -1,11 +1,16 @@
 """`loong serve`: flags, checked and put into one configuration."""
 
 import argparse
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
+import loong
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count
+from loong.launcher.logs import FORMATS, configure_logging
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.scheduler.policy import POLICIES
@@ -13,11 +18,15 @@ from loong.scheduler.policy import POLICIES
 if TYPE_CHECKING:
     from loong.launcher.serving import ServeConfig
 
+logger = logging.getLogger(__name__)
+
+SECRETS = ("api_key",)
 _EXAMPLES = """\
 examples:
   loong serve
   loong serve ./Llama-3.1-8B --num-instances 2 --tensor-parallel-size 2 --max-model-len 25.6k
   loong serve llama-3.1-8b --load-format dummy --policy static-sp
+  loong serve --config serve.yaml --port 8001   # YAML with the flags' names as keys; what is typed wins
 """
 
 
@@ -41,9 +50,22 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; 0 if that ended well, 1 if the engine failed."""
     if args.trace_dir is not None:
         make_folder("--trace-dir", args.trace_dir)
+    start = perf_counter()
+    configure_logging(args.log_format)
+    logger.info("%s", told_choices(args.chosen))
     from loong.launcher.serving import serve_until_stopped  # imports torch, which `--help` can do without
 
-    return serve_until_stopped(_config(args))
+    config = _config(args)
+    logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
+    return serve_until_stopped(config)
+
+
+def told_choices(chosen: Mapping[str, object]) -> str:
+    """What is not as by default, without secrets."""
+    words = [
+        f"{dest.replace('_', '-')} {'***' if dest in SECRETS else value}" for dest, value in chosen.items()
+    ]
+    return f"loong {loong.__version__}; not by default: {', '.join(words) or 'nothing'}"
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
@@ -92,6 +114,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="more are refused with 503 and Retry-After (%(default)s)",
     )
+    group.add_argument("--log-format", choices=FORMATS, default="text", help="of the log (%(default)s)")
     group.add_argument(
         "--decision-log",
         type=Path,

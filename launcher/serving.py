@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, time
 
@@ -22,7 +22,7 @@ from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
 from loong.engine import Engine
 from loong.executor.traces import WorkerTraces
-from loong.launcher.chosen_cost_model import chosen_cost_model
+from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
@@ -77,7 +77,6 @@ def serve_until_stopped(config: ServeConfig) -> int:
 
     Returns 0 after a drain, 1 if the engine failed, 130 if it was forced.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         return uvloop.run(_serve(config))
     except asyncio.CancelledError:
@@ -103,7 +102,8 @@ async def _serve(config: ServeConfig) -> int:
             listeners=(dashboard.recent, dashboard.runs),
         ) as logs,
     ):
-        async with local_workers(config.cluster) as executor:
+        cluster = replace(config.cluster, attention_tiles=chosen_tiles(config.cost_model))
+        async with local_workers(cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             state = ClusterState(config.cluster.instances)

@@ -1,0 +1,92 @@
+"""A server's chat completions, streamed; it waits for each piece, so that an interrupt stops it there."""
+
+import http.client
+import json
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from loong.core.errors import ConfigError, LoongError
+
+TIMEOUT_SECONDS = 600.0  # without a byte; servers of ours send comments in between
+
+Message: TypeAlias = Mapping[str, str]
+
+
+class ChatError(LoongError):
+    """The server cannot be reached, or answers with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatServer:
+    """Where to send conversations; `options` go with each of them. Raises `ConfigError` for a wrong URL."""
+
+    base_url: str
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--base-url {self.base_url!r} is no URL such as http://localhost:8000")
+
+    def model(self) -> str:
+        """The first model that is served. Raises `ChatError`."""
+        with closing(self._connection()) as connection:
+            listed = json.loads(self._ask(connection, "GET", "/v1/models").read())
+        try:
+            name: str = listed["data"][0]["id"]
+        except (KeyError, IndexError, TypeError):
+            raise ChatError(f"{self.base_url} serves no model") from None
+        return name
+
+    def answer(
+        self, messages: Sequence[Message], options: Mapping[str, object]
+    ) -> Generator[str, None, None]:
+        """The next message, piece by piece; closing the iterator stops it. Raises `ChatError`."""
+        body = json.dumps({**options, "messages": list(messages), "stream": True}).encode()
+        with closing(self._connection()) as connection:
+            response = self._ask(connection, "POST", "/v1/chat/completions", body)
+            try:
+                for line in response:
+                    if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                        yield _text(json.loads(data))
+            except (OSError, http.client.HTTPException) as error:
+                raise ChatError(f"the answer broke off: {error}") from None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.base_url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
+    ) -> http.client.HTTPResponse:
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        folder = urlsplit(self.base_url).path.rstrip("/").removesuffix("/v1")
+        try:
+            connection.request(method, folder + path, body, headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ChatError(f"{self.base_url} does not answer: {reason}") from None
+        if response.status != http.HTTPStatus.OK:
+            raise ChatError(_reason(response.status, response.read()))
+        return response
+
+
+def _text(event: Any) -> str:
+    if "error" in event:
+        raise ChatError(event["error"].get("message", event["error"]))
+    return "".join(choice.get("delta", {}).get("content") or "" for choice in event.get("choices", ()))
+
+
+def _reason(status: int, body: bytes) -> str:
+    try:
+        message: str = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"the server answers with status {status}"
+    return message

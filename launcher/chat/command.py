@@ -1,0 +1,74 @@
+"""`loong chat`: flags, and lines from the terminal."""
+
+import argparse
+import os
+import sys
+
+from loong.launcher.chat.client import ChatServer
+from loong.launcher.chat.session import HELP, Session
+from loong.launcher.flags import positive
+from loong.launcher.parser import CommandParser
+
+_EXAMPLES = """\
+examples:
+  loong chat                                              with `loong serve` on this machine
+  loong chat --base-url http://gpu-7:8000 --system 'Be brief.' --temperature 0.2
+  echo 'What is a ring?' | loong chat --max-tokens 100    one answer
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
+    """Add the command `chat` and its flags."""
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk to a served model in the terminal",
+        description=f"Talk to a served model.\n\n{HELP}",
+        epilog=_EXAMPLES,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--base-url",
+        default="http://localhost:8000",
+        metavar="URL",
+        help="of an OpenAI-compatible server (%(default)s)",
+    )
+    parser.add_argument("--model", metavar="NAME", help="which of its models (the first)")
+    parser.add_argument("--api-key", metavar="KEY", help="($OPENAI_API_KEY)")
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    parser.add_argument(
+        "--max-tokens", type=positive, default=512, metavar="N", help="of an answer (%(default)s)"
+    )
+    parser.add_argument("--temperature", type=float, metavar="X", help="(the server's)")
+    parser.add_argument("--top-p", type=float, metavar="X", help="(the server's)")
+    parser.add_argument("--seed", type=int, metavar="N", help="for the same answers again")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Talk until the input ends, and return 0. Raises `ChatError` if the server cannot be reached."""
+    server = ChatServer(args.base_url.rstrip("/"), args.api_key or os.environ.get("OPENAI_API_KEY"))
+    model = args.model or server.model()
+    names = ("max_tokens", "temperature", "top_p", "seed")
+    options = {name: value for name in names if (value := getattr(args, name)) is not None}
+    session = Session(server, {"model": model, **options}, args.system)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401  gives lines a history, and keys to edit them
+
+        print(f"{model} at {server.base_url}; /help lists commands")
+    while (line := _line("> " if is_terminal else "")) is not None:
+        if not session.take(line.strip()):
+            break
+    return 0
+
+
+def _line(prompt: str) -> str | None:
+    """What is typed next; nothing if it is broken off, None at the end."""
+    try:
+        return input(prompt)
+    except KeyboardInterrupt:
+        print()
+        return ""
+    except EOFError:
+        if prompt:
+            print()
+        return None

@@ -1,0 +1,74 @@
+"""A conversation: what was said, and what the user may type besides."""
+
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from loong.launcher.chat.client import ChatError, ChatServer, Message
+
+HELP = """\
+/reset          forget what was said
+/system TEXT    forget it, and tell the model first how to be
+/exit, Ctrl-D   end; Ctrl-C stops an answer"""
+
+
+@dataclass
+class Session:
+    """One conversation, printed to `out`; whether it goes on is what `take` tells."""
+
+    server: ChatServer
+    options: Mapping[str, object]
+    system: str | None = None
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    messages: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reset(self.system)
+
+    def reset(self, system: str | None) -> None:
+        """Begin anew."""
+        self.system = system
+        self.messages[:] = [] if system is None else [{"role": "system", "content": system}]
+
+    def take(self, line: str) -> bool:
+        """Do what a line says, or send it; False if it ends the conversation."""
+        command, _, rest = line.partition(" ")
+        match command:
+            case "":
+                pass
+            case "/exit" | "/quit":
+                return False
+            case "/reset":
+                self.reset(self.system)
+                self._say("(forgotten)")
+            case "/system":
+                self.reset(rest.strip() or None)
+                self._say("(forgotten; the model is told so first)" if self.system else "(forgotten)")
+            case _ if command.startswith("/"):
+                self._say(HELP if command == "/help" else f"there is no {command}\n{HELP}")
+            case _:
+                self._ask(line)
+        return True
+
+    def _ask(self, line: str) -> None:
+        """Print the answer as it comes. One that fails is forgotten, one that is stopped stays as it is."""
+        asked: Message = {"role": "user", "content": line}
+        pieces: list[str] = []
+        try:
+            with closing(self.server.answer([*self.messages, asked], self.options)) as answer:
+                for piece in answer:
+                    pieces.append(piece)
+                    self.out.write(piece)
+                    self.out.flush()
+            self._say("")
+        except KeyboardInterrupt:
+            self._say("\n(stopped)")
+        except ChatError as error:
+            self._say(f"error: {error}")
+            return
+        self.messages += [asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.out, flush=True)

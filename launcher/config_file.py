@@ -1,0 +1,99 @@
+"""`--config FILE.yaml`: flags of a command, with the command line over the file over defaults."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.launcher.parser import CommandParser, meant
+
+FLAG = "--config"
+
+
+def add_config_flag(parser: CommandParser) -> None:
+    """Let a command be given its flags in a file."""
+    parser.add_argument(
+        FLAG, type=Path, metavar="FILE", help="YAML with these flags' names as keys; what is typed here wins"
+    )
+
+
+def apply_config_file(parser: CommandParser, arguments: Sequence[str]) -> None:
+    """Make what the file says that `arguments` name, if any, the defaults of a command.
+
+    Raises `ConfigError`, which names the file, and the key that is not known or has a value that cannot be.
+    """
+    path = _named(arguments)
+    if path is None:
+        return
+    by_name = {_name(action): action for action in parser.actions if action.dest not in ("help", "config")}
+    for key, value in _read(path).items():
+        name = key.replace("_", "-")
+        if name not in by_name:
+            raise ConfigError(f"{path}: there is no flag {key!r}{meant(name, by_name)}")
+        action = by_name[name]
+        if isinstance(action.default, list) and any(_is_flag_of(action, word) for word in arguments):
+            continue  # a flag that collects values would add to the file's
+        parser.set_defaults(**{action.dest: _parsed(path, parser, action, value)})
+
+
+def _named(arguments: Sequence[str]) -> Path | None:
+    found = None
+    for word, following in zip(arguments, [*arguments[1:], None], strict=True):
+        if word == FLAG and following is not None:
+            found = Path(following)
+        elif word.startswith(f"{FLAG}="):
+            found = Path(word.partition("=")[2])
+    return found
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"--config {path} is no YAML of flags and values: {why}") from None
+
+
+def _parsed(path: Path, parser: CommandParser, action: argparse.Action, value: object) -> object:
+    """The value as the flag takes it: parsed as if it had been typed."""
+    if value is None:
+        raise ConfigError(f"{path}: {_name(action)} has no value")
+    try:
+        return parser.value_of(action, list(_typed(action, value)))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{path}: {_name(action)}: {error.message}") from None
+
+
+def _typed(action: argparse.Action, value: object) -> Iterator[str]:
+    """The words that say so on the command line."""
+    values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
+    if not action.option_strings:
+        yield ",".join(values)
+    elif isinstance(value, bool) and action.nargs == 0:
+        if value:
+            yield action.option_strings[0]
+        elif isinstance(action, argparse.BooleanOptionalAction):
+            yield action.option_strings[-1]
+    elif action.nargs in ("+", "*"):
+        yield from (_long(action), *values)
+    elif isinstance(action.default, list):
+        for one in values:
+            yield f"{_long(action)}={one}"
+    else:
+        yield f"{_long(action)}={','.join(values)}"
+
+
+def _is_flag_of(action: argparse.Action, word: str) -> bool:
+    return word.partition("=")[0] in action.option_strings
+
+
+def _long(action: argparse.Action) -> str:
+    return next(flag for flag in action.option_strings if flag.startswith("--"))
+
+
+def _name(action: argparse.Action) -> str:
+    return _long(action).removeprefix("--") if action.option_strings else action.dest

@@ -1,0 +1,81 @@
+"""`loong reference`: every command and flag as Markdown, which is docs/command-line.md."""
+
+import argparse
+from collections.abc import Iterator
+
+from loong.launcher.parser import CommandParser
+
+_INTRODUCTION = """\
+# The command line
+
+Written by `loong reference > docs/command-line.md`; `loong COMMAND --help` tells the same. In flags, `_`
+does for `-`. Where a command takes `--config FILE`, that is YAML with the names of its flags as keys
+(`num-instances: 2`; `model` for MODEL; lists where a flag may be repeated; quotes around what has colons).
+What is typed wins over the file, the file over defaults, and a key that is no flag is an error.
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
+    """Add the command `reference`."""
+    parser = subparsers.add_parser(
+        "reference",
+        help="print every command and flag as Markdown",
+        description="Print every command and flag as Markdown.",
+        epilog="examples:\n  loong reference > docs/command-line.md\n",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(_args: argparse.Namespace) -> int:
+    """Print it and return 0."""
+    from loong.launcher.cli import COMMANDS, build_parser  # which imports this
+
+    print(reference(build_parser(COMMANDS)[1]), end="")
+    return 0
+
+
+def reference(commands: dict[str, CommandParser]) -> str:
+    """A section a command, in it a table a group of flags, and examples."""
+    return "\n".join(
+        [_INTRODUCTION, *(line for parser in commands.values() for line in _section(parser, "##"))]
+    )
+
+
+def _section(parser: CommandParser, heading: str) -> Iterator[str]:
+    yield f"{heading} {parser.prog}\n"
+    if parser.description:
+        yield f"{parser.description}\n"
+    for title, actions in parser.groups.items():
+        yield from _table(title, actions)
+    for nested in parser.commands:
+        yield from _section(nested, f"{heading}#")
+    if parser.epilog:
+        examples = "\n".join(line.strip() for line in parser.epilog.splitlines()[1:] if line.strip())
+        yield f"```bash\n{examples}\n```\n"
+
+
+def _table(title: str, actions: list[argparse.Action]) -> Iterator[str]:
+    yield f"| {title} | meaning |\n|---|---|"
+    for action in actions:
+        yield f"| {_written(action)} | {_meaning(action)} |"
+    yield ""
+
+
+def _written(action: argparse.Action) -> str:
+    value = "" if action.nargs == 0 else " " + _value(action)
+    if not action.option_strings:
+        return f"`{value.strip()}`"
+    return ", ".join(f"`{flag}{value if flag.startswith('--') else ''}`" for flag in action.option_strings)
+
+
+def _value(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    return action.dest.upper() if action.choices is None else "VALUE"
+
+
+def _meaning(action: argparse.Action) -> str:
+    text = (action.help or "") % {**vars(action), "prog": "loong"}
+    if action.choices is not None and action.option_strings:
+        text += f"; one of {', '.join(f'`{choice}`' for choice in action.choices)}"
+    return text.replace("|", "\\|")

@@ -1,0 +1,92 @@
+"""Conversations with a real server whose model is a script."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from listening import serving_with
+from scripted_engine import ScriptedEngine, say
+
+from loong.core.errors import ConfigError
+from loong.launcher.chat.client import ChatError, ChatServer
+from loong.launcher.chat.session import Session
+from loong.model.tiny import CONFIG, tiny_model
+from loong.server.tokenizer import Tokenizer
+
+
+@asynccontextmanager
+async def talking(folder: Path, engine: ScriptedEngine, **settings: object) -> AsyncIterator[Session]:
+    tokenizer = Tokenizer.from_folder(tiny_model(folder), CONFIG.eos_token_ids)
+    async with serving_with(tokenizer)(engine, **settings) as url:
+        yield Session(ChatServer(url), {"max_tokens": 100}, out=io.StringIO())
+
+
+async def take(session: Session, *lines: str) -> str:
+    """Type lines; what is printed."""
+    for line in lines:
+        assert await asyncio.to_thread(session.take, line)
+    assert isinstance(session.out, io.StringIO)
+    return session.out.getvalue()
+
+
+async def test_an_answer_is_printed_and_remembered(tmp_path: Path) -> None:
+    engine = ScriptedEngine(say("Well, well."))
+    async with talking(tmp_path, engine) as session:
+        assert await take(session, "hello") == "Well, well.\n"
+        await take(session, "and now?")
+    contents = [message["content"] for message in session.messages]
+    assert contents == ["hello", "Well, well.", "and now?", "Well, well."]
+    assert len(engine.requests[1].prompt_token_ids) > len(engine.requests[0].prompt_token_ids) + 10
+
+
+async def test_commands_reset_instruct_help_and_end(tmp_path: Path) -> None:
+    async with talking(tmp_path, ScriptedEngine(say("ok"))) as session:
+        await take(session, "hello", "/system Be brief.")
+        assert session.messages == [{"role": "system", "content": "Be brief."}]
+        await take(session, "hello", "/reset")
+        assert session.messages == [{"role": "system", "content": "Be brief."}]
+        assert "there is no /rest" in await take(session, "/rest", "")
+        assert not session.take("/exit")
+
+
+class Impatient(io.StringIO):
+    """Someone who presses Ctrl-C at the third piece of an answer, the first of which is empty."""
+
+    num_pieces = 0
+
+    def flush(self) -> None:
+        self.num_pieces += 1
+        if self.num_pieces == 3:
+            raise KeyboardInterrupt
+
+
+async def test_an_interrupt_stops_the_answer_and_not_the_conversation(tmp_path: Path) -> None:
+    engine = ScriptedEngine(say("a" * 90), pause_at=10)
+    async with talking(tmp_path, engine) as session:
+        session.out = Impatient()
+        assert "(stopped)" in await take(session, "hello")
+        await asyncio.wait_for(engine.closed.wait(), 10)  # the request was aborted
+        assert session.messages[-1] == {"role": "assistant", "content": "aa"}
+        assert engine.num_produced[engine.requests[0].request_id] <= 10
+
+
+async def test_an_error_is_one_line_and_leaves_no_trace(tmp_path: Path) -> None:
+    async with talking(tmp_path, ScriptedEngine(say("abc"), fail_at=2)) as session:
+        assert "error: instance 3 is lost" in await take(session, "hello")
+        assert not session.messages
+        session.options = {"max_tokens": 10**9}
+        assert "max_tokens" in await take(session, "hello")
+
+
+async def test_a_wrong_key_or_address_is_told(tmp_path: Path) -> None:
+    async with talking(tmp_path, ScriptedEngine(), api_keys=("k",)) as session:
+        assert "needs an API key" in await take(session, "hello")
+        served = ChatServer(session.server.base_url + "/v1", "k")
+        assert await asyncio.to_thread(served.model) == "tiny"
+    with pytest.raises(ChatError, match="does not answer: Connection refused"):
+        ChatServer(served.base_url).model()
+    with pytest.raises(ConfigError, match="no URL such as"):
+        ChatServer("localhost:8000")
