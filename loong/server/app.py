@@ -15,6 +15,7 @@ from loong.server.metrics import ServerMetrics
 from loong.server.middleware import check_api_key, tell_errors
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
+from loong.server.sse import EVENT_WRITES, EventWrites
 from loong.server.tokenizer import Tokenizer
 
 
@@ -29,6 +30,7 @@ def create_app(
     app = web.Application(middlewares=[tell_errors, check_api_key], client_max_size=settings.max_body_bytes)
     schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
     app.on_cleanup.append(lambda _: schemas.close())
+    app[EVENT_WRITES] = EventWrites()
     app[SERVER] = Server(
         engine=engine,
         tokenizer=tokenizer,

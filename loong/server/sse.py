@@ -1,11 +1,15 @@
-"""Server-sent events that are never silent for long."""
+"""Server-sent events that are never silent for long, written together where they come together.
+
+To write is dear: it may wake a client, which then reads a few bytes and sleeps again. So what all streams
+have to say at one turn of the event loop is collected, and written in one go at the next.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from loong.server.settings import ServerSettings
 
@@ -15,10 +19,33 @@ _HEADERS = {
     "X-Accel-Buffering": "no",  # a proxy that collects events would undo streaming
 }
 _KEEP_ALIVE = b": keep-alive\n\n"
+_DONE = b"data: [DONE]\n\n"
+_MAX_COLLECTED_BYTES = 2**14  # a stream that has more to say at one turn lets others have theirs first
 
 
 class ClientLeftError(ConnectionError):
     """Nobody reads the stream any more."""
+
+
+class EventWrites:
+    """The streams of one server that have something to write at the next turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._streams: list[EventStream] = []
+
+    def add(self, stream: "EventStream") -> None:
+        """Let a stream write then; to be called once a turn."""
+        if not self._streams:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._streams.append(stream)
+
+    def _write(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.write()
+
+
+EVENT_WRITES = web.AppKey("event_writes", EventWrites)
 
 
 class EventStream:
@@ -27,7 +54,7 @@ class EventStream:
     def __init__(self, settings: ServerSettings) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._settings = settings
-        self._last_write = 0.0
+        self._collected = bytearray()
 
     @asynccontextmanager
     async def open(self, http: web.Request) -> AsyncIterator[None]:
@@ -35,35 +62,63 @@ class EventStream:
 
         A client that leaves ends the context quietly.
         """
+        self._http, self._writes = http, http.app[EVENT_WRITES]
+        self._is_chunked = http.version >= HttpVersion11
+        self._loop = asyncio.get_running_loop()
         await self.response.prepare(http)
-        self._last_write = asyncio.get_running_loop().time()
-        keeping_alive = asyncio.create_task(self._keep_alive())
+        self._last_write = self._loop.time()
+        self._keep_alive()
         try:
             yield
-            await self._write(b"data: [DONE]\n\n")
+            self._next_keep_alive.cancel()
+            rest = bytes(self._collected) + _DONE
+            self._collected.clear()
+            await self._in_time(self.response.write_eof(rest))
         except ClientLeftError:
             if http.transport is not None:
                 http.transport.abort()
         finally:
-            keeping_alive.cancel()
-            await asyncio.gather(keeping_alive, return_exceptions=True)
+            self._next_keep_alive.cancel()
+            self._collected.clear()
 
     async def send(self, event: object) -> None:
         """Send one event; wait while the client is slow to read, but not for ever (`ClientLeftError`)."""
-        await self._write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+        self._collect(b"data: %b\n\n" % msgspec.json.encode(event))
+        if len(self._collected) > _MAX_COLLECTED_BYTES:
+            self.write()
+            await asyncio.sleep(0)
+        if self._http.protocol.writing_paused:
+            await self._in_time(self._http.writer.drain())
 
-    async def _write(self, data: bytes) -> None:
+    def write(self) -> None:
+        """Write what was collected."""
+        transport = self._http.transport
+        if transport is not None and self._collected:
+            # Not by `response.write`, which costs as much as all else that is done for a token.
+            data = bytes(self._collected)
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+            self._last_write = self._loop.time()
+        self._collected.clear()
+
+    def _collect(self, data: bytes) -> None:
+        if not self._collected:
+            self._writes.add(self)
+        self._collected += data
+
+    async def _in_time(self, writing: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._settings.write_timeout):
-                await self.response.write(data)
+                await writing
         except (TimeoutError, ConnectionError) as error:
             raise ClientLeftError from error
-        self._last_write = asyncio.get_running_loop().time()
 
-    async def _keep_alive(self) -> None:
-        now = asyncio.get_running_loop().time
+    def _keep_alive(self) -> None:
+        """Say something if it is time, and come back when it may be again."""
         interval = self._settings.keep_alive_interval
-        while True:
-            await asyncio.sleep(self._last_write + interval - now())
-            if now() - self._last_write >= interval:
-                await self._write(_KEEP_ALIVE)
+        idle = self._loop.time() - self._last_write
+        if idle >= interval and not self._http.protocol.writing_paused:
+            self._collect(_KEEP_ALIVE)
+            self.write()
+        self._next_keep_alive = self._loop.call_later(
+            interval - idle if idle < interval else interval, self._keep_alive
+        )
