@@ -18,6 +18,17 @@ MAX_CHOICES = 16
 NUM_SEEDS = 2**63
 
 
+SAMPLING_LIMITS: Mapping[str, tuple[float, float]] = {  # least and most
+    "max_tokens": (1, float("inf")),
+    "temperature": (0, 100),
+    "top_p": (1e-9, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (1e-9, 100),
+}
+
+
 class FinishReason(Enum):
     """Why a request ended; the values are the OpenAI API's, `abort` and `error` are vLLM's."""
 
@@ -55,15 +66,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         limits = (
-            ("max_tokens", self.max_tokens, 1, float("inf")),
+            *((name, getattr(self, name), *limits) for name, limits in SAMPLING_LIMITS.items()),
             ("min_tokens", self.min_tokens, 0, self.max_tokens),
-            ("temperature", self.temperature, 0, 100),
-            ("top_p", self.top_p, 1e-9, 1),
             ("top_k", self.top_k, 1, float("inf")),
-            ("min_p", self.min_p, 0, 1),
-            ("presence_penalty", self.presence_penalty, -2, 2),
-            ("frequency_penalty", self.frequency_penalty, -2, 2),
-            ("repetition_penalty", self.repetition_penalty, 1e-9, 100),
             ("seed", self.seed, 0, NUM_SEEDS - 1),
             ("logprobs", self.num_logprobs, 0, MAX_LOGPROBS),
             *(("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS) for _, bias in self.logit_bias),

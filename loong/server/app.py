@@ -9,10 +9,11 @@ from loong.server.chat import chat_completions
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
 from loong.server.dashboard.routes import add_dashboard
-from loong.server.dashboard.source import DashboardSource
+from loong.server.insight import Insight
 from loong.server.engine_client import EngineClient, Tracing
 from loong.server.metrics import ServerMetrics
 from loong.server.middleware import check_api_key, tell_errors
+from loong.server.openapi import openapi
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
 from loong.server.sse import EVENT_WRITES, EventWrites
@@ -24,18 +25,19 @@ def create_app(
     tokenizer: Tokenizer,
     settings: ServerSettings,
     tracing: Tracing | None = None,
-    dashboard: DashboardSource | None = None,
+    insight: Insight | None = None,
 ) -> web.Application:
     """Put a server together; nothing is started."""
     app = web.Application(middlewares=[tell_errors, check_api_key], client_max_size=settings.max_body_bytes)
     schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
     app.on_cleanup.append(lambda _: schemas.close())
     app[EVENT_WRITES] = EventWrites()
+    metrics = ServerMetrics(settings.served_model_name, engine.snapshot)
     app[SERVER] = Server(
         engine=engine,
         tokenizer=tokenizer,
         settings=settings,
-        metrics=ServerMetrics(settings.served_model_name, engine.snapshot),
+        metrics=metrics,
         admission=Admission(
             max_waiting_requests=settings.max_waiting_requests,
             max_waiting_tokens=settings.max_waiting_tokens,
@@ -60,10 +62,13 @@ def create_app(
             web.get("/load", status.load),
             web.get("/metrics", status.metrics),
             web.get("/trace", status.trace),
+            web.get("/openapi.json", openapi),
             web.post("/start_profile", profiling.start_profile),
             web.post("/stop_profile", profiling.stop_profile),
         ]
     )
-    if dashboard is not None:
-        add_dashboard(app, dashboard)
+    if insight is not None:
+        metrics.watch_cost_model(insight.errors)
+        insight.runs.tell(lambda run: metrics.saw_run(run, insight.target_of(run)))
+        add_dashboard(app, insight)
     return app

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loong.scheduler.compiled import compiled
 from loong.server.errors import bad_request
-from loong.server.schemas import read_json
+from loong.server.parsing import read_json
 
 LARGE_BODY = 2**18  # bytes; what is shorter takes the usual parser a millisecond or two
 MAX_VALUES = 2**17  # of a large body, besides those in its long lists of integers

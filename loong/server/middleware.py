@@ -23,10 +23,10 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         if error.status < 400:
             raise
         code = error.reason.lower().replace(" ", "_")
-        message = error.text or error.reason
-        return _response(ApiError(error.status, message, code, headers=_kept_headers(error)))
+        message = _what_there_is(request) if error.status == 404 else error.text or error.reason
+        return _refusal(request, ApiError(error.status, message, code, headers=_kept_headers(error)))
     except LoongError as error:
-        return _response(as_api_error(error))
+        return _refusal(request, as_api_error(error))
 
 
 @web.middleware
@@ -43,11 +43,19 @@ async def check_api_key(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
+def _what_there_is(request: web.Request) -> str:
+    """What to say of a path that does not exist, such as `/v1/embeddings`."""
+    resources = (resource.canonical for resource in request.app.router.resources())
+    paths = [path for path in dict.fromkeys(resources) if not path.startswith(OPEN_FOLDER)]
+    return f"there is no {request.path} here; this server has {', '.join(paths)}"
+
+
 def _kept_headers(error: web.HTTPException) -> dict[str, str]:
     return {name: error.headers[name] for name in ("Allow",) if name in error.headers}
 
 
-def _response(error: ApiError) -> web.Response:
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    request.app[SERVER].metrics.saw_refusal(error.code)
     response = json_response(error.body, error.status)
     response.headers.update(error.headers)
     return response

@@ -1,12 +1,7 @@
-"""What clients may send: the OpenAI API's fields, and those that vLLM adds; defaults and meanings are vLLM's.
-
-A field that is null counts as absent. What is not listed is refused by name, never ignored, except a few
-well-known fields that change nothing about the answer.
-"""
+"""What clients may send: fields of the OpenAI API, and those that vLLM adds, with vLLM's defaults."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from pydantic import (
@@ -14,15 +9,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, from_json
 
-from loong.core.request import MAX_LOGPROBS
-from loong.server.errors import ApiError, bad_request
+from loong.core.request import MAX_CHOICES, MAX_LOGPROBS
+from loong.server.errors import bad_request
 
 MAX_PROMPTS = 256  # in one request
 MAX_STOP_STRINGS = 16
@@ -32,23 +26,11 @@ MAX_LOGIT_BIASES = 1024
 MAX_USER_LENGTH = 256  # characters
 MAX_MESSAGES = 4096
 
-_HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
-_NEUTRAL: dict[str, object] = {  # fields that are not supported, and the value that asks for nothing
-    "n": 1,
-    "best_of": 1,
-    "suffix": "",
-    "priority": 0,
-    "tools": [],
-    "tool_choice": "none",
-    "parallel_tool_calls": True,
-    "modalities": ["text"],
-    "use_beam_search": False,
-    "length_penalty": 1,
-    "include_stop_str_in_output": False,
-    "spaces_between_special_tokens": True,
-    "continue_final_message": False,
-    "bad_words": [],
-}
+_ID = {"type": "integer", "minimum": 0}
+_IDS = {"type": "array", "items": _ID, "minItems": 1}
+_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS}
+_LISTS = {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _TEXTS, _IDS, _LISTS]}
 
 
 def _as_list(value: object) -> object:
@@ -60,21 +42,25 @@ def _as_parts(value: object) -> object:
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_as_list)]
+_StopList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
+StopStrings = Annotated[_StopList, BeforeValidator(_as_list, StopString | _StopList)]
 
 
 class Schema(BaseModel):
     """A JSON object in which each field has its own type, and no other field is allowed."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 class StreamOptions(Schema):
-    """What a stream tells besides text: token counts at its end, or with every chunk."""
+    """What a stream tells besides text."""
 
     include_usage: bool = False
+    """The counts of tokens in a last chunk, without choices."""
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False  # padding against traffic analysis; there is none to include
+    """The counts so far with every chunk."""
+    include_obfuscation: bool = False
+    """Padding against traffic analysis; there is none to include."""
 
 
 class JsonSchemaFormat(Schema):
@@ -83,7 +69,10 @@ class JsonSchemaFormat(Schema):
     name: Annotated[str, Field(max_length=256)] = ""
     description: str | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None  # answers are held to it in any case
+    """What cannot be kept to is refused by name. An object that names properties has no others unless
+    `additionalProperties` says so. Formats are kept to in shape."""
+    strict: bool | None = None
+    """Answers are held to the schema in any case."""
 
 
 class ResponseFormat(Schema):
@@ -113,27 +102,51 @@ class GenerationFields(Schema, ABC):
     default_max_tokens: ClassVar[int | None]  # None: whatever fits
 
     model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int = 0
+    """The name in `/v1/models`, or nothing."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The most tokens to produce. By default 16 for a completion, and for a chat whatever fits."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The same by its newer name, which wins."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """Before so many tokens nothing ends the answer."""
     temperature: float = 1.0
+    """0 takes the likeliest token."""
     top_p: float = 1.0
-    top_k: int = 0
+    """Draw among the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    """Draw among so many of the likeliest tokens; 0 and -1: all."""
     min_p: float = 0.0
+    """Draw among tokens that are at least so likely, of the likeliest one's probability."""
     presence_penalty: float = 0.0
+    """Taken from the logit of each token that the answer has."""
     frequency_penalty: float = 0.0
+    """Taken from the logit of a token for each time that the answer has it."""
     repetition_penalty: float = 1.0
-    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] = {}  # by token id
+    """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the answer."""
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] = {}
+    """What to add to the logits of tokens, by token id."""
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    """How many choices to give for each prompt."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Fixes every draw, whatever else runs; choices count up from it. By default each request draws one."""
     stop: StopStrings = []
+    """The answer ends before the first of these strings."""
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    """The answer ends with the first of these tokens, whose text is not told."""
     ignore_eos: bool = False
+    """Go on after the model's end-of-sequence token."""
     response_format: ResponseFormat = ResponseFormat()
-    user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""  # between whom `--fairness user` shares
+    """What the answer is held to."""
+    user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
+    """Whom the request is for: `--fairness user` shares between users."""
     skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     stream: bool = False
+    """Tell the answer as it grows, as server-sent events, of which the last is `[DONE]`."""
     stream_options: StreamOptions = StreamOptions()
+    """For streams only."""
     return_token_ids: bool = False
+    """Tell the ids of the prompt's and the answer's tokens too."""
 
     @field_validator("stream_options")
     @classmethod
@@ -154,10 +167,14 @@ class CompletionFields(GenerationFields):
     prompt_field = "prompt"
     default_max_tokens = 16
 
-    prompt: Any  # checked by `prompts.completion_prompt`: a million ids are not worth a schema each
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]  # a million ids are not worth a schema each
+    """A text, its token ids, or a list of either, each of which is answered."""
     add_special_tokens: bool = True
+    """Begin a text with the tokens that the model expects there."""
     echo: bool = False
+    """Begin the answer with the prompt. Not together with `logprobs`."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Tell the log probability of each token, and those of so many of the likeliest."""
 
     @field_validator("logprobs")
     @classmethod
@@ -183,7 +200,8 @@ class Message(Schema):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
+    content: Annotated[list[TextPart], BeforeValidator(_as_parts, str | list[TextPart])]
+    """A text, or its pieces, which are joined by line breaks. Special tokens in it are plain text."""
     name: str | None = None
 
     def for_template(self) -> dict[str, object]:
@@ -192,18 +210,27 @@ class Message(Schema):
         return {**self.model_dump(exclude_none=True), "content": text}
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class ChatFields(GenerationFields):
     """The body of `/v1/chat/completions`."""
 
     prompt_field = "messages"
     default_max_tokens = None
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
+    """The conversation so far, for the model's chat template."""
     add_generation_prompt: bool = True
+    """End the prompt where the assistant's turn begins."""
     add_special_tokens: bool = False
+    """Begin with the tokens that the model expects there, which most templates write themselves."""
     chat_template_kwargs: dict[str, Any] = {}
+    """More names for the chat template."""
     logprobs: bool = False
+    """Tell the log probability of each token."""
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+    """And those of so many of the likeliest."""
 
     @property
     def num_logprobs(self) -> int | None:
@@ -218,9 +245,10 @@ class TokenizeFields(Schema):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool = True
-    add_special_tokens: bool | None = None  # by default yes for a text, no for a chat
+    add_special_tokens: bool | None = None
+    """By default yes for a text, no for a chat."""
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
 
@@ -230,44 +258,3 @@ class DetokenizeFields(Schema):
 
     model: str | None = None
     tokens: list[int]
-
-
-Fields = TypeVar("Fields", bound=Schema)
-
-
-def read_json(body: bytes) -> object:
-    """The value that a body writes; raise a 400 if it is no JSON."""
-    try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from error
-
-
-def check(content: object, schema: type[Fields]) -> Fields:
-    """Take what a body says as `schema`; raise a 400 that names the first field at fault."""
-    if not isinstance(content, dict):
-        raise bad_request(f"the body must be a JSON object, but is {type(content).__name__}", None)
-    try:
-        return schema.model_validate(_asked_for(content, schema))
-    except ValidationError as error:
-        raise _name_field(error.errors(include_url=False, include_context=False)[0]) from error
-
-
-def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str, object]:
-    """The fields that ask for something."""
-    return {
-        name: value
-        for name, value in content.items()
-        if value is not None
-        and (name in schema.model_fields or (name not in _HARMLESS and value != _NEUTRAL.get(name)))
-    }
-
-
-def _name_field(error: ErrorDetails) -> ApiError:
-    names = [str(part) for part in error["loc"]]
-    field = names[0] if names else None
-    path = ".".join(names)
-    if error["type"] != "extra_forbidden":
-        return bad_request(f"{path}: {error['msg']}", field)
-    but = f" (only {_NEUTRAL[path]!r} is)" if path in _NEUTRAL else ""
-    return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from loong.server.context import SERVER
 from loong.server.large_json import LARGE_BODY, read_large_json
-from loong.server.schemas import Fields, check, read_json
+from loong.server.parsing import Fields, check, read_json
 
 
 async def read_fields(http: web.Request, schema: type[Fields]) -> Fields:

@@ -35,7 +35,8 @@ def allowed(request_id: str, schema: str, output: list[int]) -> list[int]:
 
 def random_output(schema: str, seed: int) -> bytes:
     """A walk through the tokens allowed, which hurries to the end."""
-    chance, output = random.Random(seed), []
+    chance = random.Random(seed)
+    output: list[int] = []
     while True:
         tokens = allowed(f"{schema}-{seed}", schema, output)
         assert tokens, bytes(output)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loong.server import large_json
 from loong.server.errors import ApiError
 from loong.server.large_json import Cut, read_large_json
-from loong.server.schemas import read_json
+from loong.server.parsing import read_json
 
 SMALL = Cut(min_integers=3, min_string=5, piece=4)
 

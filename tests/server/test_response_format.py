@@ -32,7 +32,7 @@ def as_format(schema: object) -> dict[str, object]:
 
 async def test_schemas_reach_the_engine_and_bad_ones_are_refused_by_name(serving: Serving) -> None:
     engine = ScriptedEngine()
-    bad = {"not": {}}
+    bad: dict[str, object] = {"not": {}}
     invalid = {"type": "string", "pattern": "^(?=a)b$"}
     async with serving(engine) as url:
         for wrong, named in ((bad, "not"), (invalid, "Lookahead"), ({"type": "string", "pattern": "("}, "")):

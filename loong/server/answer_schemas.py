@@ -1,0 +1,227 @@
+"""What clients are answered. Answers are not made of these, which would be slow; tests hold them to these."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Answer(BaseModel):
+    """A JSON object with these fields and no others; those with a default may be missing."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ErrorFields(Answer):
+    """What went wrong."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None
+    """The field at fault."""
+    code: str
+
+
+class Error(Answer):
+    """Every answer that is no success; in a stream that has begun, an event."""
+
+    error: ErrorFields
+
+
+class Usage(Answer):
+    """Counts of tokens, each prompt's once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(Answer):
+    """A list a field, with an entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+    """Where in the answer the token's text begins, in characters."""
+
+
+class CompletionChoice(Answer):
+    """One answer to one prompt; in a stream, a piece of it."""
+
+    index: int
+    """Counts the choices of the first prompt, then those of the next."""
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    """The stop string or token that was asked for and ended the answer."""
+    token_ids: list[int] = []
+    prompt_token_ids: list[int] = []
+    """In a stream, with the first piece."""
+
+
+class Completion(Answer):
+    """A completion, or a chunk of its stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class TokenLogprob(Answer):
+    """A token and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    """Of the token chosen, and of the likeliest."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Answer):
+    """An entry a token."""
+
+    content: list[ChosenLogprob]
+
+
+class AssistantMessage(Answer):
+    """The assistant's turn."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(Answer):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    """The stop string or token that was asked for and ended the answer."""
+    token_ids: list[int] = []
+
+
+class ChatCompletion(Answer):
+    """A turn of the assistant."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] = []
+
+
+class MessageDelta(Answer):
+    """What is new of the assistant's turn."""
+
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatChunkChoice(Answer):
+    """A piece of one answer; the first one tells the role."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] = []
+
+
+class ChatCompletionChunk(Answer):
+    """An event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] = []
+
+
+class Model(Answer):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    """The longest prompt and answer together, in tokens."""
+
+
+class ModelList(Answer):
+    """All models: one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokenized(Answer):
+    """Token ids of a text or a chat."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] = []
+
+
+class Detokenized(Answer):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class Status(Answer):
+    """The engine makes progress."""
+
+    status: str
+
+
+class Version(Answer):
+    """Of loong."""
+
+    version: str
+
+
+class Load(Answer):
+    """Requests in flight."""
+
+    server_load: int
+
+
+class Trace(BaseModel):
+    """Chrome's trace format."""
+
+    model_config = ConfigDict(extra="allow")
+
+    traceEvents: list[dict[str, Any]]  # noqa: N815 - Chrome's name
+
+
+class TraceFile(Answer):
+    """Where a trace was written, on the server."""
+
+    trace: str
+
+
+class Document(BaseModel):
+    """OpenAPI 3.1."""
+
+    model_config = ConfigDict(extra="allow")
+
+    openapi: str

@@ -1,0 +1,232 @@
+"""The API as one OpenAPI document, made of the schemas that requests and answers are held to."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import msgspec
+from aiohttp import web
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+import loong
+from loong.core.request import SAMPLING_LIMITS
+from loong.server import answer_schemas as answers
+from loong.server import schemas
+from loong.server.middleware import OPEN_PATHS
+from loong.server.parsing import HARMLESS, NEUTRAL
+
+Json: TypeAlias = dict[str, Any]
+
+_REF = "#/components/schemas/{model}"
+_WHY = {
+    400: "What was sent cannot be served; `param` names the field at fault.",
+    401: "The server has API keys, and none of them was sent.",
+    404: "There is no such thing here, or no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too long.",
+    415: "The body is compressed.",
+    429: "This API key has as many requests in flight as it may have; `Retry-After` says when to come back.",
+    500: "The engine failed, or gave the request up.",
+    503: "The queue is full, and `Retry-After` says when to come back; or the engine does not make progress.",
+}
+_OF_BODIES = (400, 404, 408, 413, 415, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    summary: str
+    answer: type[BaseModel] | str  # a schema of JSON, or the type of what else it is
+    errors: Sequence[int] = ()
+    request: type[schemas.Schema] | None = None
+    event: type[BaseModel] | None = None  # of a stream, where one can be asked for
+
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/completions",
+        "Complete a text, or each of several.",
+        answers.Completion,
+        (*_OF_BODIES, 429, 500),
+        schemas.CompletionFields,
+        answers.Completion,
+    ),
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Continue a conversation.",
+        answers.ChatCompletion,
+        (*_OF_BODIES, 429, 500),
+        schemas.ChatFields,
+        answers.ChatCompletionChunk,
+    ),
+    Operation("get", "/v1/models", "The model that is served.", answers.ModelList),
+    Operation("get", "/v1/models/{model}", "One model by its name.", answers.Model, (404,)),
+    Operation(
+        "post",
+        "/tokenize",
+        "Token ids of a text or of a chat.",
+        answers.Tokenized,
+        _OF_BODIES,
+        schemas.TokenizeFields,
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "The text of token ids, special tokens included.",
+        answers.Detokenized,
+        _OF_BODIES,
+        schemas.DetokenizeFields,
+    ),
+    Operation("get", "/health", "Whether the engine makes progress.", answers.Status, (503,)),
+    Operation("get", "/ping", "The same.", answers.Status, (503,)),
+    Operation("post", "/ping", "The same.", answers.Status, (503,)),
+    Operation("get", "/version", "The version of loong.", answers.Version),
+    Operation("get", "/load", "How many requests are in flight.", answers.Load),
+    Operation("get", "/metrics", "All metrics, for Prometheus.", "text/plain"),
+    Operation("get", "/trace", "The last minutes of the cluster, for Perfetto.", answers.Trace),
+    Operation("get", "/openapi.json", "This document.", answers.Document),
+    Operation("post", "/start_profile", "Begin a trace of all workers.", answers.Status, (404,)),
+    Operation("post", "/stop_profile", "End it, and tell its file.", answers.TraceFile, (404,)),
+)
+
+
+async def openapi(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
+    """The document."""
+    return web.Response(body=_encoded(), content_type="application/json")
+
+
+@cache
+def _encoded() -> bytes:
+    return msgspec.json.encode(document())
+
+
+def document() -> Json:
+    """The OpenAPI document of every server."""
+    paths: dict[str, Json] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "loong",
+            "version": loong.__version__,
+            "description": "The OpenAI API's completions and chats, with vLLM's additions.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _component_schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _described(operation: Operation) -> Json:
+    is_open = operation.path in OPEN_PATHS
+    statuses = sorted({*operation.errors, *(() if is_open else (401,))})
+    described: Json = {
+        "operationId": f"{operation.method}{operation.path.replace('/', '_')}".replace("{model}", "model"),
+        "summary": operation.summary,
+        "responses": {
+            "200": {"description": operation.summary, "content": dict(_contents(operation))},
+            **{str(status): _error(status) for status in statuses},
+        },
+        "security": [{}] if is_open else [{"key": []}, {}],
+    }
+    if operation.request is not None:
+        content = {"application/json": {"schema": _reference(operation.request)}}
+        described["requestBody"] = {"required": True, "content": content}
+    if "{model}" in operation.path:
+        name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        described["parameters"] = [name]
+    return described
+
+
+def _contents(operation: Operation) -> Iterator[tuple[str, Json]]:
+    if isinstance(operation.answer, str):
+        yield operation.answer, {"schema": {"type": "string"}}
+        return
+    yield "application/json", {"schema": _reference(operation.answer)}
+    if operation.event is not None:
+        yield "text/event-stream", {"schema": _event(operation.event)}
+
+
+def _event(model: type[BaseModel]) -> Json:
+    """What one event of a stream is."""
+    told = {"anyOf": [_reference(model), _reference(answers.Error)]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    return {
+        "type": "object",
+        "description": f"A `{model.__name__}`, or an `Error`; the last one is `[DONE]`.",
+        "properties": {"data": {"anyOf": [data, {"const": "[DONE]"}]}},
+        "required": ["data"],
+    }
+
+
+def _error(status: int) -> Json:
+    content = {"application/json": {"schema": _reference(answers.Error)}}
+    return {"description": _WHY[status], "content": content}
+
+
+def _reference(model: type[BaseModel]) -> Json:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _component_schemas() -> Json:
+    requests = [op.request for op in OPERATIONS if op.request is not None]
+    answered = [
+        model
+        for op in OPERATIONS
+        for model in (op.answer, op.event, answers.Error)
+        if isinstance(model, type)
+    ]
+    _, told = models_json_schema([(model, "serialization") for model in answered], ref_template=_REF)
+    _, asked = models_json_schema([(model, "validation") for model in requests], ref_template=_REF)
+    for model in requests:
+        asked["$defs"][model.__name__] = _as_parsed(asked["$defs"][model.__name__], model)
+    return {**told["$defs"], **asked["$defs"]}
+
+
+def _as_parsed(schema: Json, model: type[schemas.Schema]) -> Json:
+    """A body's schema with what parsing adds: limits, nulls that count as absent, and fields of no effect."""
+    properties = {
+        name: _or_null(_limited(name, field)) if name not in schema.get("required", ()) else field
+        for name, field in schema["properties"].items()
+    }
+    if issubclass(model, schemas.GenerationFields):
+        properties |= {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
+        properties |= {
+            name: {"enum": [value, None], "description": "Not supported: only what asks for nothing."}
+            for name, value in NEUTRAL.items()
+        }
+    return {**schema, "properties": properties}
+
+
+def _limited(name: str, field: Mapping[str, Any]) -> Json:
+    if name not in SAMPLING_LIMITS or "minimum" in field:
+        return {**field}
+    low, high = SAMPLING_LIMITS[name]
+    options = [_limited_number(option, low, high) for option in field.get("anyOf", [field])]
+    return {**field, "anyOf": options} if "anyOf" in field else options[0]
+
+
+def _limited_number(option: Mapping[str, Any], low: float, high: float) -> Json:
+    if option.get("type") not in ("integer", "number"):
+        return {**option}
+    kind = int if option["type"] == "integer" else float
+    return {**option, "minimum": kind(low)} | ({} if high == float("inf") else {"maximum": kind(high)})
+
+
+def _or_null(field: Json) -> Json:
+    """The same, or null."""
+    if {"type": "null"} in field.get("anyOf", ()):
+        return field
+    kept = field.keys() & {"title", "description", "default"}
+    option = {name: value for name, value in field.items() if name not in kept}
+    return {**{name: field[name] for name in field if name in kept}, "anyOf": [option, {"type": "null"}]}

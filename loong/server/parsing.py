@@ -1,0 +1,72 @@
+"""From a body to the schema it must have.
+
+A field that is null counts as absent. What is not listed is refused by name, never ignored, except a few
+well-known fields that change nothing about the answer.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from loong.server.errors import ApiError, bad_request
+from loong.server.schemas import Schema
+
+HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the value that asks for nothing
+    "best_of": 1,
+    "suffix": "",
+    "priority": 0,
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "modalities": ["text"],
+    "use_beam_search": False,
+    "length_penalty": 1,
+    "include_stop_str_in_output": False,
+    "spaces_between_special_tokens": True,
+    "continue_final_message": False,
+    "bad_words": [],
+}
+
+Fields = TypeVar("Fields", bound=Schema)
+
+
+def read_json(body: bytes) -> object:
+    """The value that a body writes; raise a 400 if it is no JSON."""
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from error
+
+
+def check(content: object, schema: type[Fields]) -> Fields:
+    """Take what a body says as `schema`; raise a 400 that names the first field at fault."""
+    if not isinstance(content, dict):
+        raise bad_request(f"the body must be a JSON object, but is {type(content).__name__}", None)
+    try:
+        return schema.model_validate(_asked_for(content, schema))
+    except ValidationError as error:
+        raise _name_field(error.errors(include_url=False, include_context=False)[0]) from error
+
+
+def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str, object]:
+    """The fields that ask for something."""
+    return {
+        name: value
+        for name, value in content.items()
+        if value is not None
+        and (name in schema.model_fields or (name not in HARMLESS and value != NEUTRAL.get(name)))
+    }
+
+
+def _name_field(error: ErrorDetails) -> ApiError:
+    names = [str(part) for part in error["loc"]]
+    field = names[0] if names else None
+    path = ".".join(names)
+    if error["type"] != "extra_forbidden":
+        given = f", but it is {error['input']!r}" if isinstance(error["input"], int | float) else ""
+        return bad_request(f"{path}: {error['msg']}{given}", field)
+    but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else ""
+    return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
