@@ -9,10 +9,11 @@ from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.allocation import Allocation, Group
+from loong.scheduler.allocation import Allocation
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Order, Prefill, by_arrival
 from loong.scheduler.esp import ElasticPlanner
+from loong.scheduler.group import Group
 from loong.scheduler.scaling import Scaling
 from loong.scheduler.step import Step
 from loong.scheduler.survey import survey

@@ -14,47 +14,13 @@ from loong.core.cost_model import CostModel
 from loong.core.request import RequestId
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import USABLE_SPEED, Prefill
+from loong.scheduler.group import Group
 from loong.scheduler.program import Demand, Offer, solve
+from loong.scheduler.soonest import Soonest
 from loong.scheduler.survey import Survey, Unit
 
 LONG_STEPS = 8  # a prompt that takes one instance more steps than that is long
 MAX_DEMANDS, MAX_OFFERS = 32, 16  # what the program is asked at once; the rest goes in order
-
-
-@dataclass(slots=True)
-class Group:
-    """Units that are to run one batch, and the prompts they compute, most urgent first.
-
-    `spare` is the slots that nobody was promised, `dop` the number of instances, `available_in` the seconds
-    until all are free, `num_decodes` the decoding requests on it, those in flight too, and `longest` the work
-    of its longest prompt.
-    """
-
-    units: list[Unit]
-    prefills: list[Prefill] = field(default_factory=list)
-    spare: int = 0
-    dop: int = field(init=False)
-    available_in: float = field(init=False)
-    num_decodes: int = field(init=False)
-    longest: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.dop = sum([len(unit.instance_ids) for unit in self.units])
-        self.available_in = max([unit.available_in for unit in self.units])
-        self.num_decodes = sum([unit.num_decodes for unit in self.units])
-        self.longest = max([prefill.work for prefill in self.prefills], default=0.0)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all its units are."""
-        return all(unit.is_ready for unit in self.units)
-
-    def wait_of(self, prefill: Prefill) -> float:
-        """Seconds until it begins a prompt: what it does now, and what is due before."""
-        if not self.prefills:
-            return self.available_in
-        before = sum(p.work for p in self.prefills if p.rank < prefill.rank and not p.is_late)
-        return self.available_in + before / self.dop
 
 
 @dataclass(slots=True)
@@ -79,11 +45,7 @@ class Allocation:
         num_kept = self.survey.num_instances // 4 if longs and self._expects_shorts() else 0
         for prefill in longs:
             self._spread(prefill, self.survey.num_instances - num_kept)
-        for prefill in shorts:
-            if soonest := self._soonest(prefill):
-                self._place(prefill, soonest)
-            else:
-                self._spread(prefill, self.survey.num_instances)
+        self._place_shorts(shorts)
         self._batch({p.view.request_id for p in shorts})
         return self.groups
 
@@ -155,6 +117,25 @@ class Allocation:
         if chosen != own:
             self._place(prefill, chosen)
 
+    def _place_shorts(self, shorts: Sequence[Prefill]) -> None:
+        """Give each, most urgent first, the one group that would finish it first; without any, several."""
+        least_long, full = self._least_long, self.config.max_step_time
+        soonest = Soonest(self.groups, least_long, full)
+        least_refused = float("inf")
+        for prefill in shorts:
+            demand = self.demand(prefill)
+            if demand >= least_refused:
+                continue
+            if group := soonest.group_for(prefill, demand):
+                group.add(prefill, demand)
+                continue
+            num_groups = len(self.groups)
+            self._spread(prefill, self.survey.num_instances)
+            if len(self.groups) < num_groups:
+                soonest = Soonest(self.groups, least_long, full)
+            else:
+                least_refused = demand  # what is free becomes no more
+
     def _batch(self, fresh_ids: Set[RequestId]) -> None:
         """Batch the short prompts that begin now anew, by the program, over all groups that can begin now."""
         offered = [
@@ -188,21 +169,6 @@ class Allocation:
             chosen = cleared[batch.offers]
             for prefill in prefills[batch.demands]:
                 chosen = [self._place(prefill, chosen)]
-
-    def _soonest(self, prefill: Prefill) -> list[Group]:
-        """The one group that would finish a prompt first. What is added to a full step waits for its end."""
-        demand, least_long = self.demand(prefill), self._least_long
-        alone, full = prefill.work, self.config.max_step_time
-        soonest = min(
-            (group for group in self.groups if group.spare >= demand),
-            key=lambda g: (
-                g.wait_of(prefill) + (full if g.longest > least_long else alone),
-                g.num_decodes / g.dop,
-                -g.spare,
-            ),
-            default=None,
-        )
-        return [] if soonest is None else [soonest]
 
     def demand(self, prefill: Prefill) -> int:
         """Slots that a prompt needs to begin: its own, and a first lease's."""

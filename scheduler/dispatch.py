@@ -26,7 +26,7 @@ from loong.scheduler.survey import Survey
 SECOND_CHANCE_COST = 4  # a prompt that has missed its deadline counts as so much longer when one is put off
 USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
 MAX_REFUSED = 4  # prompts for which there is no room, after which no other is tried in a round
-MAX_WEIGHED = 1024, 16  # waiting prompts that a plan weighs, and so many an instance if that is more
+MAX_WEIGHED = 512, 8  # waiting prompts that a plan weighs, and so many an instance if that is more
 PATIENCE = 4  # TTFT targets after which a prompt that finds no room is let past by no one any more
 
 
@@ -239,14 +239,15 @@ def with_fair_deadlines(
 
 @dataclass
 class Room:
-    """KV of those admitted, to their declared ends: by the sum, which is quick, and if need be exactly.
+    """KV of those admitted, to their declared ends: by a bound, which is quick, and if need be exactly.
 
     That is of running requests, and of those taken. Nothing is reckoned before it is asked for.
     """
 
     snapshot: Snapshot
     refused: list[tuple[int, int]] = field(default_factory=list)  # remaining and known tokens
-    future: FutureKV | None = None
+    future: FutureKV | None = None  # but for those of `taken`
+    taken: list[RequestView] = field(default_factory=list)
 
     @cached_property
     def capacity(self) -> int:
@@ -254,18 +255,18 @@ class Room:
         return sum(i.kv_capacity for i in self.snapshot.instances if i.kind is InstanceKind.FULL)
 
     @cached_property
-    def admitted(self) -> list[RequestView]:
+    def running(self) -> list[RequestView]:
         """Requests that have slots, or are to have some."""
         return [view for view in self.snapshot.running if not view.has_ended]
 
     @cached_property
-    def num_declared(self) -> int:
-        """The slots that these may come to hold, each at its end."""
-        return sum([view.num_final_tokens for view in self.admitted])
+    def bound(self) -> int:
+        """No less than the slots that will ever be in use at once."""
+        return sum([view.num_final_tokens for view in self.running])
 
     def fits(self, view: RequestView) -> bool:
         """Whether a request has room to its declared end, with all that were taken."""
-        if self.num_declared + view.num_final_tokens <= self.capacity:
+        if self.bound + view.num_final_tokens <= self.capacity:
             return True
         remaining, known = view.num_remaining_tokens, view.num_known_tokens
         if any(remaining >= r and known >= k for r, k in self.refused):
@@ -276,17 +277,19 @@ class Room:
         return fits
 
     def peak_with(self, view: RequestView) -> int:
-        """The most slots that those admitted and this one may come to need at once."""
-        if self.future is None:
-            self.future = FutureKV.of(self.admitted)
-        return self.future.adding(view).peak
+        """The most slots that those admitted and this one may come to need at once, or a bound that fits."""
+        future = FutureKV.of(self.running) if self.future is None else self.future
+        for other in self.taken:
+            future = future.adding(other)
+        self.future, self.taken, self.bound = future, [], future.peak
+        if self.bound + view.num_final_tokens <= self.capacity:
+            return self.bound + view.num_final_tokens
+        return future.adding(view).peak
 
     def take(self, view: RequestView) -> None:
         """Admit a request."""
-        self.num_declared += view.num_final_tokens
-        self.admitted.append(view)
-        if self.future is not None:
-            self.future = self.future.adding(view)
+        self.taken.append(view)
+        self.bound += view.num_final_tokens
 
 
 def _deadline(arrival_time: float, ttft: float, earliest: float) -> tuple[float, bool]:

@@ -15,9 +15,10 @@ from loong.core.decision import Decision
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.allocation import Allocation, Group
+from loong.scheduler.allocation import Allocation
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Dispatch, Dispatched, Order, by_deadline
+from loong.scheduler.group import Group
 from loong.scheduler.migration import Gathering
 from loong.scheduler.reasons import (
     reason_to_end_lease,

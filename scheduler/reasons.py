@@ -14,8 +14,8 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch
-from loong.scheduler.allocation import Group
 from loong.scheduler.dispatch import Dispatched, Prefill
+from loong.scheduler.group import Group
 from loong.scheduler.survey import Survey
 
 PUT_OFF = "it is put off, as not all prompts can be in time and most can without it"

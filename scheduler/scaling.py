@@ -8,9 +8,9 @@ from loong.core.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
-from loong.scheduler.allocation import Group
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Prefill, target_tpot
+from loong.scheduler.group import Group
 from loong.scheduler.step import Step, choose_masters
 from loong.scheduler.survey import Survey
 

@@ -11,9 +11,10 @@ from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.allocation import MAX_DEMANDS, Allocation, Group
+from loong.scheduler.allocation import MAX_DEMANDS, Allocation
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Dispatch, by_deadline
+from loong.scheduler.group import Group
 from loong.scheduler.survey import survey
 
 LONG, SHORT = 200_000, 500

@@ -20,6 +20,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.dispatch import (
     MAX_REFUSED,
+    MAX_WEIGHED,
     SECOND_CHANCE_COST,
     Dispatch,
     Dispatched,
@@ -222,6 +223,18 @@ def test_who_has_waited_long_for_room_is_overtaken_no_more(now: float, admitted:
     assert ids(dispatched(snapshot_of([150, 20], [held, large, new], now=now)).prefills) == (
         ["new"] if admitted else []
     )
+
+
+def test_of_a_great_crowd_the_oldest_and_the_newest_are_weighed() -> None:
+    (half, rest), num_waiting = divmod(MAX_WEIGHED[0], 2), MAX_WEIGHED[0] + 3
+    views = [waiting(f"r{n:04}", 1, 2, arrival_time=n / 1e4) for n in range(num_waiting)]
+    found = dispatched(snapshot_of([99_999], views, now=1.0))
+    assert rest == 0
+    assert found.refused == [(view, Refusal.NOT_WEIGHED) for view in views[half:-half]]
+    assert sorted(ids(found.prefills)) == [v.request_id for v in (*views[:half], *views[-half:])]
+    for others in (views[:-3], [replace(view, user="u") for view in views]):
+        config = PolicyConfig(fairness=Fairness.USER if others[0].user else Fairness.NONE)
+        assert len(dispatched(snapshot_of([99_999], others, now=1.0), config).prefills) == len(others)
 
 
 def test_of_those_put_off_only_one_holds_kv() -> None:

@@ -14,9 +14,9 @@ from loong.core.cost_model import CostModel
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.allocation import Group
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Dispatch, Prefill, by_deadline
+from loong.scheduler.group import Group
 from loong.scheduler.scaling import LEAST_CHUNK, LEAST_TPOT, TPOT_MARGIN, Scaling
 from loong.scheduler.survey import survey
 
