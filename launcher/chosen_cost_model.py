@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from loong.launcher.cost_model_file import read_cost_model
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.roofline import DEVICES, ModelShape, roofline
@@ -35,3 +37,9 @@ def chosen_cost_model(
     for extrapolation in file.extrapolations(greatest):
         logger.warning("%s extrapolates: %s", path, extrapolation)
     return file.cost_model(num_instances)
+
+
+def chosen_tiles(path: Path | None) -> tuple[int, ...] | None:
+    """The tiles of attention that were found best when the file was measured, if any were."""
+    tiles = None if path is None else read_cost_model(path).attention_tiles
+    return None if tiles is None else msgspec.structs.astuple(tiles)

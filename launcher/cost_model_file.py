@@ -26,12 +26,24 @@ class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worst: float
 
 
+class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tiles of attention a library is to compute: the fields of TileSizes."""
+
+    square: int
+    largest_square: int
+    queries: int
+    most_queries: int
+    keys: int
+    most_keys: int
+
+
 class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What `loong profile` found, and where and how.
 
     `undetermined` coefficients are a roofline's, since no sample told them. `ranges` is the least and the
     greatest measured of each count of work; beyond it the model extrapolates. `repeat_spread` tells how quiet
     the machine was: how much longer, relative, the median of a plan's times was than the quickest.
+    `attention_tiles` were in use, and are to be, where the device has any.
     """
 
     format: int
@@ -49,6 +61,7 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ranges: dict[str, tuple[float, float]]
     repeat_spread: float
     errors: dict[str, Errors]
+    attention_tiles: AttentionTiles | None = None
 
     def check_fits(self, shape: ModelShape, tp_size: int, device: str) -> None:
         """Raise `ConfigError` unless the file is of such instances."""
@@ -99,6 +112,8 @@ def read_cost_model(path: Path) -> CostModelFile:
     for name, value in (*file.coefficients.items(), ("overlap", file.overlap)):
         if not (isfinite(value) and value >= 0):
             raise ConfigError(f"{path}: {name} must be at least 0, but is {value}")
+    if (tiles := file.attention_tiles) is not None and not _fit(tiles):
+        raise ConfigError(f"{path}: {tiles} do not fit each other; measure again by `loong profile`")
     if not file.coefficients["token"]:  # a step would have room for any number of them
         raise ConfigError(f"{path}: token must be above 0; measure again by `loong profile`")
     return file
@@ -109,3 +124,17 @@ def _check_names(path: Path, where: str, values: Mapping[str, object], kind: typ
     for name in sorted(expected ^ values.keys()):
         what = "is missing" if name in expected else "is unknown"
         raise ConfigError(f"{path}: {where}.{name} {what}")
+
+
+def _fit(tiles: AttentionTiles) -> bool:
+    """Whether the sizes are multiples of one another as TileSizes has them."""
+    if min(msgspec.structs.astuple(tiles)) < 1:
+        return False
+    pairs = (
+        (tiles.square, tiles.queries),
+        (tiles.square, tiles.keys),
+        (tiles.largest_square, tiles.square),
+        (tiles.most_queries, tiles.queries),
+        (tiles.most_keys, tiles.keys),
+    )
+    return not any(large % small for large, small in pairs)

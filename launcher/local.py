@@ -31,7 +31,7 @@ class ClusterConfig:
     """The instances to start and the model they hold. Capacities are tokens an instance.
 
     On `device` cuda, the ranks of instances take the GPUs of the host by turns, and `fabric`, one of FABRICS,
-    moves tensors among them.
+    moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
     """
 
     model: str
@@ -46,6 +46,7 @@ class ClusterConfig:
     start_timeout: float = 600.0
     device: str = "cpu"
     fabric: str = "auto"
+    attention_tiles: tuple[int, ...] | None = None
     tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema
 
     def __post_init__(self) -> None:
@@ -197,5 +198,6 @@ def _worker_config(
         num_threads=1,
         device=config.device,
         fabric=config.fabric,
+        attention_tiles=config.attention_tiles,
         tokenizer_folder=config.tokenizer_folder,
     )

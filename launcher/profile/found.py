@@ -11,7 +11,7 @@ import torch
 
 import loong
 from loong.core.work import InstanceWork
-from loong.launcher.cost_model_file import FORMAT, CostModelFile, Errors
+from loong.launcher.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
 from loong.launcher.machine import machine_facts
 from loong.launcher.profile.measure import Measured
 from loong.scheduler.cost_model import WorkCostModel
@@ -42,7 +42,12 @@ class Instances:
     num_instances: int
 
 
-def found(instances: Instances, prior: WorkCostModel, measured: Sequence[Measured]) -> CostModelFile:
+def found(
+    instances: Instances,
+    prior: WorkCostModel,
+    measured: Sequence[Measured],
+    tiles: AttentionTiles | None = None,
+) -> CostModelFile:
     """Fit what was measured, and say how good it is."""
     result = fit(prior, [m.sample for m in measured if not m.is_held_out])
     held_out = [m.sample for m in measured if m.is_held_out]
@@ -66,6 +71,7 @@ def found(instances: Instances, prior: WorkCostModel, measured: Sequence[Measure
         ranges=ranges(m.sample for m in measured),
         repeat_spread=round(median(m.spread for m in measured), 4),
         errors=error_table(result, held_out),
+        attention_tiles=tiles,
     )
 
 

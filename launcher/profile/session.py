@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from tqdm import tqdm
 
 from loong.core.errors import ConfigError
 from loong.launcher.cluster_flags import ChosenCluster
-from loong.launcher.cost_model_file import CostModelFile, write_cost_model
+from loong.launcher.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
 from loong.launcher.local import local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
@@ -34,9 +35,13 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
         )
     shape, tp_size = shape_of(chosen.model), chosen.cluster.tp_size
     prior = roofline(shape, DEVICES[chosen.device], tp_size)
-    measured = asyncio.run(_measure(chosen, limits, prior, duration))
+    tiles = _attention_tiles(chosen)
+    cluster = chosen.cluster
+    if tiles is not None:
+        cluster = replace(cluster, attention_tiles=msgspec.structs.astuple(tiles))
+    measured = asyncio.run(_measure(replace(chosen, cluster=cluster), limits, prior, duration))
     instances = Instances(chosen.name, shape, tp_size, chosen.device, chosen.cluster.num_instances)
-    file = found(instances, prior, measured)
+    file = found(instances, prior, measured, tiles)
     write_cost_model(file, output)
     _print(file, output)
 
@@ -46,6 +51,16 @@ def max_measured_dop(device: str, tp_size: int, num_instances: int) -> int:
     if device != "cpu":
         return num_instances
     return max(1, min(num_instances, len(os.sched_getaffinity(0)) // tp_size))
+
+
+def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
+    """Which tiles of attention a library computes sooner, on the first GPU; None on processors."""
+    if chosen.cluster.device == "cpu":
+        return None
+    from loong.model.tile_sizes import measured_tile_sizes  # not at the top: its kernels need a GPU
+
+    sizes = measured_tile_sizes(chosen.model, chosen.cluster.tp_size, index=0)
+    return None if sizes is None else AttentionTiles(*sizes)
 
 
 async def _measure(
@@ -76,5 +91,7 @@ def _print(file: CostModelFile, output: Path) -> None:
     print(table(("coefficient", "us", "from"), coefficients), end="\n\n")
     print(table(("relative error, held out", "samples", "mean", "P95", "worst"), errors), end="\n\n")
     print(table(("measured, an instance", "least", "greatest"), limits), end="\n\n")
+    if file.attention_tiles is not None:
+        print(f"cuDNN's tiles: {file.attention_tiles}", end="\n\n")
     print(f"A plan takes {file.repeat_spread:.1%} longer than at its quickest (medians). Wrote {output}.")
     print(msgspec.json.encode({"output": str(output), "errors": file.errors}).decode())

@@ -14,22 +14,13 @@ from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.model.tiles import Cut, Tile, TileSizes, cut_tiles
 
-TILES = TileSizes(  # Triton is quicker at less; each shape takes 30 ms to plan, once
-    square=8192,
-    largest_square=65536,  # cuDNN is 8 % slower at twice that: the KV of a head is then beyond the cache
-    queries=512,
-    most_queries=4096,
-    keys=2048,
-    most_keys=65536,
-)
-
 
 class CudaDevice:
-    """See Device. `dtype` is the model's: cuDNN takes no float32."""
+    """See Device. `dtype` is the model's: cuDNN takes no float32. `sizes` are of the tiles left to it."""
 
-    def __init__(self, index: int, dtype: torch.dtype) -> None:
+    def __init__(self, index: int, dtype: torch.dtype, sizes: TileSizes | None = None) -> None:
         self.torch_device = torch.device("cuda", index)
-        self._has_tiles = dtype != torch.float32
+        self._sizes = None if dtype == torch.float32 else sizes or TileSizes.usual()
         self._workspaces: dict[int, gpu.SplitWorkspace] = {}  # by room; kept, for graphs hold their memory
         num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
         self._linear_workspace = gpu.LinearWorkspace.empty(num_processors, self.torch_device)
@@ -107,7 +98,7 @@ class CudaDevice:
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device."""
-        tiles, rest = cut = cut_tiles(tasks, TILES) if self._has_tiles else Cut((), tuple(tasks))
+        tiles, rest = cut = cut_tiles(tasks, self._sizes) if self._sizes else Cut((), tuple(tasks))
         lines = torch.tensor(rest, dtype=torch.int64).view(-1, len(AttendTask._fields))
         return AttendTable(self.upload(lines), tiles, cut.is_merged)
 
@@ -132,10 +123,10 @@ class CudaDevice:
 
     def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         """See Device: cuDNN plans every shape of a tile."""
-        for shape in TILES.shapes() if self._has_tiles else ():
+        for shape in self._sizes.shapes() if self._sizes else ():
             q = torch.zeros(shape.num_queries, num_heads, head_dim, dtype=dtype, device=self.torch_device)
             kv = torch.zeros(shape.num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
-            _attend_tile(q, kv, 1.0, is_causal=shape.is_causal)
+            attend_tile(q, kv, 1.0, is_causal=shape.is_causal)
 
     def nothing_seen(self, q: Tensor, *, is_merged: bool) -> Partial:
         """See Device."""
@@ -157,7 +148,7 @@ class CudaDevice:
 def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:
     """Merge attention of a tile's queries over its keys kv [S, 2, K, D] into `total`, of all queries."""
     queries = slice(tile.query_row, tile.query_row + tile.num_queries)
-    part = _attend_tile(q[queries], kv, scale, is_causal=tile.is_causal)
+    part = attend_tile(q[queries], kv, scale, is_causal=tile.is_causal)
     out, lse, rows = part.out[:, tile.num_extra :], part.lse[:, tile.num_extra :], tile.rows
     if total.out.dtype == q.dtype:
         total.out[rows] = out[0]  # all that these queries see
@@ -165,7 +156,7 @@ def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial
         gpu.merge_into(Partial(total.out[rows], total.lse[rows]), Partial(out, lse))
 
 
-def _attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool) -> Partial:
+def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool) -> Partial:
     """Attention of q [T, H, D] over kv [S, 2, K, D]: out [1, T, H, D] in q's dtype, lse [1, T, H]."""
     k, v = (part.transpose(0, 1)[None] for part in kv.unbind(1))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(

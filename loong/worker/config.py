@@ -15,7 +15,8 @@ class WorkerConfig:
     Capacities are in tokens, deadlines in seconds. The host tier of instance i is instance
     `num_instances + i`, kept by the same processes. `model` is a folder, or with `load_format` "dummy" also
     the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device` is cpu, or cuda for the
-    host's GPUs by turns, among which `fabric` (one of FABRICS) moves tensors.
+    host's GPUs by turns, among which `fabric` (one of FABRICS) moves tensors. `attention_tiles`
+    are TileSizes that were measured (None: the usual ones).
     """
 
     instance_id: InstanceId
@@ -35,6 +36,7 @@ class WorkerConfig:
     num_threads: int
     device: str = "cpu"
     fabric: str = "auto"
+    attention_tiles: tuple[int, ...] | None = None
     tokenizer_folder: str | None = None
 
     @property

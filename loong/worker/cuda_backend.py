@@ -13,6 +13,7 @@ from loong.kernels import gpu
 from loong.kernels.draw_params import DrawParams
 from loong.model.cuda_device import CudaDevice
 from loong.model.tensor_parallel import Shard
+from loong.model.tiles import TileSizes
 from loong.worker.backend import Reading
 from loong.worker.cuda_sampler import CudaSampler
 from loong.worker.decode_exchange import DecodeExchange
@@ -37,9 +38,11 @@ class _PinnedCopies:
 class CudaBackend:
     """One GPU, for a model of `dtype`; `fabric` is one of FABRICS. See Backend."""
 
-    def __init__(self, index: int, dtype: torch.dtype, fabric: str = "auto") -> None:
+    def __init__(
+        self, index: int, dtype: torch.dtype, fabric: str = "auto", tiles: TileSizes | None = None
+    ) -> None:
         self._index, self._fabric = index, fabric
-        self.device = CudaDevice(index, dtype)
+        self.device = CudaDevice(index, dtype, tiles)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
         self.warm_up_lengths: tuple[int, ...] = _WARM_UP_LENGTHS

@@ -30,6 +30,7 @@ from loong.fabric.world import World
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
+from loong.model.tiles import TileSizes
 from loong.wire import (
     BatchDone,
     Heartbeat,
@@ -205,7 +206,8 @@ def _make_backend(config: WorkerConfig) -> Backend:
 
     dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
     rank = config.instance_id * config.tp_size + config.tp_rank
-    return CudaBackend(rank % torch.cuda.device_count(), dtype, config.fabric)
+    tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
+    return CudaBackend(rank % torch.cuda.device_count(), dtype, config.fabric, tiles)
 
 
 def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:

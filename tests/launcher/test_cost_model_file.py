@@ -6,11 +6,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.chosen_cost_model import chosen_cost_model
-from loong.launcher.cost_model_file import FORMAT, CostModelFile, Errors, read_cost_model, write_cost_model
+from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
+from loong.launcher.cost_model_file import (
+    FORMAT,
+    AttentionTiles,
+    CostModelFile,
+    Errors,
+    read_cost_model,
+    write_cost_model,
+)
 from loong.launcher.model_shape import shape_of
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost_model import Coefficients
@@ -54,6 +62,23 @@ def test_what_is_written_is_read(path: Path) -> None:
     model = file.cost_model(num_instances=3)
     assert model.coefficients == Coefficients(step=1.5e-3)
     assert model.first_host_tier_id == 3
+
+
+def test_tiles_are_those_that_were_measured_if_any_were(path: Path, tmp_path: Path) -> None:
+    assert chosen_tiles(None) is None
+    assert chosen_tiles(path) is None
+    tiles = AttentionTiles(4096, 65536, 256, 4096, 1024, 65536)
+    other = tmp_path / "with-tiles.json"
+    write_cost_model(msgspec.structs.replace(FILE, attention_tiles=tiles), other)
+    assert chosen_tiles(other) == (4096, 65536, 256, 4096, 1024, 65536)
+
+
+def test_tiles_that_are_no_multiples_of_one_another_are_refused(path: Path) -> None:
+    names = ("square", "largest_square", "queries", "most_queries", "keys", "most_keys")
+    for sizes in ((4096, 65536, 256, 4096, 1000, 65536), (0, 65536, 256, 4096, 1024, 65536)):
+        rewrite(path, attention_tiles=dict(zip(names, sizes, strict=True)))
+        with pytest.raises(ConfigError, match="do not fit each other"):
+            read_cost_model(path)
 
 
 def test_a_file_for_people_has_a_line_for_each_number(path: Path) -> None:

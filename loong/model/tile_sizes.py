@@ -1,0 +1,100 @@
+"""Which tiles of attention cuDNN computes sooner than Triton, found out on the GPU at hand."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from triton.testing import do_bench
+
+from loong.kernels import Partial, gpu
+from loong.kernels.attend_task import AttendTask
+from loong.model.config import ModelConfig
+from loong.model.cuda_device import attend_tile
+from loong.model.tensor_parallel import Shard
+from loong.model.tiles import TileSizes
+
+SQUARES = (4096, 8192, 16384)
+QUERIES = (256, 512, 1024, 2048)
+KEYS = (1024, 2048, 4096)
+_LONG = 8192  # the side of a rectangle whose other side is sought
+_NUM_PROMPTS = 4  # Triton's kernel attends several at once, and then leaves no multiprocessor idle
+
+Call = Callable[[], object]
+
+
+class TileMeasurer:
+    """Times both kernels on tensors like those of a model's shard on one GPU."""
+
+    def __init__(self, config: ModelConfig, tp_size: int, device: torch.device) -> None:
+        shard = Shard(config, 0, tp_size)
+        self._num_heads, self._num_kv_heads = shard.num_heads, shard.num_kv_heads
+        self._head_dim, self._dtype, self._device = config.head_dim, config.torch_dtype, device
+
+    def sizes(self) -> TileSizes:
+        """The usual sizes, but for the least ones: those from which on cuDNN is the quicker."""
+        return TileSizes.usual()._replace(
+            square=self._least(SQUARES, self.square),
+            queries=self._least(QUERIES, lambda size: self.rectangle(size, _LONG)),
+            keys=self._least(KEYS, lambda size: self.rectangle(_LONG // 2, size)),
+        )
+
+    def square(self, size: int) -> tuple[float, float]:
+        """Seconds of a causal square by Triton, where there are several, and by cuDNN."""
+        q, kv = self._random(_NUM_PROMPTS * size, self._num_heads), self._random_kv(_NUM_PROMPTS * size)
+        starts = range(0, _NUM_PROMPTS * size, size)
+        tasks = self._table([AttendTask.causal(start, range(size), start, range(size)) for start in starts])
+        total = Partial(torch.empty_like(q), self._unseen(len(q)))
+        out = total.out[:size]
+        return (
+            _seconds(lambda: gpu.attend_blocks(q, kv, tasks, scale=1.0, total=total)) / _NUM_PROMPTS,
+            _seconds(lambda: out.copy_(attend_tile(q[:size], kv[:size], 1.0, is_causal=True).out[0])),
+        )
+
+    def rectangle(self, num_queries: int, num_keys: int) -> tuple[float, float]:
+        """Seconds of a chunk's attention of a history that lies anywhere, by Triton and by cuDNN."""
+        q, kv = self._random(num_queries, self._num_heads), self._random_kv(2 * num_keys)
+        slots = torch.randperm(len(kv), device=self._device)[:num_keys]
+        tasks = self._table([AttendTask.full(0, num_queries, 0, num_keys)])
+        total = Partial(torch.zeros_like(q, dtype=torch.float32), self._unseen(num_queries))
+        return (
+            _seconds(lambda: gpu.attend_blocks(q, kv, tasks, scale=1.0, total=total, slots=slots)),
+            _seconds(lambda: gpu.merge_into(total, attend_tile(q, kv[slots], 1.0, is_causal=False))),
+        )
+
+    @staticmethod
+    def _least(sizes: Sequence[int], measure: Callable[[int], tuple[float, float]]) -> int:
+        """The first of growing sizes from which on cuDNN is the quicker; the last, if it never is."""
+        least = sizes[-1]
+        for size in reversed(sizes):
+            by_triton, by_cudnn = measure(size)
+            if by_cudnn >= by_triton:
+                break
+            least = size
+        return least
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, self._head_dim, dtype=self._dtype, device=self._device)
+
+    def _random_kv(self, num_tokens: int) -> Tensor:
+        return self._random(num_tokens, 2, self._num_kv_heads)
+
+    def _unseen(self, num_queries: int) -> Tensor:
+        return torch.full((num_queries, self._num_heads), -torch.inf, device=self._device)
+
+    def _table(self, tasks: Sequence[AttendTask]) -> Tensor:
+        return torch.tensor(tasks, dtype=torch.int64, device=self._device)
+
+
+def measured_tile_sizes(config: ModelConfig, tp_size: int, index: int) -> TileSizes | None:
+    """What is best for a model on GPU `index`, which must be idle; None if its dtype has no tiles."""
+    if config.torch_dtype == torch.float32:
+        return None
+    torch.cuda.set_device(index)
+    sizes = TileMeasurer(config, tp_size, torch.device("cuda", index)).sizes()
+    torch.cuda.empty_cache()
+    return sizes
+
+
+def _seconds(call: Call) -> float:
+    milliseconds: float = do_bench(call, warmup=10, rep=40, return_mode="median")
+    return milliseconds * 1e-3

@@ -1,0 +1,23 @@
+"""Which tiles a library is to compute is measured on the GPU at hand."""
+
+import pytest
+
+from loong.model.cuda_device import CudaDevice
+from loong.model.shapes import find_config
+from loong.model.tile_sizes import measured_tile_sizes
+
+pytestmark = pytest.mark.gpu
+
+
+def test_sizes_that_were_measured_can_be_planned() -> None:
+    config = find_config("llama-3.1-8b", "dummy")
+    sizes = measured_tile_sizes(config, tp_size=2, index=0)
+    assert sizes is not None
+    assert sizes.square % sizes.queries == sizes.square % sizes.keys == 0
+    CudaDevice(0, config.torch_dtype, sizes).plan_attention(
+        config.num_heads // 2, config.num_kv_heads // 2, config.head_dim, config.torch_dtype
+    )
+
+
+def test_a_dtype_that_the_library_does_not_take_has_none() -> None:
+    assert measured_tile_sizes(find_config("llama-3.1-8b", "dummy", "float32"), tp_size=1, index=0) is None
