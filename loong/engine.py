@@ -50,7 +50,7 @@ class Engine:
                 stream.put(None)
 
     async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
-        """Tokens of one request as they are produced; the last has a finish reason.
+        """Tokens of all choices of a request as they are produced; the last of each has a finish reason.
 
         Closing the generator early aborts the request. Raises `ClusterError` if the engine fails.
         """
@@ -58,21 +58,28 @@ class Engine:
             raise ClusterError(self._failure)
         if (json_schema := request.sampling_params.json_schema) is not None:
             self._executor.prepare_grammar(json_schema)
-        request_id = request.request_id
-        stream = self._streams[request_id] = Stream()
+        request_ids = [choice.request_id for choice in request.choices()]
+        stream: Stream[ProducedToken | None] = Stream()
+        self._streams.update(dict.fromkeys(request_ids, stream))
         self._executor.post(RequestArrived(self._executor.now, self._stamped(request)))
-        has_ended = False
         try:
-            while not has_ended:
+            while any(request_id in self._streams for request_id in request_ids):
                 token = await stream.get()
                 if token is None:
                     raise ClusterError(self._failure)
-                has_ended = token.finish_reason is not None
+                if token.request_id not in self._streams:
+                    continue  # it was told before the choice was aborted
+                if token.finish_reason is not None:
+                    del self._streams[token.request_id]
                 yield token
         finally:
-            del self._streams[request_id]
-            if not has_ended and self._failure is None:
-                self._executor.post(RequestAborted(self._executor.now, request_id))
+            for request_id in request_ids:
+                self.abort(request_id)
+
+    def abort(self, request_id: RequestId) -> None:
+        """End one choice of a request, unless it has ended; for whoever reads its tokens, between two."""
+        if self._streams.pop(request_id, None) is not None and self._failure is None:
+            self._executor.post(RequestAborted(self._executor.now, request_id))
 
     @property
     def num_open(self) -> int:

@@ -178,6 +178,9 @@ class SimulatedExecutor:
             for given in inputs
             if given.sampling_params is not None
         ]
+        sampled += [
+            (fork.request_id, 0, fork.sampling_params.max_tokens) for given in inputs for fork in given.forks
+        ]
         running = self._running[told.batch_id] = _Running(plan, work, sampled, plan.num_steps)
         self._start_step(told.batch_id, running)
 

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 from aiohttp import web
 
 from loong.core.errors import LoongError
-from loong.server.choices import Choice
+from loong.server.choices import Choices
 from loong.server.context import Server
 from loong.server.errors import as_api_error
 from loong.server.output import Delta
@@ -28,7 +28,7 @@ class Asked:
     answer_id: str
     model: str
     created: int  # Unix time, seconds
-    choices: tuple[Choice, ...]
+    choices: tuple[Choices, ...]  # of each choice, those to the same prompt
     num_prompt_tokens: int  # of all prompts
     return_token_ids: bool
     stream_options: StreamOptions

@@ -1,4 +1,4 @@
-"""The answers that one HTTP request asks for, each of a request of its own to the engine."""
+"""The answers that one HTTP request asks for, by a request to the engine for each of its prompts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -14,8 +14,8 @@ from loong.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One answer to come; `echo` is text to tell before its own."""
+class Choices:
+    """The answers to one prompt, the first of them of this index; `echo` is text to tell before each."""
 
     index: int
     request: Request
@@ -23,15 +23,13 @@ class Choice:
 
 
 def generate_choices(
-    server: Server, choices: Sequence[Choice], options: OutputOptions, arrived_at: float
+    server: Server, choices: Sequence[Choices], options: OutputOptions, arrived_at: float
 ) -> AsyncGenerator[Delta, None]:
-    """The deltas of all choices as they come.
+    """The deltas of all choices, of all prompts, as they come.
 
     Closing it early, or cancelling whoever waits for it, aborts all of them, and so does one that fails.
     """
-    streams = [
-        generate(server, choice.request, options, arrived_at, choice=choice.index) for choice in choices
-    ]
+    streams = [generate(server, of.request, options, arrived_at, choice=of.index) for of in choices]
     return streams[0] if len(streams) == 1 else _merge(streams)
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from loong.core.request import Request
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
-from loong.server.choices import Choice, generate_choices
+from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
 from loong.server.output import Delta, OutputOptions
 from loong.server.parameters import max_output_tokens, sampling_params
@@ -75,14 +75,15 @@ async def complete(
     shape_type: type[AnswerShape],
     arrived_at: float,
 ) -> web.StreamResponse:
-    """Check, admit and run a request, and send its answer in the endpoint's shape, a choice a prompt."""
+    """Check, admit and run a request, and send its answer in the endpoint's shape, `n` choices a prompt."""
     server = http.app[SERVER]
     answer_id = f"{shape_type.id_prefix}-{uuid4().hex}"
+    by_prompt = _choices(server, fields, prompts, answer_id)
     asked = Asked(
         answer_id,
         server.settings.served_model_name,
         int(time.time()),
-        choices=_choices(server, fields, prompts, answer_id),
+        choices=tuple(choices for choices in by_prompt for _ in range(fields.n)),
         num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         return_token_ids=fields.return_token_ids,
         stream_options=fields.stream_options,
@@ -92,9 +93,9 @@ async def complete(
     shape = shape_type(asked, server.tokenizer)
     options = OutputOptions(tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens)
     with ExitStack() as admitted:
-        for request in (choice.request for choice in asked.choices):
+        for request in (choices.request for choices in by_prompt):
             admitted.enter_context(server.admission.admit(request.request_id, len(request.prompt_token_ids)))
-        deltas = generate_choices(server, asked.choices, options, arrived_at)
+        deltas = generate_choices(server, by_prompt, options, arrived_at)
         if fields.stream:
             return await send_stream(http, server, shape, deltas)
         return await send_whole(shape, deltas)
@@ -102,7 +103,7 @@ async def complete(
 
 def _choices(
     server: Server, fields: GenerationFields, prompts: Sequence[Prompt], answer_id: str
-) -> tuple[Choice, ...]:
+) -> list[Choices]:
     """What the engine is asked, checked against its limits."""
     limits, eos_token_ids = server.engine.limits, server.tokenizer.eos_token_ids
     choices = []
@@ -114,6 +115,13 @@ def _choices(
             vocab_size=limits.vocab_size,
         )
         request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
-        request = Request(request_id, tuple(prompt.token_ids), params, arrival_time=0.0, user=fields.user)
-        choices.append(Choice(index, request, prompt.echo))
-    return tuple(choices)
+        request = Request(
+            request_id,
+            tuple(prompt.token_ids),
+            params,
+            arrival_time=0.0,
+            user=fields.user,
+            num_choices=fields.n,
+        )
+        choices.append(Choices(index * fields.n, request, prompt.echo))
+    return choices

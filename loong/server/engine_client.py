@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from loong.core.events import ProducedToken
-from loong.core.request import Request
+from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory
 
@@ -37,10 +37,17 @@ class EngineClient(Protocol):
         ...
 
     def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
-        """Tokens of one request as they are produced; the last has a finish reason.
+        """Tokens of all choices of a request as they are produced; the last of each has a finish reason.
 
         The engine stamps `request.arrival_time` itself: the clock is its own.
         Closing the generator early aborts the request. Raises `ClusterError` if the engine fails.
+        """
+        ...
+
+    def abort(self, request_id: RequestId) -> None:
+        """End one choice of a request, unless it has ended; the others go on.
+
+        For whoever reads the tokens, between two of them; no more come of that choice.
         """
         ...
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from loong.core.errors import ClusterError, LoongError
+from loong.core.events import ProducedToken
 from loong.core.request import FinishReason, Request
 from loong.server.context import Server
 from loong.server.output import Delta, Output, OutputOptions
@@ -17,28 +18,30 @@ logger = logging.getLogger(__name__)
 async def generate(
     server: Server, request: Request, options: OutputOptions, arrived_at: float, *, choice: int = 0
 ) -> AsyncGenerator[Delta, None]:
-    """The answer to an admitted request, token by token, as the choice of this index.
+    """The answers to an admitted request, token by token, as the choices from this index on.
 
     `arrived_at` is of the monotonic clock.
 
     Closing it early, or cancelling whoever waits for it, aborts the request. Raises `ClusterError`.
     """
-    output = Output(request.sampling_params, options, server.tokenizer, choice)
+    answers = {
+        one.request_id: _Answer(
+            server, one, Output(one.sampling_params, options, server.tokenizer, index), arrived_at
+        )
+        for index, one in enumerate(request.choices(), choice)
+    }
     reason = FinishReason.ABORT
-    last_token_at = arrived_at
     try:
         async with aclosing(server.engine.generate(request)) as tokens:
             async for token in tokens:
-                now = time.monotonic()
-                if output.num_tokens == 0:
-                    server.admission.stop_waiting(request.request_id)
-                    server.metrics.saw_first_token(now - arrived_at, len(request.prompt_token_ids))
-                else:
-                    server.metrics.saw_token(now - last_token_at)
-                last_token_at = now
-                delta = output.add(token)
+                answer = answers[token.request_id]
+                delta = answer.add(token, is_first=answer.request.request_id == request.request_id)
                 if delta.finish_reason is not None:
-                    break
+                    if len(answers) == 1:
+                        break
+                    del answers[token.request_id]
+                    answer.end(delta.finish_reason)
+                    server.engine.abort(token.request_id)
                 yield delta
             else:
                 raise ClusterError(f"the engine ended request {request.request_id} without a reason")
@@ -46,12 +49,43 @@ async def generate(
         yield delta
     except LoongError as error:
         reason = FinishReason.ERROR
-        logger.warning("request %s failed after %d tokens: %s", request.request_id, output.num_tokens, error)
+        for request_id, answer in answers.items():
+            logger.warning("request %s failed after %d tokens: %s", request_id, answer.num_tokens, error)
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        if reason is FinishReason.ABORT:
-            num_tokens = output.num_tokens
-            logger.info("request %s aborted after %d tokens: nobody listens", request.request_id, num_tokens)
+        for request_id, answer in answers.items() if reason is FinishReason.ABORT else ():
+            logger.info("request %s aborted after %d tokens: nobody listens", request_id, answer.num_tokens)
         raise
     finally:
-        server.metrics.saw_end(reason, time.monotonic() - arrived_at, output.num_tokens)
+        for answer in answers.values():
+            answer.end(reason)
+
+
+class _Answer:
+    """One choice as it grows, counted."""
+
+    def __init__(self, server: Server, request: Request, output: Output, arrived_at: float) -> None:
+        self.request = request
+        self._server, self._output = server, output
+        self._arrived_at = self._last_token_at = arrived_at
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return self._output.num_tokens
+
+    def add(self, token: ProducedToken, *, is_first: bool) -> Delta:
+        """Take the next token; the prompt counts where the choice `is_first` of its request."""
+        now, metrics = time.monotonic(), self._server.metrics
+        if self.num_tokens == 0:
+            num_prompt_tokens = len(self.request.prompt_token_ids) if is_first else 0
+            self._server.admission.stop_waiting(self.request.request_id)
+            metrics.saw_first_token(now - self._arrived_at, num_prompt_tokens)
+        else:
+            metrics.saw_token(now - self._last_token_at)
+        self._last_token_at = now
+        return self._output.add(token)
+
+    def end(self, reason: FinishReason) -> None:
+        """Count that it is over."""
+        self._server.metrics.saw_end(reason, time.monotonic() - self._arrived_at, self.num_tokens)

@@ -21,10 +21,6 @@ def sampling_params(
     """
     check_token_ids("stop_token_ids", fields.stop_token_ids, vocab_size)
     eos = () if fields.ignore_eos else (token_id for token_id in eos_token_ids if token_id < vocab_size)
-    if fields.top_k < -1:
-        raise bad_request(
-            f"top_k must be at least 1, or -1 or 0 for no limit, but is {fields.top_k}", "top_k"
-        )
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens,
@@ -72,26 +68,27 @@ def max_output_tokens(fields: GenerationFields, prompt: Prompt, limits: EngineLi
     """
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    num_prompt_tokens = len(prompt.token_ids)
-    room = min(limits.max_model_len, limits.max_request_kv) - num_prompt_tokens
+    num_prompt_tokens, n = len(prompt.token_ids), fields.n
+    room = min(limits.max_model_len - num_prompt_tokens, (limits.max_request_kv - num_prompt_tokens) // n)
+    what = f"{prompt.name} has {num_prompt_tokens} tokens"
+    of_each = f" for each of {n} choices" if n > 1 else ""
     if room < 1:
-        what = f"{prompt.name} has {num_prompt_tokens} tokens and needs room for one more"
-        raise _too_long(what, fields.prompt_field, num_prompt_tokens + 1, limits)
+        what = f"{what} and needs room for one more{of_each}"
+        raise _too_long(what, fields.prompt_field, num_prompt_tokens + 1, num_prompt_tokens + n, limits)
     if asked is None:
         return min(fields.default_max_tokens or room, room)
-    if asked < 1:
-        raise bad_request(f"{name} must be at least 1, but is {asked}", name)
     if asked > room:
-        total = num_prompt_tokens + asked
-        what = f"{prompt.name} has {num_prompt_tokens} tokens and {name} is {asked}, together {total}"
-        raise _too_long(what, name, total, limits)
+        total = num_prompt_tokens + n * asked
+        what = f"{what} and {name} is {asked}{of_each}, together {total}"
+        raise _too_long(what, name, num_prompt_tokens + asked, total, limits)
     return asked
 
 
-def _too_long(what: str, param: str, num_tokens: int, limits: EngineLimits) -> ApiError:
+def _too_long(what: str, param: str, num_tokens: int, num_all: int, limits: EngineLimits) -> ApiError:
+    """The refusal of what comes to `num_tokens` in one choice, and to `num_all` in all of a request."""
     bounds = (
-        (limits.max_model_len, "the model's length is {} tokens"),
-        (limits.max_request_kv, "the cluster has KV room for {} tokens of one request"),
+        (num_tokens, limits.max_model_len, "the model's length is {} tokens"),
+        (num_all, limits.max_request_kv, "the cluster has KV room for {} tokens of one request"),
     )
-    passed = " and ".join(text.format(bound) for bound, text in bounds if num_tokens > bound)
+    passed = " and ".join(text.format(bound) for needed, bound, text in bounds if needed > bound)
     return bad_request(f"{what}, but {passed}", param, "context_length_exceeded")

@@ -11,7 +11,7 @@ from loong.attention.elastic import ElasticAttention
 from loong.attention.step import Step, concatenate, members
 from loong.core.events import ProducedToken
 from loong.core.instance import ESPGroup
-from loong.core.instructions import RequestInput, RunBatch
+from loong.core.instructions import Fork, RequestInput, RunBatch
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import FinishReason, RequestId, SamplingParams, TokenId
@@ -52,15 +52,19 @@ class _Progress:
         """Where the next token goes, once all that is known is computed."""
         return self.given.num_prompt_tokens + self.given.num_output_tokens + len(self.new_token_ids)
 
-    def sampling_input(self, constraints: Constraints) -> SamplingInput | None:
-        """How to draw the next token; None if the batch stops short of it."""
-        params = self.given.sampling_params
-        if params is None:
-            return None
+    def sampling_inputs(self, constraints: Constraints) -> Iterator[tuple[RequestId, SamplingInput]]:
+        """How to draw the next token, and that of each fork; nothing if the batch stops short of it."""
+        given = self.given
+        if given.sampling_params is not None:
+            for drawn in (Fork(given.request_id, given.sampling_params), *given.forks):
+                yield drawn.request_id, self._sampling_input(drawn, constraints)
+
+    def _sampling_input(self, drawn: Fork, constraints: Constraints) -> SamplingInput:
+        params = drawn.sampling_params
         output = (*self.given.output_token_ids, *self.new_token_ids) if params.needs_output else ()
         allowed = None
         if (schema := params.json_schema) is not None:
-            allowed = constraints.allowed(self.given.request_id, schema, output, params.stop_token_ids)
+            allowed = constraints.allowed(drawn.request_id, schema, output, params.stop_token_ids)
         return SamplingInput(
             params=params,
             position=self.num_known_tokens,
@@ -186,33 +190,40 @@ class BatchRunner:
         hidden = self._model.forward(token_ids, positions, lengths, attention)
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
+            self._fork(requests[request_id])
         return self._sample(step, hidden, requests)
+
+    def _fork(self, request: _Progress) -> None:
+        """Let forks begin with what this instance has of a request."""
+        for fork in request.given.forks:
+            for positions in request.placement.on(self._instance_id):
+                self._pool.share(request.given.request_id, fork.request_id, positions)
 
     def _sample(
         self, step: Step, hidden: Tensor, requests: dict[RequestId, _Progress]
     ) -> tuple[ProducedToken, ...]:
         """Draw the next token of every request whose last known token is among this instance's rows."""
-        rows, inputs, sampled_requests = [], [], []
+        rows, inputs, request_ids = [], [], []
         for block, block_rows in step.rows.items():
             request = requests[block.request_id]
             if block.positions[-1] != request.num_known_tokens - 1:
                 continue
-            if (sampling_input := request.sampling_input(self._constraints)) is not None:
+            for request_id, sampling_input in request.sampling_inputs(self._constraints):
                 rows.append(block_rows.stop - 1)
                 inputs.append(sampling_input)
-                sampled_requests.append(request)
+                request_ids.append(request_id)
         if not rows:
             self._backend.device.wait()  # as reading tokens would: what is told to be done is done
             return ()
         last_of_requests = hidden[self._backend.device.upload(torch.tensor(rows))]
         drawn = sample(self._model.logits(last_of_requests), inputs, self._backend.sampler)
         tokens = []
-        for request, given, result in zip(sampled_requests, inputs, drawn, strict=True):
-            request_id = request.given.request_id
+        for request_id, given, result in zip(request_ids, inputs, drawn, strict=True):
             if isinstance(result, InvalidLogits):
                 tokens.append(ProducedToken(request_id, 0, FinishReason.ERROR))
                 continue
-            request.new_token_ids.append(result.token_id)
+            if request_id in requests:  # else it is a fork
+                requests[request_id].new_token_ids.append(result.token_id)
             reason = given.params.finish_reason(given.num_output_tokens + 1, result.token_id)
             if reason is not None:
                 self._constraints.forget(request_id)

@@ -49,7 +49,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("prompt", {"a": 1}),
         ("prompt", [264]),
         ("prompt", [-1]),
-        ("n", 2),
+        ("n", 0),
+        ("n", 17),
         ("echo", 1),
         ("logit_bias", {"264": 1}),
         ("logit_bias", {"a": 1}),
@@ -110,6 +111,7 @@ async def test_a_missing_prompt_is_named(serving: Serving) -> None:
     ("field", "value"),
     [
         ("n", 1),
+        ("best_of", 1),
         ("echo", False),
         ("logit_bias", {}),
         ("response_format", {"type": "text"}),

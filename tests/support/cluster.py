@@ -99,8 +99,8 @@ class Cluster:
     ) -> Outputs:
         """All tokens of all requests; checks that every slot is free at the end.
 
-        Requests are there before the policy is first asked, unless `arrivals` says when they come. A client
-        in `leaving` goes after so many tokens, at least one.
+        Requests are there before the policy is first asked, unless `arrivals` says when they come. A choice
+        in `leaving` is let go of after so many tokens, at least one.
         """
         self._raise_failure()
         clients = _Clients(self._engine, requests, arrivals or {}, leaving or {})
@@ -129,7 +129,7 @@ class Cluster:
         self._recorder.log.clear()
         stats = self._engine.snapshot().stats
         self._num_expected = stats.num_arrived + clients.num_first
-        num_ended = stats.num_ended + len(clients.requests)
+        num_ended = stats.num_ended + sum(request.num_choices for request in clients.requests)
         async with asyncio.timeout(timeout):
             outputs = await clients.outputs()
             while self._engine.snapshot().stats.num_ended < num_ended:
@@ -165,13 +165,13 @@ class _Clients:
         self.requests = requests
         self._engine, self._arrivals, self._leaving = engine, arrivals, leaving
         self._moments = {moment: asyncio.Event() for moment in arrivals.values()}
-        self._outputs: Outputs = {request.request_id: [] for request in requests}
+        self._outputs: Outputs = {choice.request_id: [] for r in requests for choice in r.choices()}
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
 
     @property
     def num_first(self) -> int:
-        """Requests that wait for no other."""
-        return len(self.requests) - len(self._arrivals)
+        """Requests that wait for no other, each choice counted."""
+        return sum(r.num_choices for r in self.requests if r.request_id not in self._arrivals)
 
     async def outputs(self) -> Outputs:
         """The tokens that each client got."""
@@ -187,14 +187,16 @@ class _Clients:
         request_id = request.request_id
         if (arrival := self._arrivals.get(request_id)) is not None:
             await self._moments[arrival].wait()
-        tokens = self._outputs[request_id]
+        num_open = request.num_choices
         with suppress(asyncio.CancelledError):  # it is gone
             async with aclosing(self._engine.generate(request)) as stream:
-                while self._leaving.get(request_id) != len(tokens):
-                    if (token := await anext(stream, None)) is None:
-                        break
+                while num_open and (token := await anext(stream, None)) is not None:
+                    tokens = self._outputs[token.request_id]
                     tokens.append(token)
-                    self._pass(After(request_id, len(tokens)))
+                    self._pass(After(token.request_id, len(tokens)))
+                    if self._leaving.get(token.request_id) == len(tokens):
+                        num_open -= 1
+                        self._engine.abort(token.request_id)
         for moment in self._moments:
             if moment.request_id == request_id:
                 self._pass(moment)

@@ -1,6 +1,7 @@
 """An engine without a model, for tests of what stands before an engine: it says what the test told it to."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -49,28 +50,40 @@ class ScriptedEngine:
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # some request ended or was aborted
     requests: list[Request] = field(default_factory=list)
     num_produced: dict[str, int] = field(default_factory=dict)
+    aborted: set[str] = field(default_factory=set)
 
     async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
         self.requests.append(request)
-        self.num_produced[request.request_id] = 0
-        token_ids = self.reply(request)
+        replies = {choice.request_id: (choice, self.reply(choice)) for choice in request.choices()}
+        self.num_produced.update(dict.fromkeys(replies, 0))
         try:
-            for number, token_id in enumerate(token_ids):
+            for number in itertools.count():
                 if number == self.pause_at:
                     self.paused.set()
                     await self.resume.wait()
                 if number == self.fail_at:
                     raise ClusterError("instance 3 is lost")
-                self.num_produced[request.request_id] += 1
-                reason = request.sampling_params.finish_reason(number + 1, token_id)
-                if reason is None and number + 1 == len(token_ids):
-                    reason = self.last_reason
-                yield ProducedToken(request.request_id, token_id, reason, self._logprobs(request, token_id))
-                if reason is not None:
+                for choice, token_ids in [r for i, r in replies.items() if i not in self.aborted]:
+                    token = self._token(choice, token_ids, number)
+                    if token.finish_reason is not None:
+                        del replies[choice.request_id]
+                    yield token
+                if self.aborted.issuperset(replies):
                     return
                 await asyncio.sleep(0)
         finally:
             self.closed.set()
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.add(request_id)
+
+    def _token(self, choice: Request, token_ids: Sequence[TokenId], number: int) -> ProducedToken:
+        token_id = token_ids[number]
+        self.num_produced[choice.request_id] += 1
+        reason = choice.sampling_params.finish_reason(number + 1, token_id)
+        if reason is None and number + 1 == len(token_ids):
+            reason = self.last_reason
+        return ProducedToken(choice.request_id, token_id, reason, self._logprobs(choice, token_id))
 
     def _logprobs(self, request: Request, token_id: TokenId) -> Logprobs | None:
         num_logprobs = request.sampling_params.num_logprobs
