@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import urlsplit
 
 from loong.workloads.http_response import HTTPFormatError, ResponseParser
@@ -52,8 +53,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
