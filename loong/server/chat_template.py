@@ -1,14 +1,54 @@
 """Chat templates: a model's own Jinja, in a sandbox, turns messages into a prompt."""
 
+import time
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
-from typing import Never
+from typing import Any, Never
 
 import msgspec
 from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from loong.core.errors import ConfigError, InvalidRequestError
+
+MAX_SECONDS = 5.0  # for one conversation
+_MAX_FACTOR = 10_000
+_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox that looks at the clock wherever a template does more than write, and bounds products.
+
+    The longest loop without any such look is that of one `range`, which the sandbox bounds.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        _check_deadline()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        _check_deadline()
+        return super().getitem(obj, argument)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        _check_deadline()
+        return super().call(*args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(side) if isinstance(side, str | list | tuple) else abs(side) for side in (left, right)]
+        if max(sizes) > _MAX_FACTOR:
+            raise SecurityError(f"nothing above {_MAX_FACTOR} may stand beside {operator}")
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_deadline() -> None:
+    if time.monotonic() > _deadline.get():
+        raise SecurityError(f"it takes more than {MAX_SECONDS:g} s")
 
 
 class ChatTemplate:
@@ -16,7 +56,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compile `source`; raise `ConfigError` if it is no template."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
@@ -38,6 +78,7 @@ class ChatTemplate:
         """The prompt for `messages`; raise `InvalidRequestError` if the template refuses them."""
         names = {**self._special_tokens, "tools": None, "documents": None, **(variables or {})}
         names |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        _deadline.set(time.monotonic() + MAX_SECONDS)
         try:
             return self._template.render(names)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:

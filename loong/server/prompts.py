@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loong.core.request import TokenId
+from loong.server.chat_template import ChatTemplate
 from loong.server.errors import bad_request
+from loong.server.literals import Literals
 from loong.server.schemas import MAX_PROMPTS, ChatFields, CompletionFields, Message, TokenizeFields
 from loong.server.tokenizer import Tokenizer
 
@@ -51,18 +53,25 @@ async def _token_ids(
 
 async def chat_prompt(fields: ChatFields | TokenizeFields, tokenizer: Tokenizer) -> list[TokenId]:
     """Token ids of a conversation, by the model's chat template, which writes its special tokens itself."""
-    messages: Sequence[Message] = fields.messages or []
     template = tokenizer.chat_template
     if template is None:
         message = "this model has no chat template; send its prompt to /v1/completions"
         raise bad_request(message, "messages", "no_chat_template")
-    text = await asyncio.to_thread(
-        template.render,
-        [message.for_template() for message in messages],
+    pieces = await asyncio.to_thread(_rendered, fields, template, tokenizer.literals())
+    return await tokenizer.encode_pieces(pieces, add_special_tokens=bool(fields.add_special_tokens))
+
+
+def _rendered(
+    fields: ChatFields | TokenizeFields, template: ChatTemplate, literals: Literals
+) -> list[tuple[str, bool]]:
+    """What the template writes; no text of the client's can pass for one of its special tokens."""
+    messages: Sequence[Message] = fields.messages or []
+    text = template.render(
+        [literals.mark(message.for_template()) for message in messages],
         add_generation_prompt=fields.add_generation_prompt,
-        variables=fields.chat_template_kwargs,
+        variables=literals.mark(fields.chat_template_kwargs),
     )
-    return await tokenizer.encode(text, add_special_tokens=bool(fields.add_special_tokens))
+    return list(literals.pieces(text))
 
 
 def check_token_ids(

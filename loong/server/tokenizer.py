@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from loong.core.errors import ConfigError
 from loong.core.request import TokenId
 from loong.server.chat_template import ChatTemplate
+from loong.server.literals import Literals
 
 _LONG_TEXT = 4096  # characters; more are encoded in a thread
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece models write a byte
@@ -84,6 +85,21 @@ class Tokenizer:
             ]
         return all_token_ids
 
+    async def encode_pieces(
+        self, pieces: Sequence[tuple[str, bool]], *, add_special_tokens: bool
+    ) -> list[TokenId]:
+        """Token ids of a text in pieces; those that come with true hold no special tokens but as text."""
+        if len(pieces) == 1 and not pieces[0][1]:
+            return await self.encode(pieces[0][0], add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self._encode_pieces, pieces, add_special_tokens)
+
+    def _encode_pieces(self, pieces: Sequence[tuple[str, bool]], add_special_tokens: bool) -> list[TokenId]:
+        token_ids = self._encode([""], add_special_tokens)[0]
+        for text, is_literal in pieces:
+            backend = self._literal_backend if is_literal else self._backend
+            token_ids += backend.encode(text, add_special_tokens=False).ids
+        return token_ids
+
     async def text(self, token_ids: Sequence[TokenId]) -> str:
         """Text of a whole sequence, special tokens included, in a thread."""
         return await asyncio.to_thread(self.decode, token_ids, skip_special_tokens=False)
@@ -120,10 +136,25 @@ class Tokenizer:
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         return text.encode()
 
+    def literals(self) -> Literals:
+        """What keeps clients' texts from being taken for this tokenizer's special tokens."""
+        return Literals(self._special_tokens.values())
+
+    @cached_property
+    def _literal_backend(self) -> Backend:
+        """The same, but that special tokens are text like any other."""
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
+    def _special_tokens(self) -> Mapping[TokenId, str]:
+        added = self._backend.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
     @cached_property
     def _special_token_ids(self) -> frozenset[TokenId]:
-        added = self._backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+        return frozenset(self._special_tokens)
 
 
 def _byte_characters() -> dict[str, int]:

@@ -1,6 +1,7 @@
 import pytest
 
 from loong.core.errors import ConfigError, InvalidRequestError
+from loong.server import chat_template
 from loong.server.chat_template import ChatTemplate
 
 HI = [{"role": "user", "content": "hi"}]
@@ -39,10 +40,19 @@ def test_a_template_may_refuse() -> None:
         "{{ messages[0]['content'].__init__.__globals__ }}",
         "{% for i in range(10**9) %}{% endfor %}",
         "{{ 1 / 0 }}",
+        "{{ 'a' * 10**9 }}",
+        "{{ 9999 ** 9999 ** 9999 }}",
     ],
 )
 def test_a_template_can_do_no_harm(source: str) -> None:
     with pytest.raises(InvalidRequestError):
+        ChatTemplate(source, {}).render(HI)
+
+
+def test_a_template_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.05)
+    source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidRequestError, match="more than"):
         ChatTemplate(source, {}).render(HI)
 
 

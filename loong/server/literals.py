@@ -1,0 +1,47 @@
+"""Clients' texts within a prompt that a template writes: their special tokens are text like any other."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+# Two code points that Unicode keeps for such use, so texts seldom have them; where they do, they are marked.
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+_MARK = re.compile(f"{_BEGIN}([0-9]+){_END}")
+
+Value = TypeVar("Value")
+
+
+class Literals:
+    """Takes special tokens out of texts before a template sees them, and tells where they were after it."""
+
+    def __init__(self, special_tokens: Iterable[str]) -> None:
+        longest_first = sorted({*special_tokens, _BEGIN, _END}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+        self._taken: list[str] = []
+
+    def mark(self, value: Value) -> Value:
+        """The same with a mark for each special token in any text within."""
+        return self._marked(value)  # type: ignore[return-value]  # a value of the same kind
+
+    def _marked(self, value: object) -> object:
+        match value:
+            case str():
+                return self._pattern.sub(self._take, value)
+            case dict():
+                return {name: self._marked(item) for name, item in value.items()}
+            case list():
+                return [self._marked(item) for item in value]
+            case _:
+                return value
+
+    def _take(self, found: re.Match[str]) -> str:
+        self._taken.append(found[0])
+        return f"{_BEGIN}{len(self._taken) - 1}{_END}"
+
+    def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
+        """What a template wrote, in pieces, and whether each is a text that had been marked."""
+        for number, piece in enumerate(_MARK.split(text)):
+            if number % 2:
+                yield self._taken[int(piece)], True
+            elif piece:
+                yield piece, False
