@@ -1,14 +1,18 @@
 """The socket that the application listens on."""
 
 import errno
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from loong.core.errors import ConfigError
 from loong.server.context import SERVER
+
+logger = logging.getLogger(__name__)
 
 BACKLOG = 4096  # connections that wait to be accepted
 LINGERING_SECONDS = 2.0  # a client that is refused before its body is through may send on for this long
@@ -48,6 +52,7 @@ async def serve(
         app,
         handler_cancellation=True,
         access_log=None,
+        logger=_HttpLog(logger),
         shutdown_timeout=shutdown_timeout,
         keepalive_timeout=settings.idle_timeout,
         lingering_time=LINGERING_SECONDS,
@@ -56,3 +61,14 @@ async def serve(
     await runner.setup()
     await web.SockSite(runner, listener, backlog=BACKLOG).start()
     return runner
+
+
+class _HttpLog(logging.LoggerAdapter[logging.Logger]):
+    """Keeps what is no HTTP request, which any client may send by the thousand, out of the log."""
+
+    def exception(self, msg: object, *args: object, exc_info: object = True, **_: object) -> None:
+        """Log an error with its traceback, if it is not the client's."""
+        if isinstance(exc_info, HttpProcessingError):
+            self.debug("a client sent what is no request: %s", exc_info.message)
+        else:
+            self.error(msg, *args, exc_info=exc_info)  # type: ignore[arg-type]  # as it came

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import logging
 
 import httpx
 import pytest
@@ -124,3 +125,13 @@ async def test_an_id_that_a_client_brings_is_not_the_requests(serving: Serving) 
     ids = {request.request_id for request in engine.requests}
     assert len(ids) == 2
     assert not any("mine" in request_id for request_id in ids)
+
+
+async def test_what_is_no_request_leaves_no_word_in_the_log(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving(ScriptedEngine()) as url, raw_connection(url) as connection:
+        await connection.send(b"nonsense\r\n\r\n")
+        assert await connection.status() == 400
+    assert not caplog.records

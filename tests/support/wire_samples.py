@@ -1,0 +1,42 @@
+"""One message of every kind that engine and workers send."""
+
+from loong.core.events import Logprobs, ProducedToken
+from loong.core.instance import ESPGroup
+from loong.core.instructions import MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
+from loong.core.placement import KVSegment, Placement
+from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
+from loong.core.request import FinishReason, SamplingParams
+from loong.wire import (
+    BatchDone,
+    Command,
+    Heartbeat,
+    MigrationDone,
+    Report,
+    Shutdown,
+    StepDone,
+    WorkerFailed,
+    WorkerReady,
+)
+
+GROUP = ESPGroup((2, 0))
+SEGMENT = KVSegment("r", range(1, 9, 2), 2)
+PLAN = BatchPlan(GROUP, (QueryBlock("r", range(9, 10), 0, Transfer.QUERY),), (SEGMENT,), num_steps=3)
+INPUT = RequestInput(
+    "r", [5, 6], 9, 1, Placement((SEGMENT,)), SamplingParams(stop_token_ids=(1, 2)), [5], [6]
+)
+COMMANDS: tuple[Command, ...] = (
+    RunBatch(1, PLAN, (INPUT,)),
+    StopLease(1, GROUP, 4),
+    MoveKV(2, KVMigration(SEGMENT, 0)),
+    ReleaseKV("r", (0, 2)),
+    ReleaseKV("r", (0,), range(3)),
+    Shutdown(),
+)
+REPORTS: tuple[Report, ...] = (
+    WorkerReady(0, 1),
+    Heartbeat(0, 1),
+    StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),
+    BatchDone(1, 0, 0, 3),
+    MigrationDone(2, 0, 0, is_committed=False),
+    WorkerFailed(0, 0, "no room"),
+)
