@@ -37,9 +37,8 @@ from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
-from loong.server.context import SERVER
-from loong.server.dashboard.source import DashboardSource
 from loong.server.engine_client import EngineLimits
+from loong.server.insight import Insight
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
@@ -91,7 +90,7 @@ async def _serve(config: ServeConfig) -> int:
     cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     signals = _StopSignals()
-    dashboard = _dashboard(config, cost_model, recalibration)
+    insight = _insight(config, cost_model, recalibration)
     start = perf_counter()
     with (
         bound_socket(config.host, config.port) as listener,
@@ -99,7 +98,7 @@ async def _serve(config: ServeConfig) -> int:
             config.logs,
             _setting(config, base),
             clock_start=time(),
-            listeners=(dashboard.recent, dashboard.runs),
+            listeners=(insight.recent, insight.runs),
         ) as logs,
     ):
         cluster = replace(config.cluster, attention_tiles=chosen_tiles(config.cost_model))
@@ -109,12 +108,11 @@ async def _serve(config: ServeConfig) -> int:
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
             observers: tuple[Observer, ...] = (timeline, recalibration, CostModelAlarm(recalibration), *logs)
-            scheduling = Scheduling(state, policy, cost_model, executor, observers)
+            scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers)
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
             tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
-            app = create_app(engine, tokenizer, config.server, tracing, dashboard)
-            app[SERVER].metrics.watch_cost_model(lambda: recalibration.errors)
+            app = create_app(engine, tokenizer, config.server, tracing, insight)
             runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
             signals.is_up = True
             status = asyncio.create_task(log_status(engine))
@@ -130,14 +128,12 @@ async def _serve(config: ServeConfig) -> int:
     return 1 if running.exception() is not None else code
 
 
-def _dashboard(config: ServeConfig, cost_model: CostModel, recalibration: Recalibration) -> DashboardSource:
+def _insight(config: ServeConfig, cost_model: CostModel, recalibration: Recalibration) -> Insight:
     def target(num_prompt_tokens: int) -> SLO:
         widest = cost_model.prefill_terms(config.cluster.num_instances)
         return SLO(default_ttft(num_prompt_tokens, widest, config.policy), config.policy.target_tpot)
 
-    return DashboardSource(
-        config.policy_name, RecentLines(), RequestRuns(), lambda: recalibration.errors, target
-    )
+    return Insight(config.policy_name, RecentLines(), RequestRuns(), lambda: recalibration.errors, target)
 
 
 def _setting(config: ServeConfig, cost_model: WorkCostModel) -> Setting:

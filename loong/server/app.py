@@ -9,8 +9,8 @@ from loong.server.chat import chat_completions
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
 from loong.server.dashboard.routes import add_dashboard
-from loong.server.insight import Insight
 from loong.server.engine_client import EngineClient, Tracing
+from loong.server.insight import Insight
 from loong.server.metrics import ServerMetrics
 from loong.server.middleware import check_api_key, tell_errors
 from loong.server.openapi import openapi
@@ -69,6 +69,7 @@ def create_app(
     )
     if insight is not None:
         metrics.watch_cost_model(insight.errors)
+        insight.when_planned.append(metrics.saw_plan)
         insight.runs.tell(lambda run: metrics.saw_run(run, insight.target_of(run)))
         add_dashboard(app, insight)
     return app

@@ -30,9 +30,9 @@ async def load(http: web.Request) -> web.Response:
 
 
 async def metrics(http: web.Request) -> web.Response:
-    """All metrics, in Prometheus' text format."""
-    text = http.app[SERVER].metrics.exposition()
-    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+    """All metrics, in Prometheus' text format, or as OpenMetrics for who asks for that."""
+    text, content_type = http.app[SERVER].metrics.exposition(http.headers.get("Accept", ""))
+    return web.Response(body=text, headers={"Content-Type": content_type})
 
 
 async def trace(http: web.Request) -> web.Response:

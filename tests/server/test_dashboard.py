@@ -19,7 +19,7 @@ from loong.core.timeline import BatchSlice, ClusterHistory
 from loong.decision_log.log import DecisionLog
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
-from loong.server.dashboard.source import DashboardSource
+from loong.server.insight import Insight
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
 OLD, NEW = (
@@ -28,8 +28,8 @@ OLD, NEW = (
 )
 
 
-def source() -> DashboardSource:
-    return DashboardSource(
+def source() -> Insight:
+    return Insight(
         "esp",
         RecentLines(),
         RequestRuns(),
@@ -38,7 +38,7 @@ def source() -> DashboardSource:
     )
 
 
-def two_requests(source: DashboardSource) -> Snapshot:
+def two_requests(source: Insight) -> Snapshot:
     """One under way and one that has left, as the source was told of them."""
     teller = Teller(DecisionLog(None, listeners=[source.recent, source.runs]), INSTANCES)
     prefill_two(teller)

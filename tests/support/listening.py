@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from scripted_engine import Serving
 
 from loong.server.app import create_app
-from loong.server.dashboard.source import DashboardSource
 from loong.server.engine_client import EngineClient
+from loong.server.insight import Insight
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
@@ -18,10 +18,10 @@ def serving_with(tokenizer: Tokenizer) -> Serving:
 
     @asynccontextmanager
     async def listen(
-        engine: EngineClient, dashboard: DashboardSource | None = None, **settings: object
+        engine: EngineClient, insight: Insight | None = None, **settings: object
     ) -> AsyncIterator[str]:
         chosen = ServerSettings("tiny", **settings)  # type: ignore[arg-type]
-        app = create_app(engine, tokenizer, chosen, dashboard=dashboard)
+        app = create_app(engine, tokenizer, chosen, insight=insight)
         with bound_socket("127.0.0.1", 0) as listener:
             runner = await serve(app, listener, shutdown_timeout=1.0)
             try:

@@ -11,7 +11,7 @@ from loong.core.snapshot import RunningBatch, Snapshot
 from loong.core.timeline import BatchSlice, KVMove
 from loong.decision_log.runs import RequestRun
 from loong.server.context import Server
-from loong.server.dashboard.source import DashboardSource
+from loong.server.insight import Insight
 
 WINDOW_SECONDS = 120.0  # of the past, that a page begins with
 MAX_BATCHES = 4_000  # in one tick
@@ -102,8 +102,8 @@ class Tick(msgspec.Struct, frozen=True):
 class Feed:
     """One page's; it remembers what that was told."""
 
-    def __init__(self, server: Server, source: DashboardSource) -> None:
-        self._server, self._source = server, source
+    def __init__(self, server: Server, insight: Insight) -> None:
+        self._server, self._insight = server, insight
         self._told_to = self._server.engine.snapshot().now - WINDOW_SECONDS
         self._told_run_at = -inf
 
@@ -111,7 +111,7 @@ class Feed:
         """To begin with."""
         return Hello(
             model=self._server.settings.served_model_name,
-            policy=self._source.policy,
+            policy=self._insight.policy,
             version=loong.__version__,
             max_model_len=self._server.engine.limits.max_model_len,
             window=WINDOW_SECONDS,
@@ -119,7 +119,7 @@ class Feed:
 
     def tick(self) -> Tick:
         """What is, and what is new."""
-        engine, source = self._server.engine, self._source
+        engine, insight = self._server.engine, self._insight
         snapshot, history, health = engine.snapshot(), engine.history(), engine.health()
         told_to, self._told_to = self._told_to, snapshot.now
         batches = takewhile(lambda batch: batch.ended_at > told_to, reversed(history.batches))
@@ -132,27 +132,27 @@ class Feed:
             running=[_running(batch) for batch in snapshot.batches],
             moves=[_move(move) for move in moves if move.is_committed],
             queue=_buckets(snapshot),
-            live=[self._run(run, snapshot) for run in islice(source.runs.live, MAX_LIVE)],
+            live=[self._run(run, snapshot) for run in islice(insight.runs.live, MAX_LIVE)],
             over=[self._run(run, snapshot) for run in self._new_runs()],
             num_running=len(snapshot.running),
             num_waiting=len(snapshot.waiting),
             num_computed_tokens=snapshot.stats.num_computed_tokens,
             num_output_tokens=snapshot.stats.num_output_tokens,
             num_batches_by_dop=dict(snapshot.stats.num_batches_by_dop),
-            errors=dict(source.errors()),
+            errors=dict(insight.errors()),
         )
 
     def _new_runs(self) -> list[RequestRun]:
         """Those that are over since the last tick, oldest first."""
         told = self._told_run_at
-        new = list(takewhile(lambda run: (run.ended_at or 0.0) > told, reversed(self._source.over)))
+        new = list(takewhile(lambda run: (run.ended_at or 0.0) > told, reversed(self._insight.over)))
         if new:
             self._told_run_at = new[0].ended_at or told
         return new[::-1]
 
     def _run(self, run: RequestRun, snapshot: Snapshot) -> Run:
         view = snapshot.request.get(run.request_id)
-        target = self._source.target(run.num_prompt_tokens)
+        target = self._insight.target_of(run)
         return Run(
             run.request_id,
             run.user,
@@ -165,8 +165,8 @@ class Feed:
             dops=tuple(run.dops),
             ttft=run.ttft,
             tpot=run.tpot,
-            ttft_target=target.ttft if run.ttft_slo is None else run.ttft_slo,
-            tpot_target=target.tpot if run.tpot_slo is None else run.tpot_slo,
+            ttft_target=target.ttft,
+            tpot_target=target.tpot,
         )
 
 

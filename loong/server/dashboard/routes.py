@@ -12,8 +12,8 @@ from loong.decision_log.story.story import story_of
 from loong.decision_log.story.words import chapters, heading
 from loong.server.context import SERVER
 from loong.server.dashboard.feed import Feed
-from loong.server.dashboard.source import SOURCE, DashboardSource
 from loong.server.errors import ApiError
+from loong.server.insight import Insight
 from loong.server.sse import EventStream
 from loong.server.wire import json_response
 
@@ -25,12 +25,13 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
 }
+_INSIGHT = web.AppKey("insight", Insight)
 _STOPPING = web.AppKey("stopping", asyncio.Event)
 
 
-def add_dashboard(app: web.Application, source: DashboardSource) -> None:
+def add_dashboard(app: web.Application, insight: Insight) -> None:
     """Put the dashboard into a server."""
-    app[SOURCE] = source
+    app[_INSIGHT] = insight
     app[_STOPPING] = asyncio.Event()
     app.on_shutdown.append(_stop)
     app.add_routes(
@@ -58,7 +59,7 @@ async def events(http: web.Request) -> web.StreamResponse:
     """What the cluster does, for as long as someone watches."""
     stream = EventStream(http.app[SERVER].settings)
     stopping = http.app[_STOPPING]
-    feed = Feed(http.app[SERVER], http.app[SOURCE])
+    feed = Feed(http.app[SERVER], http.app[_INSIGHT])
     async with stream.open(http):
         await stream.send(feed.hello())
         while not stopping.is_set():
@@ -83,15 +84,15 @@ async def batch(http: web.Request) -> web.Response:
 async def request(http: web.Request) -> web.Response:
     """A request's story, as `loong explain` tells it."""
     request_id = http.match_info["request_id"]
-    story = await asyncio.to_thread(_story, http.app[SOURCE], request_id)
+    story = await asyncio.to_thread(_story, http.app[_INSIGHT], request_id)
     if story is None:
         message = f"nothing is known of request {request_id!r}, or nothing any more"
         raise ApiError(404, message, "request_not_found")
     return json_response(story)
 
 
-def _story(source: DashboardSource, request_id: RequestId) -> dict[str, object] | None:
-    index = index_of(source.recent.written())
+def _story(insight: Insight, request_id: RequestId) -> dict[str, object] | None:
+    index = index_of(insight.recent.written())
     if request_id not in index.arrivals:
         return None
     story = story_of(index, request_id)

@@ -1,0 +1,54 @@
+"""What the server tells of requests and plans, from what the engine's decision log says."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from loong.core.cost_model import CostModel
+from loong.core.plan import IterationPlan
+from loong.core.request import SLO
+from loong.core.snapshot import Snapshot
+from loong.decision_log.recent import RecentLines
+from loong.decision_log.runs import RequestRun, RequestRuns
+from loong.scheduler.policy import Policy
+
+MAX_OVER = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """`errors` are the cost model's by phase; `target` is what a prompt of so many tokens is promised.
+
+    `over` are the last requests that are over, oldest first. `when_planned` is told the seconds of each plan.
+    """
+
+    policy: str
+    recent: RecentLines
+    runs: RequestRuns
+    errors: Callable[[], Mapping[str, float]]
+    target: Callable[[int], SLO]
+    over: deque[RequestRun] = field(default_factory=lambda: deque(maxlen=MAX_OVER))
+    when_planned: list[Callable[[float], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.runs.tell(self.over.append)
+
+    def timed(self, policy: Policy) -> Policy:
+        """The same policy, of which every plan is timed."""
+
+        def plan(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+            start = perf_counter()
+            made = policy(snapshot, cost_model)
+            seconds = perf_counter() - start
+            for listener in self.when_planned:
+                listener(seconds)
+            return made
+
+        return plan
+
+    def target_of(self, run: RequestRun) -> SLO:
+        """What a request is promised: its own targets, or else the policy's."""
+        if run.ttft_slo is None or run.tpot_slo is None:
+            return self.target(run.num_prompt_tokens)
+        return SLO(run.ttft_slo, run.tpot_slo)
