@@ -114,6 +114,19 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="more are refused with 503 and Retry-After (%(default)s)",
     )
+    group.add_argument(
+        "--max-waiting-tokens",
+        type=token_count,
+        default=2**24,
+        metavar="N",
+        help="of prompts that wait; more are refused likewise (%(default)s)",
+    )
+    group.add_argument(
+        "--max-requests-per-key",
+        type=positive,
+        metavar="N",
+        help="in flight of one --api-key; more are refused with 429 and Retry-After (no bound)",
+    )
     group.add_argument("--log-format", choices=FORMATS, default="text", help="of the log (%(default)s)")
     group.add_argument(
         "--decision-log",
@@ -160,7 +173,13 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         policy=policy_config(args),
         cost_model=args.cost_model,
         is_recalibrated=args.recalibrate,
-        server=ServerSettings(name, tuple(args.api_key), max_waiting_requests=args.max_waiting_requests),
+        server=ServerSettings(
+            name,
+            tuple(args.api_key),
+            max_waiting_requests=args.max_waiting_requests,
+            max_waiting_tokens=args.max_waiting_tokens,
+            max_requests_per_key=args.max_requests_per_key,
+        ),
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,
         host=args.host,

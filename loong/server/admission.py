@@ -1,5 +1,6 @@
 """The bound on work that waits: past it, a client is told at once to come back later."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,31 +10,54 @@ from loong.server.errors import ApiError
 class Admission:
     """Counts the requests in flight, and those of them that wait for their first token."""
 
-    def __init__(self, *, max_waiting_requests: int, max_waiting_tokens: int, retry_after: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_waiting_requests: int,
+        max_waiting_tokens: int,
+        retry_after: int,
+        max_requests_per_key: int | None = None,
+    ) -> None:
         self._max_requests = max_waiting_requests
+        self._max_per_key = max_requests_per_key
+        self._by_key: Counter[int] = Counter()  # requests in flight
         self._max_tokens = max_waiting_tokens
         self._retry_after = retry_after
         self._waiting: dict[str, int] = {}  # prompt tokens by request id
         self.num_in_flight = 0
 
     @contextmanager
-    def admit(self, request_id: str, num_prompt_tokens: int) -> Iterator[None]:
+    def admit(self, request_id: str, num_prompt_tokens: int, key: int | None = None) -> Iterator[None]:
         """Count a request in while the context lasts; raise a 503 if a bound would be passed.
 
-        A queue that holds nothing takes any prompt, so none is refused for ever.
+        A queue that holds nothing takes any prompt, so none is refused for ever. If it came with the API key
+        of the number `key`, which has as many in flight as it may, raise a 429.
         """
+        self._check_key(key)
         self._check_room(num_prompt_tokens)
         self._waiting[request_id] = num_prompt_tokens
         self.num_in_flight += 1
+        if key is not None:
+            self._by_key[key] += 1
         try:
             yield
         finally:
             self.num_in_flight -= 1
+            if key is not None:
+                self._by_key[key] -= 1
             self.stop_waiting(request_id)
 
     def stop_waiting(self, request_id: str) -> None:
         """Tell that a request has its first token."""
         self._waiting.pop(request_id, None)
+
+    def _check_key(self, key: int | None) -> None:
+        if key is not None and self._max_per_key is not None and self._by_key[key] >= self._max_per_key:
+            message = (
+                f"this API key has {self._by_key[key]} requests in flight, and {self._max_per_key} may be"
+            )
+            headers = {"Retry-After": str(self._retry_after)}
+            raise ApiError(429, message, "rate_limit_exceeded", headers=headers)
 
     def _check_room(self, num_prompt_tokens: int) -> None:
         num_requests, num_tokens = len(self._waiting), sum(self._waiting.values())

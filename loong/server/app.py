@@ -42,6 +42,7 @@ def create_app(
             max_waiting_requests=settings.max_waiting_requests,
             max_waiting_tokens=settings.max_waiting_tokens,
             retry_after=settings.retry_after,
+            max_requests_per_key=settings.max_requests_per_key,
         ),
         bodies=Bodies(settings),
         schemas=schemas,

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from loong.core.request import Request
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
+from loong.server.callers import KEY_NUMBER, user_of
 from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
 from loong.server.output import Delta, OutputOptions
@@ -78,7 +79,8 @@ async def complete(
     """Check, admit and run a request, and send its answer in the endpoint's shape, `n` choices a prompt."""
     server = http.app[SERVER]
     answer_id = f"{shape_type.id_prefix}-{uuid4().hex}"
-    by_prompt = _choices(server, fields, prompts, answer_id)
+    user = user_of(http, fields.user, len(server.settings.api_keys))
+    by_prompt = _choices(server, fields, prompts, answer_id, user)
     asked = Asked(
         answer_id,
         server.settings.served_model_name,
@@ -94,7 +96,8 @@ async def complete(
     options = OutputOptions(tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens)
     with ExitStack() as admitted:
         for request in (choices.request for choices in by_prompt):
-            admitted.enter_context(server.admission.admit(request.request_id, len(request.prompt_token_ids)))
+            num_tokens, key = len(request.prompt_token_ids), http.get(KEY_NUMBER)
+            admitted.enter_context(server.admission.admit(request.request_id, num_tokens, key))
         deltas = generate_choices(server, by_prompt, options, arrived_at)
         if fields.stream:
             return await send_stream(http, server, shape, deltas)
@@ -102,7 +105,7 @@ async def complete(
 
 
 def _choices(
-    server: Server, fields: GenerationFields, prompts: Sequence[Prompt], answer_id: str
+    server: Server, fields: GenerationFields, prompts: Sequence[Prompt], answer_id: str, user: str
 ) -> list[Choices]:
     """What the engine is asked, checked against its limits."""
     limits, eos_token_ids = server.engine.limits, server.tokenizer.eos_token_ids
@@ -120,7 +123,7 @@ def _choices(
             tuple(prompt.token_ids),
             params,
             arrival_time=0.0,
-            user=fields.user,
+            user=user,
             num_choices=fields.n,
         )
         choices.append(Choices(index * fields.n, request, prompt.echo))

@@ -1,11 +1,10 @@
 """What every request goes through: the key is checked, and errors are told in the API's words."""
 
-import hmac
-
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from loong.core.errors import LoongError
+from loong.server.callers import KEY_NUMBER, key_number
 from loong.server.context import SERVER
 from loong.server.errors import ApiError, as_api_error
 from loong.server.wire import json_response
@@ -34,12 +33,11 @@ async def check_api_key(request: web.Request, handler: Handler) -> web.StreamRes
     """Let a request through if no key is set, it carries one, or its path is open to all."""
     keys = request.app[SERVER].settings.api_keys
     if keys and request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
-        scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
-        sent_bytes = sent.encode(errors="surrogateescape")  # headers may hold any bytes
-        is_known = [hmac.compare_digest(sent_bytes, key.encode()) for key in keys]
-        if scheme.lower() != "bearer" or not any(is_known):
+        number = key_number(request.headers.get("Authorization", ""), keys)
+        if number is None:
             message = "this server needs an API key: send the header `Authorization: Bearer KEY`"
             raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        request[KEY_NUMBER] = number
     return await handler(request)
 
 

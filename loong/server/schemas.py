@@ -138,7 +138,8 @@ class GenerationFields(Schema, ABC):
     response_format: ResponseFormat = ResponseFormat()
     """What the answer is held to."""
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
-    """Whom the request is for: `--fairness user` shares between users."""
+    """Whom the request is for: `--fairness user` shares between users, or between API keys where there are
+    several."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     stream: bool = False

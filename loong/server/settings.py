@@ -17,6 +17,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: every client is welcome
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 2**24
+    max_requests_per_key: int | None = None  # in flight at once; None: no bound but those of all
     retry_after: int = 1
     max_body_bytes: int = 2**26  # fits a million token ids, or as many tokens of escaped text
     max_bodies_bytes: int = 2**29  # of all bodies that arrive or are being read at one time
@@ -38,5 +39,7 @@ class ServerSettings:
         for name in ("idle_timeout", "body_timeout", "write_timeout", "keep_alive_interval"):
             if (value := getattr(self, name)) <= 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, but is {value:g}")
+        if self.max_requests_per_key is not None and self.max_requests_per_key < 1:
+            raise ConfigError(f"max_requests_per_key must be at least 1, but is {self.max_requests_per_key}")
         if not all(self.api_keys):
             raise ConfigError("an API key must not be empty")

@@ -252,6 +252,28 @@ async def test_a_key_guards_all_but_the_probes(serving: Serving) -> None:
             assert (await client.post(url + PATH, json={"prompt": "a"}, headers=known)).status_code == 200
 
 
+async def test_several_keys_are_told_apart_and_each_is_bounded(serving: Serving) -> None:
+    engine = ScriptedEngine(pause_at=0)
+    settings = {"api_keys": ("one", "two"), "max_requests_per_key": 1, "retry_after": 3}
+
+    async def ask(key: str) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=30) as client:
+            headers = {"Authorization": f"Bearer {key}"}
+            return await client.post(url + PATH, json={"prompt": "a", "user": "me"}, headers=headers)
+
+    async with serving(engine, **settings) as url:
+        first = asyncio.create_task(ask("one"))
+        await engine.paused.wait()
+        refused = await ask("one")
+        second = asyncio.create_task(ask("two"))
+        engine.resume.set()
+        assert [(await answer).status_code for answer in (first, second)] == [200, 200]
+        assert (await ask("one")).status_code == 200
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "3")
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert [request.user for request in engine.requests] == ["key 0", "key 1", "key 0"]
+
+
 async def test_a_body_that_does_not_come_is_given_up(serving: Serving) -> None:
     async with serving(ScriptedEngine(), body_timeout=0.05) as url:
         host, port = url.removeprefix("http://").split(":")
