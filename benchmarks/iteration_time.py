@@ -1,0 +1,110 @@
+"""How long does an iteration take, by batch, length and degree of parallelism?
+
+Prefill of whole prompts and decode steps (in leases of 16) on groups of every size, as measured on real
+workers, beside what the cost model predicts. It is why one DoP does not fit all: long prompts gain from many
+instances, short ones and most decodes do not. LoongServe shows it in its figures 2 and 3, and the errors of
+its iteration-time model in figure 15. Ceiling: a mean error of 10 %.
+
+    python benchmarks/iteration_time.py --num-instances 2                              # CPUs, a minute
+    python benchmarks/iteration_time.py llama-3.1-8b --load-format dummy --device cuda --num-instances 4 \\
+        --prompts 1x1024 16x1024 1x16384 1x131072 --decodes 1x1024 64x1024 1x131072
+"""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from os import getloadavg
+from statistics import fmean
+
+from line_picture import Panel, write_lines
+from result import print_result
+from stage_runs import add_stage_flags, dops_up_to, stage_runs
+
+from loong.workloads.report import table
+
+PROMPTS = ("1x64", "8x64", "1x512", "8x512", "1x2048", "1x8192")
+DECODES = ("1x64", "16x64", "1x2048", "8x2048", "1x16384")
+
+
+def size_of(case: str) -> tuple[int, int]:
+    number, length = map(int, case.split("x"))
+    return number, length
+
+
+async def measure(args: argparse.Namespace) -> list[dict[str, object]]:
+    """Every case on every size of group that has room for it."""
+    rows: list[dict[str, object]] = []
+    async with stage_runs(args) as runs:
+        for phase, cases in (("prefill", args.prompts), ("decode", args.decodes)):
+            for case in cases:
+                number, length = size_of(case)
+                for dop in dops_up_to(len(runs.instance_ids)):
+                    group = runs.instance_ids[:dop]
+                    if not runs.has_room(number, length, group):
+                        continue
+                    if phase == "prefill":
+                        timed = await runs.prefill([length] * number, group)
+                    else:
+                        timed = await runs.decode(number, length, group, num_masters=min(number, dop))
+                    error = timed.predicted / timed.seconds - 1
+                    rows.append(
+                        {
+                            "phase": phase,
+                            "case": case,
+                            "dop": dop,
+                            "seconds": timed.seconds,
+                            "predicted": timed.predicted,
+                            "error": error,
+                        }
+                    )
+                    print(f"{phase} {case} at DoP {dop}: {1e3 * timed.seconds:.2f} ms", flush=True)
+    return rows
+
+
+def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
+    """Milliseconds over DoP, a line a case; predictions dashed."""
+    found = []
+    for phase in ("prefill", "decode"):
+        own = [row for row in rows if row["phase"] == phase]
+        lines = {}
+        for case in dict.fromkeys(str(row["case"]) for row in own):
+            same = [row for row in own if row["case"] == case]
+            for key, suffix in (("seconds", ""), ("predicted", ", predicted")):
+                lines[f"{case}{suffix}"] = [
+                    (float(str(row["dop"])), 1e3 * float(str(row[key]))) for row in same
+                ]
+        if lines:
+            title = f"{phase}: requests x tokens"
+            found.append(Panel(title, "degree of parallelism", "ms an iteration", lines, is_log_y=True))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add_stage_flags(parser)
+    parser.add_argument("--prompts", nargs="*", default=PROMPTS, help="requests x tokens (%(default)s)")
+    parser.add_argument("--decodes", nargs="*", default=DECODES, help="requests x context (%(default)s)")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    rows = asyncio.run(measure(args))
+    cells = [
+        (
+            f"{row['phase']} {row['case']}",
+            str(row["dop"]),
+            f"{1e3 * float(str(row['seconds'])):.2f}",
+            f"{1e3 * float(str(row['predicted'])):.2f}",
+            f"{float(str(row['error'])):+.1%}",
+        )
+        for row in rows
+    ]
+    print(table(("requests x tokens", "DoP", "ms", "predicted", "error"), cells))
+    mean_error = fmean(abs(float(str(row["error"]))) for row in rows)
+    print(f"\nmean error of the cost model: {mean_error:.1%}\n")
+    if args.output_dir is not None:
+        write_lines(panels(rows), args.output_dir, "iteration_time")
+    numbers = {"model": args.model, "device": args.device, "mean_error": mean_error, "rows": rows}
+    print_result("iteration_time", load_before, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What do several masters gain in decode?
+
+A master does all but attention for its requests: with one, the others of its group wait through that. The
+same requests with the same KV on one group, and 1, 2 ... masters by turns. LoongServe shows it in its figure
+14b: 0.465 times the step of a single master with 1,024 requests of 10 tokens, 1.0 to 1.12 at long contexts.
+
+    python benchmarks/multi_master.py --num-instances 2                                # CPUs, a minute
+    python benchmarks/multi_master.py llama-3.1-8b --load-format dummy --device cuda --num-instances 4 \\
+        --cases 1024x10 256x1000 64x4000 4x100000
+"""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from os import getloadavg
+
+from iteration_time import size_of
+from line_picture import Panel, write_lines
+from result import print_result
+from stage_runs import add_stage_flags, dops_up_to, stage_runs
+
+from loong.workloads.report import table
+
+CASES = ("64x10", "256x10", "32x500", "4x4000")
+
+
+async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float]]:
+    """Case, masters, seconds of a step, and relative to one master."""
+    rows = []
+    async with stage_runs(args) as runs:
+        group = runs.instance_ids
+        for case in args.cases:
+            number, length = size_of(case)
+            if not runs.has_room(number, length, group):
+                continue
+            alone = 0.0
+            for num_masters in dops_up_to(min(number, len(group))):
+                seconds = (await runs.decode(number, length, group, num_masters)).seconds
+                alone = alone or seconds
+                rows.append((case, num_masters, seconds, seconds / alone))
+    return rows
+
+
+def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
+    """A step relative to that of a single master."""
+    lines = {
+        case: [(float(masters), ratio) for name, masters, _, ratio in rows if name == case]
+        for case in dict.fromkeys(row[0] for row in rows)
+    }
+    return Panel("requests x context", "masters", "step, of a single master's", lines, level=1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add_stage_flags(parser)
+    parser.add_argument("--cases", nargs="+", default=CASES, help="requests x context (%(default)s)")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    rows = asyncio.run(measure(args))
+    cells = [
+        (case, str(count), f"{1e3 * seconds:.2f}", f"{ratio:.3f}x") for case, count, seconds, ratio in rows
+    ]
+    print(table(("requests x context", "masters", "ms a step", "of one master's"), cells))
+    if args.output_dir is not None:
+        write_lines([panel(rows)], args.output_dir, "multi_master")
+    numbers = {"model": args.model, "device": args.device, "rows": rows}
+    print_result("multi_master", load_before, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()

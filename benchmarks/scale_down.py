@@ -1,0 +1,79 @@
+"""What does it cost to shrink a group after a prefill?
+
+The same prompts on one group, once with all KV kept where it is made, and once kept by fewer of the
+instances: the ring passes every one of them anyway, so a plan that says who keeps what needs no message more.
+LoongServe shows it in its figure 14a, under 3 %. Ceiling: 3 %.
+
+    python benchmarks/scale_down.py --num-instances 2                                  # CPUs, a minute
+    python benchmarks/scale_down.py llama-3.1-8b --load-format dummy --device cuda --num-instances 4 \\
+        --prompts 1x8192 1x32768 1x131072
+"""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from os import getloadavg
+from statistics import median
+
+from iteration_time import size_of
+from line_picture import Panel, write_lines
+from result import print_result
+from stage_runs import StageRuns, add_stage_flags, dops_up_to, stage_runs
+
+from loong.workloads.report import table
+
+CEILING = 0.03
+PROMPTS = ("1x512", "8x512", "1x2048", "1x8192")
+NUM_ROUNDS = 3  # of each case, by turns, so that a bad moment is not one case's alone
+
+
+async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float]]:
+    """Case, keepers, seconds, and relative to all keeping their part."""
+    async with stage_runs(args) as runs:
+        return [row for case in args.prompts for row in await measure_case(runs, case)]
+
+
+async def measure_case(runs: StageRuns, case: str) -> list[tuple[str, int, float, float]]:
+    """One size of prompts with every number of keepers that has room."""
+    group = runs.instance_ids
+    number, length = size_of(case)
+    counts = [count for count in dops_up_to(len(group)) if runs.has_room(number, length, group[:count])]
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(NUM_ROUNDS):
+        for count in counts:
+            keepers = () if count == len(group) else group[:count]
+            times[count].append((await runs.prefill([length] * number, group, keepers)).seconds)
+    whole = median(times[len(group)])
+    return [(case, count, median(seconds), median(seconds) / whole - 1) for count, seconds in times.items()]
+
+
+def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
+    """What fewer keepers cost, in percent."""
+    lines = {
+        case: [(float(count), 100 * more) for name, count, _, more in rows if name == case]
+        for case in dict.fromkeys(row[0] for row in rows)
+    }
+    return Panel(
+        "prompts x tokens", "instances that keep the KV", "more time (%)", lines, level=100 * CEILING
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add_stage_flags(parser)
+    parser.add_argument("--prompts", nargs="+", default=PROMPTS, help="requests x tokens (%(default)s)")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    rows = asyncio.run(measure(args))
+    cells = [
+        (case, str(count), f"{1e3 * seconds:.2f}", f"{more:+.1%}") for case, count, seconds, more in rows
+    ]
+    print(table(("prompts x tokens", "kept by", "ms", "against all"), cells))
+    if args.output_dir is not None:
+        write_lines([panel(rows)], args.output_dir, "scale_down")
+    numbers = {"model": args.model, "device": args.device, "ceiling": CEILING, "rows": rows}
+    print_result("scale_down", load_before, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
