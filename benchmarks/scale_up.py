@@ -1,0 +1,74 @@
+"""How often do groups grow while they decode, and what is that good for?
+
+`esp` beside `esp-no-scale-up`, the same policy without it, by rate: SLO attainment, goodput, and how often a
+group gained an instance in ten seconds. LoongServe's figure 13: 2.87 times the goodput on sharegpt. In
+virtual time by default, or on servers.
+
+    python benchmarks/scale_up.py --output-dir out --request-rate 20:100:20               # simulated, minutes
+    python benchmarks/scale_up.py --output-dir out --device cpu --num-instances 2 --length-scale 1/16 \\
+        --num-requests 60 --request-rate 8,16 --extra-server-args='--kv-cache-tokens 1024'   # CPUs, a minute
+    python benchmarks/scale_up.py --output-dir out --device cuda --num-instances 8 --request-rate 20:100:20
+"""
+
+import argparse
+from os import getloadavg
+
+from line_picture import Panel, write_lines
+from result import print_result
+from serving_runs import Served, add_serving_flags, attainment_panel, goodput_table, serve
+
+from loong.workloads.report import table
+
+POLICIES = "esp,esp-no-scale-up"
+SECONDS = 10.0
+
+
+def scale_ups(served: Served) -> list[tuple[str, float, float]]:
+    """Policy, rate, and scale-ups in ten seconds."""
+    rows = []
+    for point in served.points:
+        count, duration = point.median("num_scale_ups"), point.median("duration")
+        if count is not None and duration:
+            rows.append((point.policy, point.rate, SECONDS * count / duration))
+    return rows
+
+
+def frequency_panel(served: Served) -> Panel:
+    """Scale-ups over rate."""
+    rows = scale_ups(served)
+    lines = {
+        policy: [(rate, count) for name, rate, count in rows if name == policy]
+        for policy in dict.fromkeys(row[0] for row in rows)
+    }
+    return Panel(f"{served.workload}: scale-ups", "requests per second", "in ten seconds", lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add_serving_flags(parser, POLICIES, ("sharegpt",))
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    results = [serve(args, workload) for workload in args.workload]
+    panels = [panel for served in results for panel in (attainment_panel(served), frequency_panel(served))]
+    write_lines(panels, args.output_dir, "scale_up")
+    rows = [(s.workload, *row) for s in results for row in scale_ups(s)]
+    print(
+        table(
+            ("workload", "policy", "req/s", "scale-ups in 10 s"),
+            [(workload, policy, f"{rate:.4g}", f"{count:.1f}") for workload, policy, rate, count in rows],
+        )
+    )
+    print("\n" + goodput_table(results))
+    numbers = {
+        "device": args.device,
+        "num_instances": args.num_instances,
+        "length_scale": args.length_scale,
+        "slo": args.slo,
+        "goodputs": {served.workload: served.goodputs() for served in results},
+        "scale_ups": rows,
+    }
+    print_result("scale_up", load_before, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()

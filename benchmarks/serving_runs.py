@@ -1,0 +1,151 @@
+"""Policies under workloads, on servers or in virtual time: what scripts of whole services share."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from line_picture import Line, Panel
+from loong_runs import Document, Point, points_of, run_loong
+
+from loong.workloads.report import table
+
+SLO_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
+NORMALIZED = ("normalized", "normalized_input", "normalized_output")
+WORDS = {
+    "normalized": "E2EL a token",
+    "normalized_input": "TTFT a prompt token",
+    "normalized_output": "the rest an output token",
+}
+
+
+def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads: Sequence[str]) -> None:
+    """What is served by whom, at which rates, and where it is measured."""
+    parser.add_argument("--policy", default=policies, help="(%(default)s)")
+    parser.add_argument("--workload", nargs="+", default=list(workloads), help="(%(default)s)")
+    parser.add_argument(
+        "--device", default="simulated", help="cuda or cpu: serve; else virtual H200s (%(default)s)"
+    )
+    parser.add_argument("--model", help="a built-in shape (llama-3.1-8b, and on CPUs the tiny one)")
+    parser.add_argument("--num-instances", type=int, default=8, help="(%(default)s)")
+    parser.add_argument("--length-scale", default="1", help="(%(default)s)")
+    parser.add_argument("--num-requests", type=int, default=300, help="of each run (%(default)s)")
+    parser.add_argument(
+        "--request-rate", help="rates (none: search the goodput; on servers from 1 a second on)"
+    )
+    parser.add_argument("--slo", default="loongserve-12", help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    parser.add_argument("--repeat", type=int, default=1, help="of runs on servers (%(default)s)")
+    parser.add_argument("--extra-server-args", default="", help="for `loong serve`, as one word")
+    parser.add_argument("--output-dir", type=Path, required=True, help="documents and pictures")
+    parser.add_argument("--save", action="store_true", help="append the result to results/")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What came of one workload."""
+
+    workload: str
+    document: Document
+    points: tuple[Point, ...]
+
+    @property
+    def policies(self) -> list[str]:
+        """In the order in which they ran."""
+        return list(dict.fromkeys(run["policy"] for run in self.document["runs"]))
+
+    def goodputs(self) -> dict[str, float]:
+        """The highest rate at which each policy attains."""
+        return {found["policy"]: found["request_rate"] for found in self.document["goodput"]}
+
+    def line(self, policy: str, key: str, factor: float = 1.0) -> Line:
+        """A number over the rate."""
+        found = [(point.rate, point.median(key)) for point in self.points if point.policy == policy]
+        return [(rate, factor * value) for rate, value in found if value is not None]
+
+
+def serve(args: argparse.Namespace, workload: str) -> Served:
+    """Run every policy under a workload."""
+    arguments = [
+        *("--policy", args.policy, "--workload", workload, "--slo", args.slo),
+        *("--num-instances", str(args.num_instances), "--length-scale", args.length_scale),
+        *("--num-requests", str(args.num_requests), "--seed", str(args.seed)),
+    ]
+    if args.request_rate is None:
+        arguments.append("--find-goodput")
+    else:
+        arguments += ["--request-rate", args.request_rate]
+    is_served = args.device in ("cpu", "cuda")
+    model = args.model or ("llama-3.1-8b" if args.device != "cpu" else None)
+    if model is not None:
+        arguments += ["--model", model]
+    if is_served:
+        arguments += ["--device", args.device, "--repeat", str(args.repeat)]
+        arguments += ["--load-format", "dummy"] if model is not None else []
+        arguments += [] if args.request_rate else ["--request-rate", "1"]
+        arguments.append(f"--extra-server-args={args.extra_server_args}")
+    folder = args.output_dir / workload
+    document = run_loong("bench" if is_served else "simulate", arguments, folder)
+    return Served(workload, document, tuple(points_of(document)))
+
+
+def attainment_panel(served: Served) -> Panel:
+    """Attainment over rate, in percent."""
+    lines = {policy: served.line(policy, "slo_attainment", 100.0) for policy in served.policies}
+    return Panel(
+        f"{served.workload}: SLO attainment",
+        "requests per second",
+        "of all requests (%)",
+        _known(lines),
+        90.0,
+    )
+
+
+def scale_panel(served: Served) -> Panel:
+    """Attainment over the scale of the SLO, at the highest rate at which all policies ran to the end."""
+    rates = [{p.rate for p in served.points if p.policy == policy} for policy in served.policies]
+    shared = set.intersection(*rates) or {min(point.rate for point in served.points)}
+    rate = max(shared)
+    lines = {
+        point.policy: [(scale, 100 * point.attainment_at(scale)) for scale in SLO_SCALES]
+        for point in served.points
+        if point.rate == rate
+    }
+    return Panel(
+        f"{served.workload}: at {rate:.3g} requests/s",
+        "scale of the SLO",
+        "of all requests (%)",
+        lines,
+        90.0,
+        is_log_x=True,
+    )
+
+
+def latency_panels(served: Served) -> list[Panel]:
+    """Mean latencies per token over rate, as LoongServe draws them."""
+    return [
+        Panel(
+            f"{served.workload}: {WORDS[name]}",
+            "requests per second",
+            "mean (ms)",
+            _known({policy: served.line(policy, f"mean_{name}_ms") for policy in served.policies}),
+            is_log_y=True,
+        )
+        for name in NORMALIZED
+    ]
+
+
+def goodput_table(results: Sequence[Served]) -> str:
+    """P90 goodput, a row a workload."""
+    policies = list(dict.fromkeys(policy for served in results for policy in served.policies))
+    rows = []
+    for served in results:
+        goodputs = served.goodputs()
+        best = max((goodputs.get(p, 0.0) for p in policies if not p.startswith("esp")), default=0.0)
+        gain = f"{goodputs.get('esp', 0.0) / best:.2f}x" if best and "esp" in goodputs else "-"
+        rows.append((served.workload, *(f"{goodputs.get(p, 0.0):.3g}" for p in policies), gain))
+    return table(("goodput, req/s", *policies, "esp / best static"), rows)
+
+
+def _known(lines: dict[str, Line]) -> dict[str, Line]:
+    return {name: line for name, line in lines.items() if line}

@@ -1,0 +1,43 @@
+"""Does any fixed parallelism do, if lengths vary as they may? P90 goodput under Zipf's law of lengths.
+
+Lengths from 10 to 200,000 tokens by three exponents, on elastic groups, on one group of all instances (tensor
+parallel or striped) and on replicas, with all else the same: LoongServe's ablation of its figure 12, where
+elasticity gives 1.5 to 3.1 times the goodput of each. In virtual time by default, or on servers.
+
+    python benchmarks/zipf.py --output-dir out                                            # simulated, minutes
+    python benchmarks/zipf.py --output-dir out --device cpu --num-instances 2 --length-scale 1/64 \\
+        --workload zipf1.2 --num-requests 40 --request-rate 4,8                           # CPUs, two minutes
+    python benchmarks/zipf.py --output-dir out --device cuda --num-instances 8            # GPUs, hours
+"""
+
+import argparse
+from os import getloadavg
+
+from line_picture import write_lines
+from result import print_result
+from serving_runs import add_serving_flags, attainment_panel, goodput_table, serve
+
+POLICIES = "esp,esp-paper,tp,static-sp,replicas"
+WORKLOADS = ("zipf1.0", "zipf1.2", "zipf1.4")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add_serving_flags(parser, POLICIES, WORKLOADS)
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    results = [serve(args, workload) for workload in args.workload]
+    write_lines([attainment_panel(served) for served in results], args.output_dir, "zipf", num_columns=3)
+    print(goodput_table(results))
+    numbers = {
+        "device": args.device,
+        "num_instances": args.num_instances,
+        "length_scale": args.length_scale,
+        "slo": args.slo,
+        "goodputs": {served.workload: served.goodputs() for served in results},
+    }
+    print_result("zipf", load_before, numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
