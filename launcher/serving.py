@@ -22,6 +22,7 @@ from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
 from loong.engine import Engine
 from loong.executor.traces import WorkerTraces
+from loong.launcher.banner import log_banner
 from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
 from loong.launcher.local import ClusterConfig, local_workers
@@ -117,7 +118,7 @@ async def _serve(config: ServeConfig) -> int:
             signals.is_up = True
             status = asyncio.create_task(log_status(engine))
             try:
-                _log_banner(config, limits)
+                log_banner(config, limits, listener.getsockname()[1])
                 await _until_over(running, signals)
                 code = await _drain(config, engine, runner, signals)
             finally:
@@ -125,6 +126,7 @@ async def _serve(config: ServeConfig) -> int:
                 executor.post(Drained())
                 await asyncio.wait([running])
                 await runner.cleanup()
+    logger.info("stopped")
     return 1 if running.exception() is not None else code
 
 
@@ -236,18 +238,3 @@ def _limits(config: ServeConfig) -> EngineLimits:
             f"--max-model-len is {max_model_len}, but the model was made for {model.max_length}"
         )
     return EngineLimits(max_model_len, max_request_kv, model.vocab_size)
-
-
-def _log_banner(config: ServeConfig, limits: EngineLimits) -> None:
-    cluster = config.cluster
-    logger.info(
-        "policy %s; KV room for %s tokens on each of %d instances, %s in all; "
-        "requests of up to %s tokens, of which %s fit at once",
-        config.policy_name,
-        f"{cluster.kv_capacity:,}",
-        cluster.num_instances,
-        f"{cluster.kv_capacity * cluster.num_instances:,}",
-        f"{limits.max_model_len:,}",
-        f"{cluster.kv_capacity * cluster.num_instances // limits.max_model_len:,}",
-    )
-    logger.info("serving %s on http://%s:%d", config.server.served_model_name, config.host, config.port)

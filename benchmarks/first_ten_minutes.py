@@ -1,0 +1,221 @@
+"""Acts out a newcomer's first ten minutes, and shows each step with what it printed.
+
+Needs no GPU and downloads nothing, but for --install, which makes a fresh environment out of this checkout.
+Exits with 1 if any step did not do what it should.
+"""
+
+import argparse
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from loong.launcher.embedded import ENTRY, ServerConfig, embedded_server
+
+MAX_LINES = 14  # shown of what a step printed
+MAX_WIDTH = 150
+STEP_SECONDS = 600.0
+LONG_PROMPT, SHORT_PROMPT = 6000, 20
+
+
+class Story:
+    """Steps, told as they are done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.failed: list[str] = []
+
+    def run(self, command: str, check: Callable[[int, str], bool], typed: str = "") -> None:
+        """Type a command, and what it asks for; `check` says of its code and output if they are right."""
+        loong = [sys.executable, "-c", ENTRY]
+        words = shlex.split(command)
+        finished = subprocess.run(
+            [*loong, *words[1:]] if words[0] == "loong" else words,
+            input=typed, capture_output=True, text=True, cwd=self.folder, timeout=STEP_SECONDS, check=False,
+        )  # fmt: skip
+        output = finished.stdout + finished.stderr
+        self.tell(f"$ {command}", output, is_right=check(finished.returncode, output))
+
+    def tell(self, what: str, output: str, *, is_right: bool) -> None:
+        """Show a step, and remember it if it went wrong."""
+        print(f"\n{what}")
+        lines = output.strip().splitlines()
+        for line in lines[:MAX_LINES]:
+            print(f"    {line[:MAX_WIDTH]}{' ...' if len(line) > MAX_WIDTH else ''}")
+        if len(lines) > MAX_LINES:
+            print(f"    ... {len(lines) - MAX_LINES} more lines")
+        print("    => as it should be" if is_right else "    => WRONG", flush=True)
+        if not is_right:
+            self.failed.append(what)
+
+
+def install(story: Story) -> None:
+    """A fresh environment, without CUDA."""
+    checkout = Path(__file__).resolve().parents[1]
+    for command in (
+        f"{sys.executable} -m venv fresh",
+        f"fresh/bin/python -m pip install --quiet -c {checkout}/constraints.txt {checkout}",
+        "fresh/bin/loong --version",
+    ):
+        story.run(command, lambda code, _output: code == 0)
+
+
+def ask(story: Story, url: str) -> None:
+    """curl, and the official client: at once, streamed, and stopped half way."""
+    body = json.dumps({"prompt": "hello", "max_tokens": 16})
+    story.run(
+        f"curl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+        lambda _code, output: json.loads(output)["usage"]["completion_tokens"] > 0,
+    )
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    answer = client.chat.completions.create(
+        model="loong-tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=16
+    )
+    text = answer.choices[0].message.content or ""
+    story.tell("the openai client asks", repr(text), is_right=bool(text))
+    stream = client.completions.create(model="loong-tiny", prompt="hello", max_tokens=2000, stream=True)
+    pieces = [next(stream).choices[0].text for _ in range(5)]
+    stream.close()
+    told = f"{pieces!r}, then closed"
+    story.tell("the openai client streams, and stops half way", told, is_right=is_idle_soon(url))
+    story.run(
+        f"loong chat --base-url {url} --max-tokens 8",
+        lambda code, output: code == 0 and bool(output),
+        "hello",
+    )
+
+
+def is_idle_soon(url: str) -> bool:
+    """Whether the server gives up what nobody listens to within a few seconds."""
+    for _ in range(50):
+        if metric(url, "loong:instance_kv_tokens") == 0:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def metric(url: str, name: str) -> float:
+    """The sum of a metric's samples."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+def measure(story: Story, url: str) -> None:
+    """Our load generator and its pictures, then the metrics it left."""
+    story.run(
+        f"loong bench --base-url {url} --workload mixed --length-scale 1/64 --num-requests 40 "
+        "--request-rate 10 --output-dir run",
+        lambda code, _output: code == 0 and (story.folder / "run" / "results.json").is_file(),
+    )
+    story.run("loong plot run", lambda code, _output: code == 0 and any(story.folder.glob("run/*.html")))
+    names = ("vllm:request_success_total", "vllm:generation_tokens_total", "loong:esp_group_size_count")
+    values = {name: metric(url, name) for name in names}
+    told = "\n".join(f"{name} {value:g}" for name, value in values.items())
+    story.tell(f"curl {url}/metrics", told, is_right=min(values.values()) > 0)
+
+
+def guidellm(story: Story, url: str, program: str) -> None:
+    """An unmodified load generator of others."""
+    story.run(
+        f"{program} benchmark --target {url} --profile constant --rate 4 --max-seconds 10 "
+        '--processor gpt2 --data "prompt_tokens=64,output_tokens=16"',
+        lambda code, _output: code == 0,
+    )
+
+
+def trace(story: Story, url: str) -> None:
+    """A trace in which a group grows for a long prompt, and shrinks after it."""
+    for length in (SHORT_PROMPT, LONG_PROMPT, SHORT_PROMPT):
+        body = {"prompt": [5] * length, "max_tokens": 8, "ignore_eos": True}
+        httpx.post(f"{url}/v1/completions", json=body, timeout=STEP_SECONDS).raise_for_status()
+    path = story.folder / "trace.json"
+    path.write_bytes(httpx.get(f"{url}/trace").content)
+    events = json.loads(path.read_text())["traceEvents"]
+    dops = [e["args"]["dop"] for e in sorted(events, key=lambda e: e.get("ts", 0)) if e.get("cat") == "batch"]
+    told = f"{len(events)} events for Perfetto; DoPs of batches in their order: {changes(dops)}"
+    has_both = any(a < b for a, b in pairwise(dops)) and any(a > b for a, b in pairwise(dops))
+    story.tell(f"curl {url}/trace > trace.json", told, is_right=has_both)
+    page = httpx.get(f"{url}/dashboard")
+    story.tell(f"a browser opens {url}/dashboard", page.text.splitlines()[0], is_right=page.is_success)
+
+
+def changes(values: list[int]) -> list[int]:
+    """Without those that are as the one before."""
+    return [value for i, value in enumerate(values) if i == 0 or values[i - 1] != value]
+
+
+def mistakes(story: Story, url: str) -> None:
+    """A wrong flag, a wrong value, and a prompt that is too long."""
+
+    def is_one_line(word: str) -> Callable[[int, str], bool]:
+        return lambda code, output: code != 0 and len(output.strip().splitlines()) == 1 and word in output
+
+    story.run("loong serve --num-instence 2", is_one_line("--num-instances"))
+    story.run("loong serv", is_one_line("serve"))
+    story.run("loong serve --policy fastest", is_one_line("esp"))
+    story.run("loong chat --base-url http://127.0.0.1:9", is_one_line("Connection refused"))
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": [5] * 10**5, "max_tokens": 1})
+    told = answer.json()["error"]["message"]
+    story.tell("a prompt of 100,000 tokens", f"{answer.status_code}: {told}", is_right="100000" in told)
+
+
+async def overfill(story: Story, url: str) -> None:
+    """More requests than may wait."""
+    async with httpx.AsyncClient(base_url=url, timeout=STEP_SECONDS) as client:
+        body = {"prompt": [5] * 2000, "max_tokens": 4}
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(24)))
+    refused = [answer for answer in answers if answer.status_code in (429, 503)]
+    told = f"{len(answers) - len(refused)} are served, {len(refused)} refused"
+    if refused:
+        told += f": {refused[0].status_code}, Retry-After {refused[0].headers['Retry-After']}, "
+        told += refused[0].json()["error"]["message"]
+    story.tell("24 prompts at once, of which 2 may wait", told, is_right=0 < len(refused) < len(answers))
+
+
+@contextmanager
+def served(story: Story, *arguments: str) -> Iterator[str]:
+    """`loong serve`, and how long it takes until it answers."""
+    config = ServerConfig(None, 4, 1, ("--kv-cache-tokens", "4096", *arguments), start_timeout=120.0)
+    log, start = story.folder / "server.log", time.monotonic()
+    with embedded_server(config, "esp", log) as url:
+        took = f"\n(answers after {time.monotonic() - start:.1f} s)"
+        story.tell(f"$ loong serve {' '.join(arguments)}", log.read_text() + took, is_right=True)
+        yield url
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--install", action="store_true", help="begin with a fresh environment (minutes)")
+    parser.add_argument("--guidellm", metavar="PROGRAM", help="the load generator, if there is one")
+    args = parser.parse_args()
+    with TemporaryDirectory(prefix="first-ten-minutes-") as folder:
+        story, start = Story(Path(folder)), time.monotonic()
+        if args.install:
+            install(story)
+        with served(story) as url:
+            ask(story, url)
+            trace(story, url)
+            measure(story, url)
+            if args.guidellm:
+                guidellm(story, url, args.guidellm)
+            mistakes(story, url)
+        with served(story, "--max-waiting-requests", "2") as url:
+            asyncio.run(overfill(story, url))
+    minutes = (time.monotonic() - start) / 60
+    print(f"\n{minutes:.1f} minutes; {len(story.failed)} steps went wrong: {story.failed or 'none'}")
+    raise SystemExit(1 if story.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

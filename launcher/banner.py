@@ -1,0 +1,30 @@
+"""What the server says of itself once it is up."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from loong.server.engine_client import EngineLimits
+
+if TYPE_CHECKING:
+    from loong.launcher.serving import ServeConfig
+
+logger = logging.getLogger(__name__)
+
+
+def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
+    """Log how much there is room for, and where to find the server."""
+    cluster, longest = config.cluster, limits.max_model_len
+    total = cluster.kv_capacity * cluster.num_instances
+    logger.info(
+        "policy %s; KV room for %s tokens on each of %d instances, %s in all; "
+        "requests of up to %s tokens, of which %s fit at once",
+        config.policy_name,
+        f"{cluster.kv_capacity:,}",
+        cluster.num_instances,
+        f"{total:,}",
+        f"{longest:,}",
+        f"{total // longest:,}",
+    )
+    address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{port}"
+    logger.info("serving %s on %s", config.server.served_model_name, address)
+    logger.info("what it does is shown on %s/dashboard", address)
