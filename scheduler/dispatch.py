@@ -171,8 +171,12 @@ class Dispatch:
 
 
 def target_ttft(view: RequestView, widest: PrefillTerms, config: PolicyConfig) -> float:
-    """Its own target, or else the config's: some times the quickest prefill, and never under a least one."""
-    return default_ttft(view.num_prompt_tokens, widest, config) if view.slo is None else view.slo.ttft
+    """Its own target, or else the config's: some times the quickest prefill, and never under a least one.
+
+    Each step of priority doubles it, or halves it.
+    """
+    ttft = default_ttft(view.num_prompt_tokens, widest, config) if view.slo is None else view.slo.ttft
+    return ttft * 2.0**view.priority
 
 
 def default_ttft(num_tokens: int, widest: PrefillTerms, config: PolicyConfig) -> float:

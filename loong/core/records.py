@@ -82,6 +82,7 @@ class LiveRequest:
             len(self.forks),
             self.shared.family_id if self.shared is not None and shared.segments else None,
             shared,
+            request.priority,
         )
 
     def input_for(self, batch: BatchPlan) -> RequestInput:

@@ -14,6 +14,7 @@ TokenId: TypeAlias = int
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+MAX_PRIORITY = 16
 MAX_CHOICES = 16
 NUM_SEEDS = 2**63
 
@@ -114,7 +115,8 @@ class Request:
     """One sequence to complete, in as many ways as there are choices.
 
     The prompt is a tuple where requests are served; a simulation may give a `range`, which costs nothing
-    however long it is. `user` is whom the request is for, as in the OpenAI API; "" is nobody by name.
+    however long it is. `user` is whom the request is for, as in the OpenAI API; "" is nobody by name. Each
+    step of `priority` doubles the time that it may take to its first token; those below 0 halve it.
     """
 
     request_id: RequestId
@@ -124,6 +126,7 @@ class Request:
     slo: SLO | None = None
     user: str = ""
     num_choices: int = 1
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -132,6 +135,9 @@ class Request:
             raise InvalidRequestError(
                 f"n must be from 1 to {MAX_CHOICES}, but is {self.num_choices}", param="n"
             )
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            limits = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise InvalidRequestError(f"priority must be {limits}, but is {self.priority}", param="priority")
 
     def choices(self) -> "tuple[Request, ...]":
         """A request for each choice: the first has this one's id, and seeds count up from this one's."""
@@ -176,6 +182,7 @@ class RequestView:
     num_forks: int = 0
     family_id: RequestId | None = None  # None unless something is shared
     shared: Placement = NOTHING
+    priority: int = 0
 
     @property
     def has_begun(self) -> bool:

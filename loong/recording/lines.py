@@ -57,6 +57,7 @@ class Arrived(_Line, frozen=True, tag="request_arrived"):
     slo: SLO | None = None
     user: str = ""
     prompt_token_ids: list[int] | None = None
+    priority: int = 0
 
 
 class Produced(_Line, frozen=True, tag="tokens_produced"):
@@ -147,7 +148,15 @@ def event_of(line: EventLine) -> Event:
     prompt: Sequence[int] = range(line.num_prompt_tokens)
     if line.prompt_token_ids is not None:
         prompt = tuple(line.prompt_token_ids)
-    request = Request(line.request_id, prompt, line.sampling_params, line.arrival_time, line.slo, line.user)
+    request = Request(
+        line.request_id,
+        prompt,
+        line.sampling_params,
+        line.arrival_time,
+        line.slo,
+        line.user,
+        priority=line.priority,
+    )
     return RequestArrived(line.time, request)
 
 
@@ -169,6 +178,7 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> Arrived:
         request.slo,
         request.user,
         list(request.prompt_token_ids) if keeps_prompts else None,
+        request.priority,
     )
 
 

@@ -7,14 +7,14 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from loong.core.request import Request
+from loong.core.request import SLO, Request
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
 from loong.server.callers import KEY_NUMBER, user_of
 from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
 from loong.server.output import Delta, OutputOptions
 from loong.server.parameters import max_output_tokens, sampling_params
-from loong.server.prompts import Prompt, check_token_ids, completion_prompts
+from loong.server.prompts import Prompt, completion_prompts
 from loong.server.schemas import CompletionFields, GenerationFields
 from loong.server.wire import read_fields
 
@@ -63,9 +63,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     server = http.app[SERVER]
     fields = await read_fields(http, CompletionFields)
     server.check_model(fields.model)
-    prompts = await completion_prompts(fields, server.tokenizer)
-    for prompt in prompts:
-        check_token_ids(prompt.name, prompt.token_ids, server.engine.limits.vocab_size, "prompt")
+    prompts = await completion_prompts(fields, server.tokenizer, server.engine.limits.vocab_size)
     return await complete(http, fields, prompts, CompletionShape, arrived_at)
 
 
@@ -123,8 +121,10 @@ def _choices(
             tuple(prompt.token_ids),
             params,
             arrival_time=0.0,
+            slo=None if fields.slo is None else SLO(fields.slo.ttft, fields.slo.tpot),
             user=user,
             num_choices=fields.n,
+            priority=fields.priority,
         )
         choices.append(Choices(index * fields.n, request, prompt.echo))
     return choices

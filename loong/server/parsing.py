@@ -17,7 +17,6 @@ HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", 
 NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the value that asks for nothing
     "best_of": 1,
     "suffix": "",
-    "priority": 0,
     "tools": [],
     "tool_choice": "none",
     "parallel_tool_calls": True,

@@ -1,8 +1,9 @@
 """Prompts in every form the API takes, as token ids."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from loong.core.request import TokenId
 from loong.server.chat_template import ChatTemplate
@@ -10,6 +11,10 @@ from loong.server.errors import bad_request
 from loong.server.literals import Literals
 from loong.server.schemas import MAX_PROMPTS, ChatFields, CompletionFields, Message, TokenizeFields
 from loong.server.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+_PIECE = 2**16  # items that are looked at in a millisecond or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +26,11 @@ class Prompt:
     echo: str = ""
 
 
-async def completion_prompts(fields: CompletionFields, tokenizer: Tokenizer) -> list[Prompt]:
-    """A completion's prompts: a text, token ids, or a list of texts, or of lists of ids."""
+async def completion_prompts(fields: CompletionFields, tokenizer: Tokenizer, vocab_size: int) -> list[Prompt]:
+    """A completion's prompts: a text, token ids, or a list of texts, or of lists of ids.
+
+    Raises a 400 for anything else, and for ids that the model does not have.
+    """
     given = fields.prompt
     is_several = isinstance(given, list) and bool(given) and isinstance(given[0], str | list)
     prompts = given if is_several else [given]
@@ -30,6 +38,8 @@ async def completion_prompts(fields: CompletionFields, tokenizer: Tokenizer) -> 
         raise bad_request(f"prompt may hold {MAX_PROMPTS} prompts, but holds {len(prompts)}", "prompt")
     all_token_ids = await _token_ids(prompts, tokenizer, add_special_tokens=fields.add_special_tokens)
     names = [f"prompt[{i}]" for i in range(len(prompts))] if len(prompts) > 1 else ["the prompt"]
+    for name, token_ids in zip(names, all_token_ids, strict=True):
+        await check_prompt_ids(name, token_ids, vocab_size, "prompt")
     if not fields.echo:
         return [Prompt(*pair) for pair in zip(names, all_token_ids, strict=True)]
     return [
@@ -42,13 +52,29 @@ async def _token_ids(
     prompts: Sequence[object], tokenizer: Tokenizer, *, add_special_tokens: bool
 ) -> Sequence[Sequence[TokenId]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    lists = [prompt for prompt in prompts if isinstance(prompt, list) and set(map(type, prompt)) <= {int}]
+    lists = [prompt for prompt in prompts if isinstance(prompt, list) and await _are_integers(prompt)]
     if len(texts) == len(prompts):
         return await tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
     if len(lists) == len(prompts):  # without bools, which are ints but no token ids
         return lists
     what = "a string, a list of token ids, or a list of strings or of lists of token ids"
     raise bad_request(f"prompt must be {what}", "prompt")
+
+
+async def _are_integers(items: Sequence[object]) -> bool:
+    """Whether they all are, and none a bool."""
+    async for piece in _pieces(items):
+        if not set(map(type, piece)) <= {int}:
+            return False
+    return True
+
+
+async def _pieces(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+    """All of them, and after every so many others have their turn."""
+    for begin in range(0, len(items), _PIECE):
+        yield items[begin : begin + _PIECE]
+        if begin + _PIECE < len(items):
+            await asyncio.sleep(0)
 
 
 async def chat_prompt(fields: ChatFields | TokenizeFields, tokenizer: Tokenizer) -> list[TokenId]:
@@ -72,6 +98,14 @@ def _rendered(
         variables=literals.mark(fields.chat_template_kwargs),
     )
     return list(literals.pieces(text))
+
+
+async def check_prompt_ids(
+    name: str, token_ids: Sequence[TokenId], vocab_size: int, field: str | None = None
+) -> None:
+    """As `check_token_ids`, for any number of them."""
+    async for piece in _pieces(token_ids):
+        check_token_ids(name, piece, vocab_size, field)
 
 
 def check_token_ids(

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from loong.core.request import MAX_CHOICES, MAX_LOGPROBS
+from loong.core.request import MAX_CHOICES, MAX_LOGPROBS, MAX_PRIORITY
 from loong.server.errors import bad_request
 
 MAX_PROMPTS = 256  # in one request
@@ -95,6 +95,15 @@ class ResponseFormat(Schema):
         return '{"type":"object"}' if self.type == "json_object" else None
 
 
+class SLOFields(Schema):
+    """Targets in seconds; to miss them ends nothing."""
+
+    ttft: Annotated[float, Field(gt=0)]
+    """From the request to its first token."""
+    tpot: Annotated[float, Field(gt=0)]
+    """For each token after it."""
+
+
 class GenerationFields(Schema, ABC):
     """What both kinds of completion have in common."""
 
@@ -140,6 +149,10 @@ class GenerationFields(Schema, ABC):
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
     """Whom the request is for: `--fairness user` shares between users, or between API keys where there are
     several."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """The lower, the sooner: each step halves the time to the first token that the schedule allows."""
+    slo: SLOFields | None = None
+    """What to schedule the request for, instead of the server's own targets."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     stream: bool = False

@@ -85,7 +85,7 @@ def recorded(
 def all_events() -> list[Event]:
     token = ProducedToken("r", 7, FinishReason.STOP)
     return [
-        RequestArrived(0.1, replace(REQUESTS[3], user="someone")),
+        RequestArrived(0.1, replace(REQUESTS[3], user="someone", priority=-2)),
         RequestArrived(0.1, replace(REQUESTS[3], slo=SLO(2.0, inf), user="inf")),
         TokensProduced(0.2, 3, 1, (token, ProducedToken("s", 1))),
         BatchFinished(0.30000000000000004, 3, 2),

@@ -131,6 +131,14 @@ def test_targets_are_the_requests_own_or_grow_with_its_prompt() -> None:
     assert target_ttft(long, widest, config) == pytest.approx(5 * prefill_time(H200, 500_000, 0, 8))
 
 
+def test_each_step_of_priority_doubles_the_target() -> None:
+    for view in (waiting("r", 100), replace(waiting("r", 100), slo=SLO(2.0, 0.1))):
+        usual = target_ttft(view, CPU.prefill_terms(1), PolicyConfig())
+        for priority in (-3, 0, 5):
+            given = target_ttft(replace(view, priority=priority), CPU.prefill_terms(1), PolicyConfig())
+            assert given == usual * 2.0**priority
+
+
 @given(st.integers(0, 10**6), st.integers(1, 10**5))
 def test_the_work_of_a_prompt_is_that_of_its_chunks(num_cached: int, num_new: int) -> None:
     terms, half = CPU.prefill_terms(1), num_new // 2

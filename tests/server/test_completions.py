@@ -7,7 +7,7 @@ from http_answers import error_of, events_of, get_json, post
 from openai import AsyncOpenAI, OpenAI
 from scripted_engine import ScriptedEngine, Serving, say
 
-from loong.core.request import FinishReason
+from loong.core.request import SLO, FinishReason
 from loong.server.engine_client import EngineLimits
 
 PATH = "/v1/completions"
@@ -97,6 +97,12 @@ async def test_an_echo_is_the_prompt_before_the_answer(serving: Serving, prompt:
     assert "".join(event["choices"][0]["text"] for event in events) == "néan "
 
 
+@pytest.mark.parametrize("token_id", [-1, 264, 2**70])
+async def test_ids_that_the_model_lacks_are_not_echoed(serving: Serving, token_id: int) -> None:
+    async with serving(ScriptedEngine()) as url:
+        assert (await error_of(url, PATH, 400, prompt=[[1], [token_id]], echo=True))["param"] == "prompt"
+
+
 async def test_logprobs_of_an_echoed_prompt_are_refused_by_name(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, PATH, 400, prompt="a", echo=True, logprobs=1)
@@ -119,7 +125,12 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
         "seed": 11,
     }
     async with serving(engine) as url:
-        asked_otherwise = {"logprobs": 2, "stop_token_ids": [5], "logit_bias": {"5": -100, "97": 1.5}}
+        schedule = {"slo": {"ttft": 2, "tpot": 0.5}, "priority": -3}
+        asked_otherwise = schedule | {
+            "logprobs": 2,
+            "stop_token_ids": [5],
+            "logit_bias": {"5": -100, "97": 1.5},
+        }
         response = await post(url, PATH, prompt="a", user="me", **asked_otherwise, **asked)
     assert response.status_code == 200, response.text
     params = engine.requests[0].sampling_params
@@ -128,6 +139,8 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
     assert params.logit_bias == ((5, -100.0), (97, 1.5))
     assert params.stop_token_ids == (5, 257, 259)
     assert engine.requests[0].user == "me"
+    assert engine.requests[0].slo == SLO(2.0, 0.5)
+    assert engine.requests[0].priority == -3
 
 
 async def test_ignoring_the_end_of_sequence_keeps_the_clients_stop_tokens(serving: Serving) -> None:
