@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loong.workloads.plot_style import (
     PALE_INK,
     PANEL_INCHES,
     PICTURE_KINDS,
+    LineStyle,
     house_style,
     is_available,
     new_figure,
@@ -15,13 +17,21 @@ from loong.workloads.plot_style import (
     write_figure,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Line = Sequence[tuple[float, float]]
+
+
+MAX_TICKS = 8  # values of x that are named one by one
+LEGEND_INCHES = 1.6
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot: a line of (x, y) for each name, and where a level counts, that. Names of lines that are
-    `POLICY, more words` have the policy's color, dashed.
+    """One plot: a line of (x, y) for each name, and where a level counts, that.
+
+    A name with a comma, such as `esp, simulated`, is of a line that belongs to `esp`: in its color, dashed.
     """
 
     title: str
@@ -47,29 +57,37 @@ def write_lines(panels: Sequence[Panel], folder: Path, name: str, num_columns: i
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{kind}" for kind in PICTURE_KINDS]
     with house_style():
-        figure = new_figure((width * num_columns, height * num_rows))
+        figure = new_figure(((width + LEGEND_INCHES) * num_columns, height * num_rows))
         grid = figure.subplots(num_rows, num_columns, squeeze=False)
         for panel, axes in zip(panels, grid.flat, strict=False):
-            for line, points in panel.lines.items():
-                policy, _, more = line.partition(",")
-                style = styles[policy]
-                axes.plot(
-                    *zip(*points, strict=True),
-                    color=style.color,
-                    linestyle="--" if more else style.dashes,
-                    marker=style.marker,
-                    fillstyle="none" if more else "full",
-                    label=line,
-                )
-            if panel.level is not None:
-                axes.axhline(panel.level, color=PALE_INK, linestyle=":")
-            axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-            if panel.is_log_x:
-                axes.set_xscale("log")
-            if panel.is_log_y:
-                axes.set_yscale("log")
-            axes.legend()
+            _draw(axes, panel, styles)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         write_figure(figure, paths)
     return paths
+
+
+def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
+    for line, points in panel.lines.items():
+        owner, _, more = line.partition(",")
+        axes.plot(
+            *zip(*points, strict=True),
+            color=styles[owner].color,
+            linestyle="--" if more else "-",
+            linewidth=1.0 if more else None,
+            marker=styles[owner].marker,
+            fillstyle="none" if more else "full",
+            label=line,
+        )
+    if panel.level is not None:
+        axes.axhline(panel.level, color=PALE_INK, linestyle=":")
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.is_log_x:
+        axes.set_xscale("log")
+    if panel.is_log_y:
+        axes.set_yscale("log")
+    ticks = sorted({x for points in panel.lines.values() for x, _ in points})
+    if len(ticks) <= MAX_TICKS:
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
