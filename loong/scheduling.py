@@ -53,14 +53,15 @@ class Scheduling:
                 has_settled = self._plan(event)
 
     def _plan(self, event: Event) -> bool:
-        """Start what the policy wants; false if that freed KV, for no event will tell of the room."""
+        """Start what the policy wants; false if that freed KV or ended requests, for no event will tell."""
         snapshot = self.state.snapshot(event.time)
         plan = self._policy(snapshot, self._cost_model)
         instructions = self.state.commit(plan, snapshot)
         self._executor.submit(instructions)
         for observer in self._observers:
             observer.planned(event, snapshot, plan, instructions)
-        return not any(isinstance(instruction, ReleaseKV) for instruction in instructions)
+        has_freed = any(isinstance(instruction, ReleaseKV) for instruction in instructions)
+        return not (has_freed or plan.failures)
 
 
 def calls_for_a_plan(event: Event) -> bool:

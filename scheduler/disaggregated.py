@@ -57,12 +57,15 @@ def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Policy
 
 
 def max_tokens_moved(instances: Iterable[ElasticInstance]) -> int:
-    """The most KV that one request may come to: what a prefill and a decode instance can hold."""
+    """The most KV that one request may come to: what a prefill and a decode instance can hold.
+
+    If others were lost those of one kind are left, and do both.
+    """
     largest = [0, 0]
     for instance in instances:
         half = instance.instance_id % 2
         largest[half] = max(largest[half], instance.kv_capacity)
-    return min(largest)
+    return min(filter(None, largest), default=0)
 
 
 def _hold_moving(snapshot: Snapshot, groups: Iterable[FixedGroup]) -> None:

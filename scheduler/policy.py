@@ -6,9 +6,10 @@ from functools import partial
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel
+from loong.core.decision import Decision, DecisionKind
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.plan import IterationPlan
+from loong.core.plan import Failure, IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.ablations import ABLATIONS, plan_ablation
 from loong.scheduler.baselines import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
@@ -65,10 +66,41 @@ POLICIES: dict[str, PolicyKind] = {
 
 
 def make_policy(name: str, config: PolicyConfig) -> Policy:
-    """The policy called `name`. Raises `ConfigError` if there is none."""
+    """The policy called `name`. Raises `ConfigError` if there is none.
+
+    Requests that it could never finish on the instances that are left, once others were lost, it fails first.
+    """
     kind = _kind(name)
     kind.prepare()
-    return lambda snapshot, cost_model: kind.plan(snapshot, cost_model, config)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        return fail_stranded(snapshot, kind) or kind.plan(snapshot, cost_model, config)
+
+    return policy
+
+
+def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
+    """Fail the requests at rest that need more KV than one can have now; None if there are none.
+
+    While no instance is left they wait for one, as all others do.
+    """
+    full = [instance for instance in snapshot.instances if instance.kind is InstanceKind.FULL]
+    if not full:
+        return None
+    limit = kind.max_request_tokens(full)
+    views = (*snapshot.waiting, *snapshot.running)
+    stranded = [view for view in views if view.num_final_tokens > limit and view.is_plannable]
+    if not stranded:
+        return None
+    reasons = {
+        view.request_id: f"it needs KV for {view.num_final_tokens} tokens, but can have that of {limit} "
+        f"on the {len(full)} instances that are left"
+        for view in stranded
+    }
+    return IterationPlan(
+        failures=tuple(Failure(*reason) for reason in reasons.items()),
+        decisions=tuple(Decision(DecisionKind.FAIL, (i,), reason) for i, reason in reasons.items()),
+    )
 
 
 def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:

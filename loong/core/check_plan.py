@@ -106,12 +106,13 @@ def check_tp_sizes(case: Case) -> None:
 
 
 def check_requests_are_at_rest(case: Case) -> None:
-    """A request is in at most one thing at a time: a batch, migrations, or a preemption."""
+    """A request is in at most one thing at a time: a batch, migrations, a preemption, or a failure."""
     uses: Counter[RequestId] = Counter()
     for batch in case.plan.batches:
         uses.update(batch.request_ids)
     uses.update({migration.segment.owner_id for migration in case.plan.migrations})
     uses.update(preemption.request_id for preemption in case.plan.preemptions)
+    uses.update(failure.request_id for failure in case.plan.failures)
     for request_id, count in uses.items():
         view = case.view(request_id)
         if not view.is_plannable:

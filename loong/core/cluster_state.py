@@ -64,6 +64,8 @@ class ClusterState:
         for preemption in plan.preemptions:
             instructions += self._books.drop_kv(preemption.request_id)
             self._books.count(num_preemptions=1)
+        for failure in plan.failures:
+            instructions += self._fail(failure.request_id)
         instructions += [self._start_migration(migration) for migration in plan.migrations]
         instructions += [self._start_batch(batch, snapshot.now) for batch in plan.batches]
         instructions += [self._end_lease(end) for end in plan.lease_ends]
@@ -202,6 +204,12 @@ class ClusterState:
             )
         self._books.instances[instance.instance_id] = instance
         return ()
+
+    def _fail(self, request_id: RequestId) -> tuple[Instruction, ...]:
+        live = self._books.changing(request_id)
+        live.has_ended = True
+        self._books.count(num_failed=1)
+        return self._books.settle((live,))
 
     def _start_migration(self, migration: KVMigration) -> MoveKV:
         migration_id = self._new_id()

@@ -15,6 +15,7 @@ class DecisionKind(Enum):
     MIGRATE = "migrate"  # which KV at rest moves
     PREEMPT = "preempt"  # whose KV is dropped
     END_LEASE = "end_lease"  # which lease ends early
+    FAIL = "fail"  # who can never go on
 
 
 @dataclass(frozen=True, slots=True)

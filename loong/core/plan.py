@@ -121,6 +121,14 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A request ends now, with the tokens that it has: it could never go on."""
+
+    request_id: RequestId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseEnd:
     """A running lease ends before step `step`, or at the first edge after it that its group can agree on."""
 
@@ -136,4 +144,5 @@ class IterationPlan:
     migrations: tuple[KVMigration, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
     lease_ends: tuple[LeaseEnd, ...] = ()
+    failures: tuple[Failure, ...] = ()
     decisions: tuple[Decision, ...] = ()

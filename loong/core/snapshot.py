@@ -30,7 +30,7 @@ class RunningBatch:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStats:
-    """Counts since the start.
+    """Counts since the start. Those that failed have ended, too.
 
     A scale-up is a batch on more instances than any of its requests had in the batch before, a scale-down one
     on fewer than one of them had. Retained tokens are those kept by another instance than the one that
@@ -39,6 +39,7 @@ class ClusterStats:
 
     num_arrived: int = 0
     num_ended: int = 0
+    num_failed: int = 0
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     num_scale_ups: int = 0

@@ -108,6 +108,8 @@ class DecisionLog:
             self._forget(preemption.request_id)
         if (line := planned_line(event, snapshot, plan, instructions)) is not None:
             self._write(line)
+            for failure in plan.failures:
+                self._end_request(event.time, failure.request_id, FinishReason.ERROR)
         elif not self._running and self._file is not None:
             self._file.flush()  # nothing may come for long
 

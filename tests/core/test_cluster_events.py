@@ -20,6 +20,7 @@ from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import (
     BatchPlan,
+    Failure,
     IterationPlan,
     KVMigration,
     LeaseEnd,
@@ -131,6 +132,22 @@ def test_a_request_that_ends_frees_its_kv_when_its_batch_is_done() -> None:
     assert state.apply(BatchFinished(2.0, 2, 1)) == (ReleaseKV("r", (0, 1, 2)),)
     assert used(state) == [0, 0, 0, 0]
     assert state.snapshot(2.0).request == {}
+
+
+def test_a_request_that_fails_is_gone_with_its_kv() -> None:
+    state = prefilled(0, 1)
+    assert commit(state, IterationPlan(failures=(Failure("r", "why"),)), 1.0) == (ReleaseKV("r", (0, 1)),)
+    assert used(state) == [0, 0, 0, 0]
+    snapshot = state.snapshot(1.0)
+    assert (snapshot.request, snapshot.stats.num_failed, snapshot.stats.num_ended) == ({}, 1, 1)
+    state.check()
+
+
+def test_a_request_in_a_batch_does_not_fail() -> None:
+    state = prefilled(0, 1)
+    commit(state, IterationPlan((lease(5, 0, 1),)), 1.0)
+    with pytest.raises(InvalidPlanError, match="request r is in batch 2"):
+        commit(state, IterationPlan(failures=(Failure("r", "why"),)), 1.0)
 
 
 def test_an_abort_ends_the_lease_at_the_next_step() -> None:

@@ -22,7 +22,7 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.plan import IterationPlan, LeaseEnd, Preemption
+from loong.core.plan import Failure, IterationPlan, LeaseEnd, Preemption
 from loong.core.request import SLO
 from loong.decision_log import lines
 from loong.decision_log.lines import Cause, Chunk, Decode, InstanceState, Line
@@ -198,6 +198,19 @@ def test_what_is_done_is_written_each_time(tmp_path: Path) -> None:
 
     plans = of_kind(lines.Planned, told(tmp_path / "log", instances_with([20]), script))
     assert [reason.chosen for plan in plans for reason in plan.reasons] == ["it came last"] * 2
+
+
+def test_a_request_that_a_plan_fails_ends_with_an_error_and_the_reason(tmp_path: Path) -> None:
+    why = Decision(DecisionKind.FAIL, ("r000",), "it is too large")
+    plan = IterationPlan(failures=(Failure("r000", why.chosen),), decisions=(why,))
+
+    def script(teller: Teller) -> None:
+        prefill_two(teller)
+        teller.plan(2.0, plan)
+
+    log = told(tmp_path / "log", instances_with([20] * 3), script)
+    assert of_kind(lines.Ended, log) == [lines.Ended(2.0, "r000", "error", num_output_tokens=1)]
+    assert of_kind(lines.Planned, log)[-1].reasons[0].chosen == "it is too large"
 
 
 def test_a_plan_that_does_nothing_for_no_reason_has_no_line(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import instances_with, simulate, timed_request
+from snapshots import begun, snapshot_of, waiting
 
-from loong.core.events import InstanceLost, RequestAborted
+from loong.core.decision import DecisionKind
+from loong.core.events import InstanceJoined, InstanceLost, RequestAborted
 from loong.core.request import FinishReason, Request
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
@@ -139,10 +141,35 @@ def test_the_same_snapshot_gives_the_same_plan(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in POLICY_NAMES if POLICIES[n].max_instances is None])
 @pytest.mark.parametrize("lost_id", [0, 1])
-def test_what_no_longer_fits_after_a_loss_holds_up_nobody(name: str, lost_id: int) -> None:
-    large = timed_request(0, min(5000, admissible_tokens(name, instances_with([3000] * 2)) - 10), 9)
-    others = [timed_request(number, 100, 5, float(number)) for number in range(1, 10)]
-    gives_up = RequestAborted(1e6, large.request_id)
-    run = simulate(name, [3000] * 2, [large, *others], incidents=[InstanceLost(0.05, lost_id), gives_up])
+def test_what_no_longer_fits_after_a_loss_fails_by_name_and_holds_up_nobody(name: str, lost_id: int) -> None:
+    num_prompt = min(5000, admissible_tokens(name, instances_with([3000] * 2)) - 10)
+    large, late = timed_request(0, num_prompt, 9), timed_request(9, num_prompt, 9, 9.0)
+    others = [timed_request(number, 100, 5, float(number)) for number in range(1, 9)]
+    run = simulate(name, [3000] * 2, [large, *others, late], incidents=[InstanceLost(0.05, lost_id)])
     assert_all_complete(others, {r.request_id: len(run.tokens[r.request_id]) for r in others})
-    assert all(run.token_times[r.request_id][-1] < gives_up.time for r in others)
+    failures = {failure.request_id: failure.reason for _, plan in run.plans for failure in plan.failures}
+    assert run.stats.num_failed == len(failures)
+    limit = POLICIES[name].max_request_tokens(
+        [instance for instance in instances_with([3000] * 2) if instance.instance_id != lost_id]
+    )
+    if num_prompt + 8 <= limit:
+        assert not failures
+        return
+    assert failures.keys() == {large.request_id, late.request_id}
+    assert all(str(num_prompt + 8) in reason and str(limit) in reason for reason in failures.values())
+
+
+@pytest.mark.parametrize("num_computed", [0, 900])
+def test_a_request_that_holds_kv_fails_too_once_the_rest_can_never_fit(num_computed: int) -> None:
+    view = begun("r", 5000, num_computed, (0,)) if num_computed else waiting("r", 5000)
+    plan = make_policy("esp", PolicyConfig())(snapshot_of([3000], [view]), WorkCostModel())
+    assert [failure.request_id for failure in plan.failures] == ["r"]
+    assert [(d.kind, d.request_ids) for d in plan.decisions] == [(DecisionKind.FAIL, ("r",))]
+
+
+def test_while_no_instance_is_left_all_wait_for_one() -> None:
+    requests = [timed_request(number, 100, 5) for number in range(3)]
+    joined = InstanceJoined(2.0, instances_with([3000])[0])
+    run = simulate("esp", [3000], requests, incidents=[InstanceLost(0.001, 0), joined])
+    assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
+    assert run.stats.num_failed == 0

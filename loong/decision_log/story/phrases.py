@@ -114,6 +114,7 @@ SUBJECTS = {
     "migrate": "moving KV",
     "preempt": "preemption",
     "end_lease": "ending a lease",
+    "fail": "failure",
 }
 
 
