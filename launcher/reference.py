@@ -1,4 +1,4 @@
-"""`loong reference`: every command and flag as Markdown, which is docs/command-line.md."""
+"""`loong reference`: commands and flags, or the API, as Markdown: docs/command-line.md and docs/api.md."""
 
 import argparse
 from collections.abc import Iterator
@@ -19,15 +19,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     """Add the command `reference`."""
     parser = subparsers.add_parser(
         "reference",
-        help="print every command and flag as Markdown",
-        description="Print every command and flag as Markdown.",
-        epilog="examples:\n  loong reference > docs/command-line.md\n",
+        help="print every command and flag, or the API, as Markdown",
+        description="Print every command and flag as Markdown, or the API.",
+        epilog="examples:\n  loong reference > docs/command-line.md\n  loong reference --api > docs/api.md\n",
     )
+    parser.add_argument("--api", action="store_true", help="the endpoints and fields of the HTTP API")
     parser.set_defaults(run=run)
 
 
-def run(_args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print it and return 0."""
+    if args.api:
+        from loong.server.api_reference import api_reference  # slow to import
+
+        print(api_reference(), end="")
+        return 0
     from loong.launcher.cli import COMMANDS, build_parser  # which imports this
 
     print(reference(build_parser(COMMANDS)[1]), end="")

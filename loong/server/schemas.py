@@ -133,7 +133,7 @@ class GenerationFields(Schema, ABC):
     repetition_penalty: float = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the answer."""
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] = {}
-    """What to add to the logits of tokens, by token id."""
+    """What to add to the logits of tokens, by token id: from -100 to 100."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     """How many choices to give for each prompt."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -13,6 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from scripted_engine import ScriptedEngine, Serving, say
 
 from loong.server.answer_schemas import ChatCompletionChunk, Completion, Error
+from loong.server.api_reference import api_reference
 from loong.server.app import create_app
 from loong.server.listen import bound_socket, serve
 from loong.server.openapi import document
@@ -20,6 +22,7 @@ from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+WRITTEN = Path(__file__).parents[2] / "docs" / "api.md"
 described = schemathesis.openapi.from_dict(document())
 
 
@@ -59,6 +62,10 @@ async def test_every_route_is_described_but_the_dashboards(tokenizer: Tokenizer)
     }
     described = {(method, path) for path, methods in document()["paths"].items() for method in methods}
     assert described == {route for route in routes if not route[1].startswith("/dashboard")}
+
+
+def test_the_written_reference_is_current() -> None:
+    assert WRITTEN.read_text() == api_reference(), "run `loong reference --api > docs/api.md`"
 
 
 async def test_the_document_is_served_and_valid(serving: Serving) -> None:
