@@ -16,6 +16,7 @@ COMMANDS = {  # each a module with `add_parser`
     "chat": "loong.launcher.chat",
     "bench": "loong.launcher.bench",
     "simulate": "loong.launcher.simulate",
+    "plot": "loong.launcher.plot",
     "profile": "loong.launcher.profile",
     "explain": "loong.launcher.explain",
     "workload": "loong.launcher.workload",

@@ -3,10 +3,10 @@
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from io import StringIO
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from loong.core.errors import ConfigError
 
@@ -18,7 +18,9 @@ DOTS_PER_INCH = 200
 FONT_POINTS = 9
 PANEL_INCHES = (4.8, 3.4)  # two beside each other on a page, one on a telephone
 PICTURE_KINDS = ("png", "svg")
+NO_PICTURES = "No pictures: they need matplotlib; pip install 'loong[bench]'"
 INK, PALE_INK, PAPER = "#1f2328", "#8a9199", "#ffffff"
+ON_COLOR = "#fefefe"  # for words on bars, which stay as they are on a dark page
 
 # Okabe and Ito's colors, told apart by people with any common color blindness.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -30,7 +32,7 @@ class LineStyle:
     """How one policy's line looks."""
 
     color: str
-    dashes: str
+    dashes: Literal["-", "--", ":"]
     marker: str
 
 
@@ -60,11 +62,18 @@ OTHER_STYLES = tuple(
 
 
 def styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
-    """The style of each policy or server."""
+    """The style of each policy or server; `esp (simulated)` is as `esp`, but dotted."""
     found = list(dict.fromkeys(names))
-    others = sorted(name for name in found if name not in POLICY_STYLES)
+    known = {name: style for name in found if (style := _known_style(name))}
+    others = sorted(name for name in found if name not in known)
     by_name = {name: OTHER_STYLES[i % len(OTHER_STYLES)] for i, name in enumerate(others)}
-    return {name: POLICY_STYLES.get(name) or by_name[name] for name in found}
+    return {name: known.get(name) or by_name[name] for name in found}
+
+
+def _known_style(name: str) -> LineStyle | None:
+    policy, _, variant = name.partition(" (")
+    style = POLICY_STYLES.get(policy)
+    return replace(style, dashes=":") if style is not None and variant else style
 
 
 def is_available() -> bool:
@@ -75,7 +84,7 @@ def is_available() -> bool:
 def require_matplotlib() -> None:
     """Raise `ConfigError` if matplotlib is not installed."""
     if not is_available():
-        raise ConfigError("pictures need matplotlib; pip install 'loong[bench]'")
+        raise ConfigError(NO_PICTURES)
 
 
 @contextmanager
@@ -136,15 +145,47 @@ def write_figure(figure: "Figure", paths: Sequence[Path]) -> None:
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, metadata=metadata)
-
-
-def svg_of(figure: "Figure") -> str:
-    """It as the text of an SVG file."""
-    text = StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+        figure.set_layout_engine("none")  # it is laid out now, and stays so
 
 
 def say_nothing_to_show(panel: "Axes", why: str) -> None:
     """Write why a panel is empty into it."""
     panel.text(0.5, 0.5, why, ha="center", va="center", transform=panel.transAxes, color=PALE_INK)
+
+
+def log_scale(panel: "Axes", which: Literal["x", "y"], *, is_time: bool = False) -> None:
+    """A logarithmic axis with numbers as people write them; times are in ms, and told with their unit."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = panel.xaxis if which == "x" else panel.yaxis
+    low, high = axis.get_data_interval()
+    if not 0 < low <= high < inf:
+        return  # nothing is drawn
+    if which == "x":
+        panel.set_xscale("log")
+    else:
+        panel.set_yscale("log")
+    is_narrow = high < low * 30
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,), numticks=7))
+    write = _time if is_time else _plain
+    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def name_policies(figure: "Figure", policies: Sequence[str], *, has_markers: bool = True) -> None:
+    """Say below the picture which line is whose."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker if has_markers else "")
+        for style in styles_of(policies).values()
+    ]
+    figure.legend(handles, policies, loc="outside lower center", ncols=min(len(policies), 4))
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.10g}"
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds / 1e3:,.10g} s" if milliseconds >= 1e3 else f"{milliseconds:.10g} ms"

@@ -8,8 +8,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from loong.core.placement import InstanceId
 from loong.core.timeline import BatchSlice, ClusterHistory
@@ -17,8 +19,8 @@ from loong.workloads.plot_style import (
     BLUE,
     GREEN,
     INK,
+    ON_COLOR,
     PALE_INK,
-    PAPER,
     VERMILION,
     house_style,
     new_figure,
@@ -40,6 +42,7 @@ LABEL_INCHES = 0.0095 * LABEL_POINTS  # of one letter
 # A row is 1 high: the bar, and under it the strip of KV.
 BAR_TOP, BAR_BOTTOM = 0.0, 0.62
 STRIP_TOP, STRIP_BOTTOM = 0.68, 0.94
+STRIP_LEVELS = 24
 PREFILL_SHARE = 0.7  # of a bar, where a batch also decodes
 TINT = 0.4  # opacity of a group's color between its rows
 
@@ -93,8 +96,11 @@ class Scale:
         return self.start + column * self.column
 
 
-Row = Mapping[int, Cell]
+Row: TypeAlias = Mapping[int, Cell]
 """What one instance does, by column; nothing where it is idle."""
+
+Box: TypeAlias = tuple[float, float, float, float]
+"""Left and right in seconds, top and bottom in rows."""
 
 
 def plot_timelines(
@@ -184,27 +190,49 @@ def _cell(batch: BatchSlice, long_prompt: int) -> Cell:
 def _draw_panel(panel: "Axes", history: ClusterHistory, scale: Scale) -> None:
     rows = rows_of(history, scale)
     height = {instance_id: float(row) for row, instance_id in enumerate(rows)}
-    bars: dict[tuple[float, float, Work, float], list[tuple[float, float]]] = defaultdict(list)
+    boxes: dict[tuple[str, float], list[Box]] = defaultdict(list)  # by color and opacity
     for instance_id, row in rows.items():
-        top = height[instance_id]
-        for cell, columns in _stretches(row):
-            span = (scale.time(columns.start), len(columns) * scale.column)
-            middle = BAR_TOP + (BAR_BOTTOM - BAR_TOP) * (PREFILL_SHARE if cell.decodes else 1.0)
-            bars[top + BAR_TOP, top + middle, cell.work, 1.0].append(span)
-            if cell.decodes:
-                bars[top + middle, top + BAR_BOTTOM, Work.DECODE, 1.0].append(span)
-            if instance_id + 1 in cell.members and instance_id + 1 in rows:
-                bars[top + BAR_BOTTOM, top + 1 + BAR_TOP, cell.work, TINT].append(span)
-    for (top, bottom, work, opacity), spans in bars.items():
-        panel.broken_barh(
-            spans, (top, bottom - top), facecolor=work.value, alpha=opacity, linewidth=0, zorder=2
-        )
-    for instance_id in rows:
-        _draw_kv(panel, height[instance_id], history, instance_id, scale)
+        for color, opacity, box in _bars(instance_id, row, height, scale):
+            boxes[color, opacity].append(box)
+        boxes[INK, 1.0] += _kv_strip(height[instance_id], kv_shares(history, instance_id), scale)
+        panel.axhline(height[instance_id] + STRIP_BOTTOM, color=PALE_INK, linewidth=0.4, zorder=1)
+    for (color, opacity), of_color in boxes.items():
+        _draw_boxes(panel, of_color, color, opacity)
     _draw_labels(panel, rows, height, scale)
     _draw_axes(panel, list(rows), scale)
     if not rows:
         say_nothing_to_show(panel, "no batch ran")
+
+
+def _bars(
+    instance_id: InstanceId, row: Row, height: Mapping[InstanceId, float], scale: Scale
+) -> Iterator[tuple[str, float, Box]]:
+    """The bars of an instance; those of a group go on, paler, to the next of its rows."""
+    top = height[instance_id]
+    for cell, columns in _stretches(row):
+        left, right = scale.time(columns.start), scale.time(columns.stop)
+        middle = top + BAR_TOP + (BAR_BOTTOM - BAR_TOP) * (PREFILL_SHARE if cell.decodes else 1.0)
+        yield cell.work.value, 1.0, (left, right, top + BAR_TOP, middle)
+        if cell.decodes:
+            yield Work.DECODE.value, 1.0, (left, right, middle, top + BAR_BOTTOM)
+        if instance_id + 1 in cell.members and instance_id + 1 in height:
+            yield cell.work.value, TINT, (left, right, top + BAR_BOTTOM, top + 1 + BAR_TOP)
+
+
+def _draw_boxes(panel: "Axes", boxes: Sequence[Box], color: str, opacity: float) -> None:
+    """All of one color as one path, which keeps files small."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    corners = [
+        corner
+        for left, right, top, bottom in boxes
+        for corner in ((left, top), (right, top), (right, bottom), (left, bottom), (left, top))
+    ]
+    if corners:
+        codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY] * len(boxes)
+        outline = Outline(corners, codes)
+        panel.add_patch(PathPatch(outline, facecolor=color, alpha=opacity, linewidth=0, zorder=2))
 
 
 def _stretches(row: Row) -> Iterator[tuple[Cell, range]]:
@@ -219,32 +247,28 @@ def _stretches(row: Row) -> Iterator[tuple[Cell, range]]:
         yield row[start], range(start, last + 1)
 
 
-def _draw_kv(
-    panel: "Axes", top: float, history: ClusterHistory, instance_id: InstanceId, scale: Scale
-) -> None:
-    samples = kv_shares(history, instance_id)
+def _kv_strip(top: float, samples: Sequence[tuple[float, float]], scale: Scale) -> Iterator[Box]:
+    """The KV of an instance; columns that look alike are one box."""
     if not samples or not scale.peak_kv:
         return
     floor, height = top + STRIP_BOTTOM, STRIP_BOTTOM - STRIP_TOP
-    panel.fill_between(
-        [scale.time(column) for column in range(NUM_COLUMNS + 1)],
-        floor,
-        [floor - height * share / scale.peak_kv for share in _most_by_column(samples, scale)],
-        step="post",
-        color=INK,
-        linewidth=0,
-        zorder=3,
-    )
-    panel.axhline(floor, color=PALE_INK, linewidth=0.4, zorder=1)
+    levels = [
+        ceil(share / scale.peak_kv * STRIP_LEVELS) for share in _most_by_column(samples, scale)
+    ]  # what is held at all is seen
+    column = 0
+    for level, alike in groupby(levels):
+        start, column = column, column + len(list(alike))
+        if level:
+            yield scale.time(start), scale.time(column), floor - height * level / STRIP_LEVELS, floor
 
 
 def _most_by_column(samples: Sequence[tuple[float, float]], scale: Scale) -> list[float]:
-    """The most in each column, one more at the end; a run of any length has a strip of bounded size."""
-    most = [0.0] * (NUM_COLUMNS + 1)
+    """The most in each column."""
+    most = [0.0] * NUM_COLUMNS
     column, level = 0, 0.0
     for time, share in (*samples, (scale.end, 0.0)):
         if time >= scale.start:
-            now = min(int((time - scale.start) / scale.column), NUM_COLUMNS)
+            now = min(int((time - scale.start) / scale.column), NUM_COLUMNS - 1)
             for between in range(column, now + 1):
                 most[between] = max(most[between], level)
             column = now
@@ -271,7 +295,7 @@ def _draw_labels(
                     va="center_baseline",
                     fontsize=LABEL_POINTS,
                     fontweight="bold",
-                    color=PAPER,
+                    color=ON_COLOR,
                     zorder=4,
                 )
 
@@ -332,7 +356,10 @@ def _draw_legend(figure: "Figure", scale: Scale) -> None:
     handles = [Patch(facecolor=work.value, label=words[work]) for work in shown]
     if scale.peak_kv:
         handles.append(
-            Patch(facecolor=INK, label=f"KV held (full height: {scale.peak_kv:.0%} of an instance's pool)")
+            Patch(
+                facecolor=INK,
+                label=f"KV held (full height: {scale.peak_kv * 100:.0f} % of an instance's pool)",
+            )
         )
     figure.legend(
         handles=handles,

@@ -1,7 +1,7 @@
 """Simulates what was asked for, and tells it: tables, files, and one line of JSON at the end."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -11,6 +11,7 @@ from loong.core.timeline import ClusterHistory
 from loong.launcher import run_tables
 from loong.launcher.goodput import Goodput
 from loong.launcher.outputs import make_folder
+from loong.launcher.plot.report import report_folder
 from loong.launcher.run_document import document_head, goodput_json, write_document
 from loong.launcher.runs import Asked
 from loong.launcher.simulate import tables
@@ -19,12 +20,9 @@ from loong.launcher.simulate.documents import configuration_json, run_json, summ
 from loong.launcher.simulate.points import PointResult, sweep
 from loong.launcher.simulate.search import goodputs_of_sweep, search_all
 from loong.server.trace import chrome_trace
-from loong.workloads.plot_attainment import plot_attainment
-from loong.workloads.plot_style import PICTURE_KINDS, is_available
-from loong.workloads.plot_timeline import plot_timelines
+from loong.workloads.plot_style import NO_PICTURES, is_available
 from loong.workloads.result import JSON
 from loong.workloads.slo import SLORule
-from loong.workloads.timeline import parse_trace
 
 
 def simulate_and_report(config: SimulateConfig, command: str) -> None:
@@ -87,17 +85,9 @@ def _write_files(
     runs = [run_json(r, traces[r.asked].name if r.asked in traces else None) for r in results]
     written = [write_document(folder, document, runs), *traces.values()]
     if not is_available():
-        print("No picture: matplotlib is not installed; pip install 'loong[bench]'.", file=sys.stderr)
-    elif config.is_single:
-        written += _draw_timelines(folder, config, traces)
+        print(NO_PICTURES, file=sys.stderr)
     else:
-        curves = {
-            rule.describe(): {policy: _curve(results, policy, rule) for policy in config.policies}
-            for rule in config.rules
-        }
-        pictures = [folder / f"attainment.{kind}" for kind in PICTURE_KINDS]
-        plot_attainment(curves, config.goal, pictures)
-        written += pictures
+        written += report_folder(folder)
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
@@ -111,30 +101,6 @@ def _write_traces(folder: Path, config: SimulateConfig, results: Sequence[PointR
     return paths
 
 
-def _draw_timelines(folder: Path, config: SimulateConfig, traces: Mapping[Asked, Path]) -> list[Path]:
-    """A picture a rule; returns their paths."""
-    written = []
-    for rule in config.rules:
-        timelines = {
-            asked.policy: parse_trace(path.read_bytes())
-            for asked, path in traces.items()
-            if asked.rule == rule
-        }
-        pictures = [folder / f"timeline{_suffix(config, rule)}.{kind}" for kind in PICTURE_KINDS]
-        plot_timelines(timelines, pictures)
-        written += pictures
-    return written
-
-
 def _suffix(config: SimulateConfig, rule: SLORule) -> str:
     number = config.rules.index(rule) + 1
     return f"-{number}" if number > 1 else ""
-
-
-def _curve(results: Sequence[PointResult], policy: str, rule: SLORule) -> list[tuple[float, float]]:
-    """Attainment by rate, of the runs that went to their end."""
-    return [
-        (result.rate, result.metrics.attainment or 0.0)
-        for result in results
-        if (result.policy, result.asked.rule) == (policy, rule) and not result.is_cut_off
-    ]

@@ -45,11 +45,9 @@ class Stub:
         await response.prepare(request)
         self.num_batches += 1
         now = round((time.monotonic() - START) * 1e6)
-        arguments = {"group": [0, 1], "dop": 2, "phase": "prefill"}
-        self.events += [
-            {"ph": "X", "name": "prefill", "ts": now, "dur": 900, "pid": 1, "tid": i, "args": arguments}
-            for i in (0, 1)
-        ]
+        arguments = {"batch_id": self.num_batches, "group": [0, 1], "dop": 2, "phase": "prefill"}
+        event = {"ph": "X", "cat": "batch", "name": "prefill", "ts": now, "dur": 900, "args": arguments}
+        self.events += [{**event, "pid": 1, "tid": i} for i in (0, 1)]
         if self.args.fail_over and num_prompt_tokens > self.args.fail_over:
             await response.write(b'data: {"error": {"message": "stub is out of room"}}\n\n')
         for _ in range(num_output_tokens):

@@ -56,6 +56,7 @@ def test_two_policies_are_measured_compared_and_drawn(
     assert results["runs"][0]["input_lens"] == results["runs"][1]["input_lens"]
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert "static-sp" in (tmp_path / "timeline.svg").read_text()
+    assert "met the SLO for 100 % of 9 requests" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "server-esp.log").is_file()
 
 
@@ -126,7 +127,7 @@ def test_rates_are_swept_and_repeated_with_seeds_of_their_own(
     ]
     assert of_esp[0]["requested_input_lens"] == of_esp[2]["requested_input_lens"]
     assert of_esp[0]["requested_input_lens"] != of_esp[1]["requested_input_lens"]
-    assert (tmp_path / "attainment.png").is_file()
+    assert (tmp_path / "attainment-by-rate.png").is_file()
 
 
 def test_repeated_runs_at_one_rate_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_several_rates_and_rules_show_attainment(tmp_path: Path, capsys: pytest.
         ("replicas", 0.0),
         ("tp", 0.0),
     ]
-    assert (tmp_path / "attainment.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "attainment-by-rate.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("rates", ["5", "1,5"])

@@ -1,0 +1,5 @@
+"""`loong plot`: pictures (`pictures`) and a report (`report`) of runs that were written to folders."""
+
+from loong.launcher.plot.command import add_parser
+
+__all__ = ["add_parser"]

@@ -1,0 +1,214 @@
+"""What runs say, in words: which policy met the SLO for how many, what it gains and what it loses."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from loong.workloads.plot_curves import at_rate
+from loong.workloads.run_document import RuleRuns, RunRow, as_number, spread_of
+
+NOTABLE = 0.02  # relative; smaller differences are neither gains nor losses
+TIMES = {
+    "mean_ttft_ms": "mean TTFT",
+    "median_ttft_ms": "median TTFT",
+    "p99_ttft_ms": "P99 TTFT",
+    "mean_tpot_ms": "mean TPOT",
+    "median_tpot_ms": "median TPOT",
+    "p99_tpot_ms": "P99 TPOT",
+    "mean_e2el_ms": "mean end-to-end latency",
+    "p99_e2el_ms": "P99 end-to-end latency",
+}
+HEADLINES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
+BUCKET_TIMES = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A number of the winner beside the best of the other policies, in words and as a ratio."""
+
+    what: str
+    own: str
+    other: str
+    policy: str
+    ratio: float  # own over other's; of what is to be high, other's over own
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.own} against {self.other} of {self.policy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Three sentences, and every loss of the policy that they are about, the worst first."""
+
+    winner: str
+    met: str
+    gain: str
+    loss: str
+    losses: tuple[Difference, ...]
+
+
+def answer(runs: RuleRuns) -> Answer:
+    """What runs under one rule say."""
+    ranked = sorted(runs.policies, key=lambda policy: _rank(runs, policy), reverse=True)
+    winner, others = ranked[0], ranked[1:]
+    losses = tuple(sorted(_losses(runs, winner, others), key=lambda loss: -loss.ratio))
+    met = _met_by_rate(runs, ranked) if runs.goodput else _met_at_rate(runs, ranked)
+    return Answer(winner, met, _gain(runs, winner, others), _loss(winner, others, losses), losses)
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "n/a" if value is None else f"{value * 100:.3g} %"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time with as many digits as matter, from a second on in seconds."""
+    if value is None:
+        return "n/a"
+    if value >= 1e3:
+        return f"{value / 1e3:,.3g} s" if value < 1e6 else f"{value / 1e3:,.0f} s"
+    return f"{value:.3g} ms"
+
+
+def attainment(runs: RuleRuns, policy: str, rate: float) -> float | None:
+    """The median of the repetitions; None if none went to its end."""
+    spread = runs.spread(policy, rate, "slo_attainment")
+    return None if spread is None else spread[0]
+
+
+def _rank(runs: RuleRuns, policy: str) -> tuple[float, float, float]:
+    """By goodput, then by attainment, then by speed."""
+    goodput = max((found.request_rate for found in runs.goodput if found.policy == policy), default=0.0)
+    attained = attainment(runs, policy, runs.shown_rate)
+    ttft = runs.spread(policy, runs.shown_rate, "mean_ttft_ms")
+    return goodput, -1.0 if attained is None else attained, -inf if ttft is None else -ttft[0]
+
+
+def _met_at_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
+    first, *rest = (
+        f"{policy} met the SLO for {share(attainment(runs, policy, runs.shown_rate))}" for policy in ranked
+    )
+    rest = [words.replace(" met the SLO", "") for words in rest]
+    sent = max((run.num_prompts for run in runs.runs), default=0)
+    return f"{_start(at_rate(runs.shown_rate))}, {', '.join((f'{first} of {sent:,} requests', *rest))}."
+
+
+def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
+    found = {row.policy: row for row in runs.goodput}
+    words = []
+    for policy in ranked:
+        row = found.get(policy)
+        if row is None or row.request_rate == 0:
+            words.append(f"{policy} at no rate that was run")
+        elif row.too_high_rate is None:
+            words.append(
+                f"{policy} up to at least {row.request_rate:.3g} req/s, the highest rate that was run"
+            )
+        else:
+            words.append(f"{policy} up to {row.request_rate:.3g} req/s")
+    return f"For {share(runs.goal)} of all requests, the SLO was met by {'; '.join(words)}."
+
+
+def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
+    if not others:
+        return "Nothing else was run, so there is nothing to compare it with."
+    rival = others[0]
+    rates = {row.policy: row.request_rate for row in runs.goodput}
+    if rates.get(winner) and rates.get(rival):
+        return f"That is {rates[winner] / rates[rival]:.3g} times the rate of the best other policy, {rival}."
+    gains = [
+        difference
+        for key in HEADLINES
+        if (difference := _difference(runs, winner, [rival], key)) and difference.ratio < 1 - NOTABLE
+    ]
+    best = sorted(gains, key=lambda gain: gain.ratio)[:2]
+    told = " and ".join(
+        f"its {gain.what} is {share(1 - gain.ratio)} lower ({gain.own} against {gain.other})" for gain in best
+    )
+    if rates.get(winner):
+        middle = attainment(runs, rival, runs.shown_rate)
+        told = f"{rival} met it for {share(middle)}" + (f", and {told}" if told else "")
+        return f"{_start(at_rate(runs.shown_rate))}, where {winner} still reached the goal, {told}."
+    if not told:
+        return f"Against the best other policy, {rival}, it gains in neither TTFT nor TPOT (mean and P99)."
+    return f"Against the best other policy, {rival}, {told}."
+
+
+def _loss(winner: str, others: Sequence[str], losses: Sequence[Difference]) -> str:
+    if not others:
+        return "So no losses are known."
+    if not losses:
+        return (
+            f"In none of the numbers compared is {winner} worse than another policy by over {share(NOTABLE)}."
+        )
+    more = f"; {len(losses) - 1} more losses are listed below" if len(losses) > 2 else ""
+    more = "; one more loss is listed below" if len(losses) == 2 else more
+    return f"It loses most in {losses[0]}{more}."
+
+
+def _losses(runs: RuleRuns, winner: str, others: Sequence[str]) -> Iterator[Difference]:
+    """Where another policy is better, in all and in each range of prompt lengths."""
+    for key in TIMES:
+        found = _difference(runs, winner, others, key)
+        if found is not None and found.ratio > 1 + NOTABLE:
+            yield found
+    for bucket in buckets_of(runs):
+        for key in BUCKET_TIMES:
+            found = _difference(runs, winner, others, key, bucket)
+            if found is not None and found.ratio > 1 + NOTABLE:
+                yield found
+        found = _attainment_lost(runs, winner, others, bucket)
+        if found is not None:
+            yield found
+
+
+def buckets_of(runs: RuleRuns) -> list[str]:
+    """The ranges of prompt lengths of which something was sent."""
+    names = (
+        str(bucket["bucket"]) for run in runs.runs for bucket in run.by_prompt_length if bucket.get("sent")
+    )
+    return list(dict.fromkeys(names))
+
+
+def value_of(runs: RuleRuns, policy: str, key: str, bucket: str | None = None) -> float | None:
+    """The median of a policy's repetitions at the rate that is shown, of all prompts or of a range."""
+    spread = spread_of([_of_run(run, key, bucket) for run in runs.at(policy, runs.shown_rate)])
+    return None if spread is None else spread[0]
+
+
+def _of_run(run: RunRow, key: str, bucket: str | None) -> float | None:
+    if bucket is None:
+        return run.number(key)
+    return next((as_number(b.get(key)) for b in run.by_prompt_length if b.get("bucket") == bucket), None)
+
+
+def _difference(
+    runs: RuleRuns, winner: str, others: Sequence[str], key: str, bucket: str | None = None
+) -> Difference | None:
+    """A time of the winner beside the lowest of the others."""
+    own = value_of(runs, winner, key, bucket)
+    known = {policy: value_of(runs, policy, key, bucket) for policy in others}
+    there = {policy: value for policy, value in known.items() if value}
+    if not own or not there:
+        return None
+    best = min(there, key=lambda policy: there[policy])
+    what = TIMES[key] + ("" if bucket is None else f" of prompts of {bucket} tokens")
+    return Difference(what, milliseconds(own), milliseconds(there[best]), best, own / there[best])
+
+
+def _attainment_lost(runs: RuleRuns, winner: str, others: Sequence[str], bucket: str) -> Difference | None:
+    """The share of a range that met the SLO, if it is less than another policy's."""
+    own = value_of(runs, winner, "slo_attainment", bucket)
+    known = {policy: value_of(runs, policy, "slo_attainment", bucket) for policy in others}
+    there = {policy: value for policy, value in known.items() if value is not None}
+    if own is None or not there:
+        return None
+    best = max(there, key=lambda policy: there[policy])
+    if there[best] <= own * (1 + NOTABLE):
+        return None
+    what = f"SLO attainment of prompts of {bucket} tokens"
+    return Difference(what, share(own), share(there[best]), best, there[best] / own if own else inf)
+
+
+def _start(words: str) -> str:
+    return words[0].upper() + words[1:]

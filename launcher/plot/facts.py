@@ -1,0 +1,34 @@
+"""What stands beside the numbers of a report, so that others can have them too."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from loong.workloads.run_document import RunDocument
+
+
+def facts_of(document: RunDocument) -> Iterator[tuple[str, str]]:
+    """What stands beside the numbers so that others can have them too."""
+    yield "command", document.command
+    yield "date", document.date
+    commit = document.machine.get("git_commit")
+    yield "commit", commit or "not known"
+    for name, value in document.machine.items():
+        if name != "git_commit":
+            yield name.replace("_", " "), value
+    probe = msgspec.json.decode(document.prefill_probe)
+    if probe is not None:
+        yield "unloaded prefill, as probed", _flat(probe)
+    for name, raw in document.configuration.items():
+        value = msgspec.json.decode(raw)
+        if value is not None:
+            yield name.replace("_", " "), _flat(value)
+
+
+def _flat(value: object) -> str:
+    """A value of the configuration in one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_flat(part)}" for name, part in value.items() if part is not None)
+    if isinstance(value, list):
+        return ", ".join(map(_flat, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

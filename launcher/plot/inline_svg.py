@@ -1,0 +1,27 @@
+"""Pictures as a part of a page: no frame of a file, names of their own, and the page's paper and ink."""
+
+import re
+
+from loong.workloads.plot_style import INK, PAPER
+
+_NUMBER = re.compile(r"(\d+\.\d{2})\d+")
+_NAME = re.compile(r'(\bid="|url\(#|href="#)')
+
+
+def inline_svg(svg: str, name: str, words: str) -> str:
+    """Return the element, `name` before all its ids; `words` say to those who do not see it what it shows."""
+    element = svg[svg.index("<svg") :]
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r"<!--.*?-->", "", element, flags=re.DOTALL)
+    element = _NUMBER.sub(r"\1", element)
+    element = _NAME.sub(rf"\g<1>{name}-", element)
+    element = (
+        element.replace(f"fill: {PAPER}", "fill: none")
+        .replace(INK, "currentColor")
+        .replace("xlink:href", "href")
+    )
+    head, rest = element.split(">", 1)
+    view = re.search(r'viewBox="[^"]*"', head)
+    assert view is not None  # matplotlib writes one
+    label = words.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {view[0]} role="img" aria-label="{label}">{rest}'

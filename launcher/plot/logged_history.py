@@ -1,0 +1,125 @@
+"""What a cluster did, from the decision log of a server or a simulation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loong.core.instance import ESPGroup
+from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
+from loong.decision_log.lines import (
+    Arrived,
+    Batch,
+    BatchEnded,
+    InstanceLost,
+    InstanceState,
+    Line,
+    Migration,
+    MigrationEnded,
+    Planned,
+)
+from loong.decision_log.reader import read_log
+
+
+def history_of_log(path: Path) -> ClusterHistory:
+    """Read the last run of a log. Its clock is the log's, with 0 at the first batch.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no decision log.
+    """
+    reading = _Reading()
+    for line in read_log(path):
+        reading.take(line)
+    history = ClusterHistory(tuple(reading.batches), tuple(reading.moves), reading.kv_capacity)
+    return history.after(-1.0)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is known up to a line."""
+
+    batches: list[BatchSlice] = field(default_factory=list)
+    moves: list[KVMove] = field(default_factory=list)
+    kv_capacity: dict[int, int] = field(default_factory=dict)
+    prompts: dict[str, int] = field(default_factory=dict)
+    kv_used: dict[int, int] = field(default_factory=dict)
+    running: dict[int, tuple[Batch, float, Mapping[int, int]]] = field(default_factory=dict)
+    moving: dict[int, tuple[Migration, float]] = field(default_factory=dict)
+
+    def take(self, line: Line) -> None:
+        """Go on by a line; those that tell nothing of what ran are passed over."""
+        match line:
+            case Arrived():
+                self.prompts[line.request_id] = line.num_prompt_tokens
+                self._see(line.instances)
+            case Planned():
+                self._plan(line)
+            case BatchEnded() if line.batch_id in self.running:
+                self.batches.append(self._slice(*self.running.pop(line.batch_id), line.time))
+            case MigrationEnded() if line.migration_id in self.moving:
+                self.moves.append(_move(*self.moving.pop(line.migration_id), line))
+            case InstanceLost():
+                self._lose(line.instance_id)
+
+    def _plan(self, line: Planned) -> None:
+        self._see(line.instances)
+        for batch in line.batches:
+            self.running[batch.batch_id] = batch, line.time, self._reserved(batch)
+        for migration in line.migrations:
+            self.moving[migration.migration_id] = migration, line.time
+
+    def _see(self, instances: tuple[InstanceState, ...]) -> None:
+        self.kv_used.update((state.instance_id, state.kv_used) for state in instances)
+        self.kv_capacity.update((state.instance_id, state.kv_capacity) for state in instances)
+
+    def _reserved(self, batch: Batch) -> Mapping[int, int]:
+        reserved = {i: self.kv_used.get(i, 0) for i in batch.instance_ids}
+        for chunk in batch.chunks:
+            for instance_id, tokens in chunk.kept_on.items():
+                reserved[instance_id] = reserved.get(instance_id, 0) + tokens
+        for decode in batch.decodes:
+            reserved[decode.master_id] = reserved.get(decode.master_id, 0) + batch.num_steps
+        return reserved
+
+    def _slice(
+        self, batch: Batch, started_at: float, reserved: Mapping[int, int], ended_at: float
+    ) -> BatchSlice:
+        """A batch that is over. What its pools hold then is not told, so it is what they held with it."""
+        phase = "decode" if not batch.chunks else "mixed" if batch.decodes else "prefill"
+        counts = tuple((i, reserved[i]) for i in batch.instance_ids)
+        return BatchSlice(
+            batch.batch_id,
+            ESPGroup(batch.instance_ids),
+            phase,
+            started_at,
+            ended_at,
+            (*(chunk.request_id for chunk in batch.chunks), *(one.request_id for one in batch.decodes)),
+            counts,
+            counts,
+            sum(chunk.num_tokens for chunk in batch.chunks),
+            max(
+                (self.prompts.get(chunk.request_id, chunk.stop_position) for chunk in batch.chunks), default=0
+            ),
+        )
+
+    def _lose(self, instance_id: int) -> None:
+        self.running = {
+            key: value for key, value in self.running.items() if instance_id not in value[0].instance_ids
+        }
+        self.moving = {
+            key: value
+            for key, value in self.moving.items()
+            if instance_id not in (value[0].source_id, value[0].destination_id)
+        }
+
+
+def _move(migration: Migration, started_at: float, line: MigrationEnded) -> KVMove:
+    return KVMove(
+        migration.migration_id,
+        migration.request_id,
+        migration.source_id,
+        migration.destination_id,
+        migration.num_tokens,
+        started_at,
+        line.time,
+        line.is_committed,
+    )

@@ -1,0 +1,138 @@
+"""Which pictures runs have: a name, what it shows, and how it is drawn."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loong.core.timeline import ClusterHistory
+from loong.workloads.plot_curves import (
+    attainment_by_rate_figure,
+    attainment_by_scale_figure,
+    latency_by_rate_figure,
+)
+from loong.workloads.plot_goodput import GoodputBar, goodput_figure
+from loong.workloads.plot_latencies import latency_cdf_figure, ttft_by_length_figure
+from loong.workloads.plot_style import PICTURE_KINDS, house_style, write_figure
+from loong.workloads.plot_timeline import timelines_figure
+from loong.workloads.run_document import RuleRuns
+from loong.workloads.telling_window import telling_window
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Window = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """`name` is of its files; `words` say what it shows. A wide one takes the whole width of a page."""
+
+    name: str
+    words: str
+    draw: Callable[[], "Figure"]
+    is_wide: bool = False
+    is_telling: bool = True  # rather than for those who want to know more
+
+    def paths(self, folder: Path) -> list[Path]:
+        """Its files in a folder."""
+        return [folder / f"{self.name}.{kind}" for kind in PICTURE_KINDS]
+
+    def write(self, folder: Path) -> None:
+        """Write it in every kind."""
+        with house_style():
+            write_figure(self.draw(), self.paths(folder))
+
+
+def pictures_of_runs(
+    runs: RuleRuns,
+    histories: Mapping[str, ClusterHistory],
+    length_scale: float,
+    window: Window | None,
+    suffix: str,
+) -> list[Picture]:
+    """Every picture that these runs have something for, those that tell most first."""
+    pictures = [
+        *(_pictures_of_sweep(runs, suffix) if len(runs.rates) > 1 else ()),
+        *timeline_pictures(histories, window, suffix),
+        *_pictures_of_rate(runs, length_scale, suffix),
+    ]
+    return sorted(pictures, key=lambda picture: not picture.is_telling)
+
+
+def timeline_pictures(
+    histories: Mapping[str, ClusterHistory], window: Window | None, suffix: str = ""
+) -> Iterator[Picture]:
+    """The seconds that show most, unless they are all, and the whole run."""
+    if not any(history.batches for history in histories.values()):
+        return
+    window = window or next(filter(None, map(telling_window, histories.values())), None)
+    if window is not None:
+        start, end = window
+        yield Picture(
+            f"timeline-window{suffix}",
+            f"What each instance worked on from {start:.4g} to {end:.4g} s: a group is as tall as it has "
+            "instances",
+            lambda: timelines_figure(histories, window),
+            is_wide=True,
+        )
+    yield Picture(
+        f"timeline{suffix}",
+        "What each instance worked on in the whole run: a group is as tall as it has instances",
+        lambda: timelines_figure(histories),
+        is_wide=True,
+        is_telling=window is None,
+    )
+
+
+def _pictures_of_sweep(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
+    yield Picture(
+        f"attainment-by-rate{suffix}",
+        "The share of all requests sent that met the SLO, by requests per second",
+        lambda: attainment_by_rate_figure(runs),
+    )
+    if bars := goodput_bars(runs):
+        yield Picture(
+            f"goodput{suffix}",
+            f"Requests per second at which {runs.goal * 100:g} % of all requests met the SLO",
+            lambda: goodput_figure([(f"P{runs.goal * 100:g} goodput, {runs.rule.name}", bars)], runs.goal),
+        )
+    yield Picture(
+        f"latency-by-rate{suffix}",
+        "Median and P99 of the time to the first token (TTFT), and of the time per token after it (TPOT)",
+        lambda: latency_by_rate_figure(runs),
+        is_wide=True,
+        is_telling=False,
+    )
+
+
+def _pictures_of_rate(runs: RuleRuns, length_scale: float, suffix: str) -> Iterator[Picture]:
+    shown = [run for run in runs.runs if run.request_rate == runs.shown_rate and not run.is_cut_off]
+    if any(run.by_prompt_length for run in shown):
+        yield Picture(
+            f"ttft-by-length{suffix}",
+            "Time to the first token by length of prompt: who waits for whom",
+            lambda: ttft_by_length_figure(runs, length_scale),
+        )
+    if any(run.slo_ratios for run in shown):
+        yield Picture(
+            f"attainment-by-scale{suffix}",
+            "The share that would have met the SLO had it been stricter or looser",
+            lambda: attainment_by_scale_figure(runs),
+        )
+    if any(run.ttfts for run in shown):
+        yield Picture(
+            f"latency-cdf{suffix}",
+            "The share of requests by latency; a line that ends below 100 % had failures",
+            lambda: latency_cdf_figure(runs),
+            is_wide=True,
+            is_telling=False,
+        )
+
+
+def goodput_bars(runs: RuleRuns) -> Sequence[GoodputBar]:
+    """The goodput of every policy that has one."""
+    return [
+        GoodputBar(found.policy, found.request_rate, is_at_least=found.too_high_rate is None)
+        for found in runs.goodput
+    ]

@@ -1,0 +1,173 @@
+"""Pictures and one HTML page of runs, written to a folder."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import msgspec
+
+from loong.core.timeline import ClusterHistory
+from loong.launcher.plot.answer import Answer, answer
+from loong.launcher.plot.facts import facts_of
+from loong.launcher.plot.inline_svg import inline_svg
+from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
+from loong.launcher.plot.run_files import RunFiles, read_run_files
+from loong.launcher.plot.tables import Table, all_numbers, tables_of
+from loong.server.trace import chrome_trace
+from loong.workloads.plot_curves import at_rate
+from loong.workloads.run_document import RuleRuns, RunDocument, by_rule, merged
+
+PAGE = Path(__file__).parent / "page" / "report.html.jinja"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture on the page: an SVG element, and what it shows."""
+
+    svg: str
+    words: str
+    is_wide: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What runs under one rule say."""
+
+    rule: str
+    formula: str
+    answer: Answer
+    notes: Sequence[str]
+    telling: Sequence[Figure]
+    others: Sequence[Figure]
+    tables: Sequence[Table]
+
+
+def report_folder(folder: Path) -> list[Path]:
+    """Draw the run whose document is in a folder, and write its report beside it; return the paths.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    return write_pictures_and_report(read_run_files([folder]), folder)
+
+
+def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | None = None) -> list[Path]:
+    """Write everything that the files have something for; return the paths.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    written: list[Path] = []
+    sections: list[Section] = []
+    document = merged([document for _, document in files.documents])
+    for number, runs in enumerate(by_rule(document) if document else (), 1):
+        suffix = f"-{number}" if number > 1 else ""
+        pictures = pictures_of_runs(runs, _histories(files, runs), _length_scale(document), window, suffix)
+        figures = _drawn(pictures, folder, number)
+        written += [path for picture in pictures for path in picture.paths(folder)]
+        sections.append(_section(runs, figures, sum(picture.is_telling for picture in pictures)))
+    alone = list(timeline_pictures(files.histories, window, "-of-log" if sections else ""))
+    figures = _drawn(alone, folder, len(sections) + 1)
+    written += [path for picture in alone for path in picture.paths(folder)]
+    for title, history in files.histories.items():
+        written.append(folder / f"trace-{title}.json")
+        written[-1].write_bytes(msgspec.json.encode(chrome_trace(history)))
+    written.append(folder / "report.html")
+    page = _page(sections, figures, document, list(files.histories))
+    written[-1].write_text(page, encoding="utf-8")
+    return written
+
+
+def _histories(files: RunFiles, runs: RuleRuns) -> Mapping[str, ClusterHistory]:
+    """The history of the first run of each policy at the rate that is shown, if it was kept."""
+    found: dict[str, ClusterHistory] = {}
+    for policy in runs.policies:
+        for run in runs.at(policy, runs.shown_rate)[:1]:
+            history = files.history_of(run)
+            if history is not None:
+                found[policy] = history
+    return found
+
+
+def _length_scale(document: RunDocument | None) -> float:
+    raw = None if document is None else document.configuration.get("length_scale")
+    scale = 1.0 if raw is None else msgspec.json.decode(raw)
+    return scale if isinstance(scale, float | int) else 1.0
+
+
+def _section(runs: RuleRuns, figures: Sequence[Figure], num_telling: int) -> Section:
+    told = answer(runs)
+    name, _, formula = runs.rule.description.partition(" (")
+    return Section(
+        rule=name,
+        formula=formula.removesuffix(")"),
+        answer=told,
+        notes=list(_notes(runs)),
+        telling=figures[:num_telling],
+        others=figures[num_telling:],
+        tables=list(tables_of(runs)),
+    )
+
+
+def _drawn(pictures: Sequence[Picture], folder: Path, number: int) -> list[Figure]:
+    """The pictures, written into a folder, as parts of the page."""
+    figures = []
+    for index, picture in enumerate(pictures):
+        picture.write(folder)
+        svg = folder.joinpath(f"{picture.name}.svg").read_text(encoding="utf-8")
+        words = picture.words
+        figures.append(Figure(inline_svg(svg, f"p{number}-{index}", words), words, picture.is_wide))
+    return figures
+
+
+def _notes(runs: RuleRuns) -> Iterator[str]:
+    """What a reader must know before believing a number."""
+    for policy in runs.policies:
+        for rate in runs.rates:
+            repeats = runs.at(policy, rate)
+            failed, sent = (
+                sum(r.num_prompts - r.completed for r in repeats),
+                sum(r.num_prompts for r in repeats),
+            )
+            if failed:
+                yield f"{failed:,} of {sent:,} requests of {policy} failed {at_rate(rate)}: misses, each."
+    num_cut = sum(run.is_cut_off for run in runs.runs)
+    if num_cut:
+        yield (
+            f"{num_cut} of {len(runs.runs)} runs were ended as soon as too many requests had missed; they "
+            "are not drawn."
+        )
+    repeats_of = {len(runs.at(policy, runs.shown_rate)) for policy in runs.policies}
+    if max(repeats_of, default=0) > 1:
+        yield (
+            f"Numbers are medians of {max(repeats_of)} repetitions; ranges and bands reach from the least to "
+            "the greatest."
+        )
+
+
+def _page(
+    sections: Sequence[Section],
+    figures: Sequence[Figure],
+    document: RunDocument | None,
+    logs: Sequence[str],
+) -> str:
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(PAGE.read_text(encoding="utf-8"))
+    return template.render(
+        sections=sections,
+        figures=figures,
+        document=document,
+        logs=logs,
+        title=_title(document, logs),
+        facts=[] if document is None else list(facts_of(document)),
+        all_numbers=[] if document is None else list(all_numbers(document)),
+    )
+
+
+def _title(document: RunDocument | None, logs: Sequence[str]) -> str:
+    if document is None:
+        return f"What ran: {', '.join(logs)}"
+    workload = document.configuration.get("workload")
+    on = f" on {msgspec.json.decode(workload)}" if workload else ""
+    return f"{', '.join(dict.fromkeys(run.policy for run in document.runs))}{on}"

@@ -1,0 +1,68 @@
+"""What `loong plot` is given, read: folders and documents of runs, traces, and decision logs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.core.timeline import ClusterHistory
+from loong.launcher.plot.logged_history import history_of_log
+from loong.launcher.run_document import FILE_NAME
+from loong.workloads.run_document import RunDocument, RunRow, as_simulated, read_document
+from loong.workloads.timeline import parse_trace
+
+LOG_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Documents, each with the folder of its traces; and histories by title that are of no document."""
+
+    documents: Sequence[tuple[Path, RunDocument]] = ()
+    histories: Mapping[str, ClusterHistory] = field(default_factory=dict)
+
+    def history_of(self, run: RunRow) -> ClusterHistory | None:
+        """What happened in a run; None if it has no trace, or that is gone."""
+        for folder, document in self.documents:
+            if run.trace is not None and run in document.runs and (folder / run.trace.file).exists():
+                history = _trace(folder / run.trace.file)
+                return history if run.trace.after is None else history.after(run.trace.after)
+        return None
+
+
+def read_run_files(paths: Sequence[Path]) -> RunFiles:
+    """Read each path, whatever it is.
+
+    Raises:
+        ConfigError: one cannot be read, or is nothing of that kind.
+    """
+    documents: list[tuple[Path, RunDocument]] = []
+    histories: dict[str, ClusterHistory] = {}
+    for path in paths:
+        document = path / FILE_NAME if path.is_dir() else path
+        if path.suffix == LOG_SUFFIX:
+            histories[path.stem] = history_of_log(path)
+        elif _is_trace(document):
+            histories[path.stem.removeprefix("trace-")] = _trace(path)
+        else:
+            documents.append((document.parent, read_document(document)))
+    if len({document.kind for _, document in documents}) > 1:
+        documents = [(folder, as_simulated(document)) for folder, document in documents]
+    return RunFiles(documents, histories)
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return b'"traceEvents"' in file.read(4096)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _trace(path: Path) -> ClusterHistory:
+    try:
+        return parse_trace(path.read_bytes())
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is no trace of loong: {error}") from error

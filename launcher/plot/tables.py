@@ -1,0 +1,156 @@
+"""The tables of a report: by rate, by policy, by length of prompt, and what groups did."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from loong.launcher.plot.answer import buckets_of, milliseconds, share, value_of
+from loong.workloads.plot_curves import at_rate
+from loong.workloads.run_document import RuleRuns, RunDocument
+
+STATISTICS = {"mean": "mean", "median": "median", "p90": "P90", "p99": "P99"}
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "inter-token", "e2el": "end to end"}
+BUCKET_COLUMNS = {
+    "median_ttft_ms": "TTFT median",
+    "p99_ttft_ms": "TTFT P99",
+    "median_tpot_ms": "TPOT median",
+    "p99_tpot_ms": "TPOT P99",
+    "median_e2el_ms": "end to end, median",
+}
+COUNTS = {
+    "num_scale_ups": "times a group gained an instance",
+    "num_scale_downs": "times a group lost one",
+    "num_retained_tokens": "KV tokens kept elsewhere than computed",
+    "num_migrated_tokens": "KV tokens moved",
+    "num_preemptions": "requests preempted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells; the first cell of each names it. A cell that is best of its row is marked."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    best: Sequence[int | None] = ()
+
+
+def tables_of(runs: RuleRuns) -> Iterator[Table]:
+    """Those of the runs under one rule."""
+    if len(runs.rates) > 1:
+        yield _rate_table(runs)
+    yield _comparison(runs)
+    for policy in runs.policies:
+        if runs.at(policy, runs.shown_rate):
+            yield _bucket_table(runs, policy)
+    yield _dop_table(runs)
+
+
+def _rate_table(runs: RuleRuns) -> Table:
+    rows = [
+        (_rate(rate), *(_spread(runs, policy, rate, "slo_attainment", share) for policy in runs.policies))
+        for rate in runs.rates
+    ]
+    return Table("SLO attainment by rate, of all requests sent", ("req/s", *runs.policies), rows)
+
+
+def _comparison(runs: RuleRuns) -> Table:
+    rate = runs.shown_rate
+    rows: list[tuple[str, ...]] = []
+    best: list[int | None] = []
+
+    def add(label: str, key: str, *, is_low_best: bool, unit: str = "") -> None:
+        write = share if key == "slo_attainment" else milliseconds if key.endswith("_ms") else _plain
+        cells = tuple(_spread(runs, policy, rate, key, write) for policy in runs.policies)
+        rows.append((label + unit, *cells))
+        values = [value_of(runs, policy, key) for policy in runs.policies]
+        best.append(_best(values, is_low_best=is_low_best))
+
+    add("SLO attainment", "slo_attainment", is_low_best=False)
+    add("requests that met the SLO", "request_goodput", is_low_best=False, unit=" (per s)")
+    add("requests completed", "request_throughput", is_low_best=False, unit=" (per s)")
+    add("output tokens", "output_throughput", is_low_best=False, unit=" (per s)")
+    for name, words in LATENCIES.items():
+        for statistic, called in STATISTICS.items():
+            add(f"{words}, {called}", f"{statistic}_{name}_ms", is_low_best=True)
+    return Table(f"All requests, {at_rate(rate)}", ("", *runs.policies), rows, best)
+
+
+def _bucket_table(runs: RuleRuns, policy: str) -> Table:
+    rows = []
+    for bucket in buckets_of(runs):
+        sent = value_of(runs, policy, "sent", bucket)
+        rows.append(
+            (
+                bucket,
+                _plain(sent),
+                share(value_of(runs, policy, "slo_attainment", bucket)),
+                *(milliseconds(value_of(runs, policy, key, bucket)) for key in BUCKET_COLUMNS),
+            )
+        )
+    caption = f"{policy}, by length of prompt before scaling, {at_rate(runs.shown_rate)}"
+    return Table(caption, ("prompt tokens", "sent", "met the SLO", *BUCKET_COLUMNS.values()), rows)
+
+
+def _dop_table(runs: RuleRuns) -> Table:
+    """How many batches ran at each degree of parallelism, and what groups did."""
+    batches: dict[str, dict[str, str]] = {}
+    for policy in runs.policies:
+        for run in runs.at(policy, runs.shown_rate)[:1]:
+            for dop, count in (run.num_batches_by_dop or {}).items():
+                if count:
+                    batches.setdefault(dop, {})[policy] = f"{count:,}"
+    rows = [
+        (f"batches at DoP {dop}", *(batches[dop].get(policy, "0") for policy in runs.policies))
+        for dop in sorted(batches, key=int)
+    ]
+    for key, words in COUNTS.items():
+        values = [value_of(runs, policy, key) for policy in runs.policies]
+        if any(value is not None for value in values):
+            rows.append((words, *(_plain(value) for value in values)))
+    return Table(f"What groups did, {at_rate(runs.shown_rate)}", ("", *runs.policies), rows)
+
+
+def _best(values: Sequence[float | None], *, is_low_best: bool) -> int | None:
+    """The place of the best of at least two, None if others are as good."""
+    there = [value for value in values if value is not None]
+    if len(there) < 2 or len(set(there)) == 1:
+        return None
+    return values.index(min(there) if is_low_best else max(there))
+
+
+def _spread(runs: RuleRuns, policy: str, rate: float, key: str, write: Callable[[float | None], str]) -> str:
+    spread = runs.spread(policy, rate, key)
+    if spread is None:
+        return "n/a"
+    middle, least, most = spread
+    return write(middle) if least == most else f"{write(middle)} ({write(least)} to {write(most)})"
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+
+
+def _rate(rate: float) -> str:
+    return "at once" if rate == inf else f"{rate:.4g}"
+
+
+def all_numbers(document: RunDocument) -> Iterator[Table]:
+    """Every number of every run that is not of one request."""
+    for run in document.runs:
+        rows = [(name, _exact(value)) for name, value in run.numbers.items() if name not in ("policy", "slo")]
+        for dop, count in (run.num_batches_by_dop or {}).items():
+            rows.append((f"batches at DoP {dop}", f"{count}"))
+        for bucket in run.by_prompt_length:
+            rows += [
+                (f"{bucket['bucket']}: {name}", _exact(v)) for name, v in bucket.items() if name != "bucket"
+            ]
+        caption = f"{run.policy}, {run.slo}, {at_rate(run.request_rate)}, repetition {run.repeat}"
+        yield Table(caption, ("key", "value"), rows)
+
+
+def _exact(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

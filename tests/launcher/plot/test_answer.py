@@ -1,0 +1,93 @@
+from pathlib import Path
+
+from run_documents import run_row, sweep, write_run
+
+from loong.launcher.plot.answer import answer, milliseconds, share
+from loong.workloads.run_document import by_rule
+
+
+def test_runs_at_one_rate_tell_who_met_the_slo_the_gain_and_the_losses(tmp_path: Path) -> None:
+    other = run_row("static-sp", 2.0, p99_ttft_ms=11.0, p99_e2el_ms=100.0)
+    (runs,) = by_rule(write_run(tmp_path, [other, run_row("esp")]))
+    told = answer(runs)
+    assert told.winner == "esp"
+    assert told.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests, static-sp for 50 %."
+    assert told.gain == (
+        "Against the best other policy, static-sp, its mean TTFT is 50 % lower (23.2 ms against 46.5 ms) and "
+        "its mean TPOT is 50 % lower (4.12 ms against 8.25 ms)."
+    )
+    assert told.loss == (
+        "It loses most in P99 TTFT: 23.2 ms against 11 ms of static-sp; one more loss is listed below."
+    )
+    assert [str(loss) for loss in told.losses] == [
+        "P99 TTFT: 23.2 ms against 11 ms of static-sp",
+        "P99 end-to-end latency: 124 ms against 100 ms of static-sp",
+    ]
+
+
+def test_a_sweep_tells_up_to_which_rate(tmp_path: Path) -> None:
+    (runs,) = by_rule(sweep(tmp_path))
+    told = answer(runs)
+    assert told.met == (
+        "For 50 % of all requests, the SLO was met by esp up to at least 4 req/s, the highest rate that was "
+        "run; static-sp up to 1 req/s."
+    )
+    assert told.gain == "That is 4 times the rate of the best other policy, static-sp."
+    assert told.loss.startswith("In none of the numbers compared is esp worse")
+
+
+def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: Path) -> None:
+    document = sweep(tmp_path)
+    (runs,) = by_rule(document)
+    rows = [
+        {"policy": found.policy, "slo": found.slo, "request_rate": 4.0 if found.policy == "esp" else 0.0}
+        for found in runs.goodput
+    ]
+    (runs,) = by_rule(
+        write_run(
+            tmp_path, [run_row("esp", request_rate=4.0), run_row("tp", 8.0, request_rate=4.0)], goodput=rows
+        )
+    )
+    told = answer(runs)
+    assert "tp at no rate that was run" in told.met
+    assert told.gain.startswith(
+        "At 4 req/s, where esp still reached the goal, tp met it for 0 %, and its mean"
+    )
+
+
+def test_losses_of_a_range_of_lengths_are_told(tmp_path: Path) -> None:
+    buckets = [{"bucket": "> 128k", "sent": 1, "slo_attainment": 0.5, "p99_ttft_ms": 9000.0}]
+    better = [{"bucket": "> 128k", "sent": 1, "slo_attainment": 1.0, "p99_ttft_ms": 3000.0}]
+    rows = [run_row("esp", by_prompt_length=buckets), run_row("tp", 2.0, by_prompt_length=better)]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    assert [str(loss) for loss in answer(runs).losses] == [
+        "P99 TTFT of prompts of > 128k tokens: 9 s against 3 s of tp",
+        "SLO attainment of prompts of > 128k tokens: 50 % against 100 % of tp",
+    ]
+
+
+def test_a_policy_alone_is_compared_with_nothing(tmp_path: Path) -> None:
+    (runs,) = by_rule(write_run(tmp_path, [run_row("esp")]))
+    told = answer(runs)
+    assert told.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests."
+    assert "nothing to compare" in told.gain
+    assert told.losses == ()
+
+
+def test_runs_that_were_all_cut_off_have_an_answer_too(tmp_path: Path) -> None:
+    rows = [run_row(policy, is_cut_off=True, attains=False) for policy in ("esp", "tp")]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    assert "n/a" in answer(runs).met
+
+
+def test_numbers_have_the_digits_that_matter() -> None:
+    assert [milliseconds(value) for value in (None, 0.0123, 4.056, 41.26, 999.0, 4056.0, 123456.0)] == [
+        "n/a",
+        "0.0123 ms",
+        "4.06 ms",
+        "41.3 ms",
+        "999 ms",
+        "4.06 s",
+        "123 s",
+    ]
+    assert [share(value) for value in (None, 1.0, 0.98765)] == ["n/a", "100 %", "98.8 %"]

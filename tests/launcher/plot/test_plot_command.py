@@ -1,0 +1,74 @@
+import json
+from pathlib import Path
+
+import pytest
+from eventful_run import eventful_run
+from run_documents import run_row, write_run
+
+from loong.launcher.cli import main
+from loong.launcher.plot.logged_history import history_of_log
+from loong.workloads.timeline import parse_trace
+
+
+def plot(*arguments: str | Path) -> int:
+    return main(["plot", *map(str, arguments)])
+
+
+def test_a_folder_gets_its_pictures_and_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, [run_row("esp"), run_row("tp", 2.0)])
+    assert plot(tmp_path) == 0
+    assert (tmp_path / "report.html").is_file()
+    assert str(tmp_path / "latency-cdf.svg") in capsys.readouterr().err
+
+
+def test_runs_of_several_folders_are_one_report(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [run_row("esp")])
+    write_run(tmp_path / "b", [run_row("tp", 2.0)])
+    assert plot(tmp_path / "a", tmp_path / "b" / "results.json", "--output-dir", tmp_path / "both") == 0
+    assert "esp met the SLO for 75 %" in (tmp_path / "both" / "report.html").read_text()
+    assert not (tmp_path / "a" / "report.html").exists()
+
+
+def test_a_decision_log_becomes_a_picture_and_a_trace_with_growth_and_moves(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    eventful_run(log)
+    assert plot(log, "--output-dir", tmp_path / "out", "--window", "0:0.5") == 0
+    trace = (tmp_path / "out" / "trace-decisions.json").read_bytes()
+    history = parse_trace(trace)
+    assert {batch.group.dop for batch in history.batches} == {1, 2, 3}
+    assert [b.batch_id for b in history.batches] == [b.batch_id for b in history_of_log(log).batches]
+    assert any(event["ph"] == "s" for event in json.loads(trace)["traceEvents"])
+    assert "DoP 3" in (tmp_path / "out" / "timeline-window.svg").read_text()
+    assert "What ran: decisions" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_trace_is_drawn_alone(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    eventful_run(log)
+    plot(log, "--output-dir", tmp_path / "one")
+    assert plot(tmp_path / "one" / "trace-decisions.json", "--output-dir", tmp_path / "two") == 0
+    first, second = ((tmp_path / name / "timeline.svg").read_text() for name in ("one", "two"))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such-run"], "cannot read no-such-run"),
+        (["a", "b"], "2 runs are given; say with --output-dir"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_clear_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plot(*arguments) == 1
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("window", ["3", "6:3", "a:b", "-1:2"])
+def test_a_window_that_is_none_is_refused(window: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plot("run", f"--window={window}")
+    assert "is no range of seconds; write 3:6" in capsys.readouterr().err

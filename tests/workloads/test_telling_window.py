@@ -1,0 +1,40 @@
+from dataclasses import replace
+
+from loong.core.instance import ESPGroup
+from loong.core.timeline import BatchSlice, ClusterHistory
+from loong.workloads.telling_window import telling_window
+
+
+def batch(name: str, group: tuple[int, ...], start: float, end: float, prompt: int = 0) -> BatchSlice:
+    phase = "prefill" if prompt else "decode"
+    return BatchSlice(int(start * 1e3), ESPGroup(group), phase, start, end, (name,), (), (), prompt, prompt)
+
+
+LONG = batch("long", (0, 1, 2), 60.0, 64.0, 9000)
+BESIDE = batch("short", (3,), 61.0, 63.0, 100)
+ALONE = batch("lonely", (0, 1, 2, 3), 20.0, 24.0, 9000)
+SHORTS = [batch(f"s{i}", (0,), float(i), i + 0.1, 50) for i in range(0, 60, 5)]
+
+
+def test_the_window_holds_a_long_prompt_with_others_beside_it() -> None:
+    window = telling_window(ClusterHistory((ALONE, LONG, BESIDE, *SHORTS)))
+    assert window is not None
+    start, end = window
+    assert start < LONG.started_at < LONG.ended_at <= end
+    assert end - start < 30
+
+
+def test_without_anything_beside_a_long_prompt_the_whole_run_tells_as_much() -> None:
+    assert telling_window(ClusterHistory((LONG, *SHORTS))) is None
+
+
+def test_a_run_that_is_mostly_one_prompt_needs_no_window() -> None:
+    assert telling_window(ClusterHistory((replace(LONG, ended_at=98.0), BESIDE, *SHORTS))) is None
+    assert telling_window(ClusterHistory()) is None
+
+
+def test_a_window_ends_with_the_run_at_the_latest() -> None:
+    late = replace(LONG, started_at=95.0, ended_at=99.0)
+    window = telling_window(ClusterHistory((late, replace(BESIDE, started_at=96.0, ended_at=98.0), *SHORTS)))
+    assert window is not None
+    assert window[1] <= 99.0 + 1e-9

@@ -1,0 +1,247 @@
+"""The document of a benchmark or a simulation, read back; `docs/benchmarking.md` describes it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import TypeAlias
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.workloads.result import JSON
+
+SCHEMA_VERSION = 1
+
+Scalar: TypeAlias = bool | int | float | str | None
+Spread: TypeAlias = tuple[float, float, float]
+"""The median, the least and the greatest of what several repetitions gave."""
+
+
+class SLOText(msgspec.Struct, frozen=True):
+    """A rule as the document tells it."""
+
+    name: str
+    description: str
+
+
+class GoodputRow(msgspec.Struct, frozen=True):
+    """The highest rate at which a policy attains, and the lowest above it at which it does not."""
+
+    policy: str
+    slo: str
+    request_rate: float
+    too_high_rate: float | None = None
+
+
+class TraceOfRun(msgspec.Struct, frozen=True):
+    """A file beside the document; the run began after this second of its clock."""
+
+    file: str
+    after: float | None = None
+
+
+class RunRow(msgspec.Struct, frozen=True):
+    """One run; what is not here by name is in `numbers`."""
+
+    policy: str
+    slo: str
+    request_rate: float
+    num_prompts: int
+    completed: int
+    repeat: int = 0
+    attains: bool = False
+    is_cut_off: bool = False
+    slo_attainment: float | None = None
+    by_prompt_length: tuple[dict[str, Scalar], ...] = ()
+    num_batches_by_dop: dict[str, int] | None = None
+    trace: TraceOfRun | None = None
+    requested_input_lens: tuple[int, ...] = ()
+    ttfts: tuple[float | None, ...] = ()
+    tpots: tuple[float | None, ...] = ()
+    slo_ratios: tuple[float | None, ...] = ()
+    numbers: dict[str, Scalar] = {}
+
+    def number(self, key: str) -> float | None:
+        """A number of the run under its key; None where there is none."""
+        return as_number(self.numbers.get(key))
+
+
+class RunDocument(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    schema_version: int
+    kind: str
+    command: str
+    date: str
+    machine: dict[str, str]
+    configuration: dict[str, msgspec.Raw]
+    slos: tuple[SLOText, ...]
+    attainment_goal: float
+    runs: tuple[RunRow, ...]
+    goodput: tuple[GoodputRow, ...] | None = None
+    prefill_probe: msgspec.Raw = msgspec.Raw(b"null")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRuns:
+    """The runs under one SLO rule."""
+
+    rule: SLOText
+    goal: float
+    runs: tuple[RunRow, ...]
+    goodput: tuple[GoodputRow, ...]
+
+    @property
+    def policies(self) -> list[str]:
+        """In the order of the document."""
+        return list(dict.fromkeys(run.policy for run in self.runs))
+
+    @property
+    def rates(self) -> list[float]:
+        """Requests per second asked for, ascending; infinity where all were sent at once."""
+        return sorted({run.request_rate for run in self.runs})
+
+    @property
+    def shown_rate(self) -> float:
+        """The rate to look at closely: the highest at which some policy attains, or else the lowest."""
+        whole = [run for run in self.runs if not run.is_cut_off] or self.runs
+        attained = [run.request_rate for run in whole if run.attains]
+        return max(attained, default=min((run.request_rate for run in whole), default=inf))
+
+    def at(self, policy: str, rate: float) -> list[RunRow]:
+        """The repetitions of a policy at a rate that went to their end."""
+        return [
+            run
+            for run in self.runs
+            if (run.policy, run.request_rate) == (policy, rate) and not run.is_cut_off
+        ]
+
+    def spread(self, policy: str, rate: float, key: str) -> Spread | None:
+        """A number of a policy at a rate; None where there is none."""
+        return spread_of([run.number(key) for run in self.at(policy, rate)])
+
+
+def spread_of(values: Sequence[float | None]) -> Spread | None:
+    """The median, the least and the greatest of those there are."""
+    there = [value for value in values if value is not None]
+    return (median(there), min(there), max(there)) if there else None
+
+
+def as_number(value: Scalar) -> float | None:
+    """A number of the document, where infinity is a word; None for what is no number."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, str):
+        return inf if value == "inf" else None
+    return float(value)
+
+
+def read_document(path: Path) -> RunDocument:
+    """Read a document.
+
+    Raises:
+        ConfigError: it cannot be read, or is none of this version.
+    """
+    try:
+        found: JSON = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is no document of a run: {error}") from error
+    if not isinstance(found, dict) or "schema_version" not in found:
+        raise ConfigError(f"{path} is no document of a run: it names no schema_version")
+    if found["schema_version"] != SCHEMA_VERSION:
+        version = found["schema_version"]
+        raise ConfigError(f"{path} is of schema version {version}, and this loong reads {SCHEMA_VERSION}")
+    try:
+        return msgspec.convert(_prepared(found), RunDocument, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path} is no document of a run: {error}") from error
+
+
+def by_rule(document: RunDocument) -> list[RuleRuns]:
+    """The runs under each rule, in the order of the document."""
+    return [
+        RuleRuns(
+            rule,
+            document.attainment_goal,
+            tuple(run for run in document.runs if run.slo == rule.description),
+            tuple(found for found in document.goodput or () if found.slo == rule.description),
+        )
+        for rule in document.slos
+    ]
+
+
+def _prepared(found: Mapping[str, JSON]) -> dict[str, object]:
+    """The document with what its types cannot say by themselves."""
+    configuration = found.get("configuration")
+    probe = found.get("prefill_probe")
+    runs = found.get("runs")
+    prepared: dict[str, object] = dict(found)
+    if isinstance(configuration, dict):
+        prepared["configuration"] = {
+            name: msgspec.Raw(msgspec.json.encode(value)) for name, value in configuration.items()
+        }
+    prepared["prefill_probe"] = msgspec.Raw(msgspec.json.encode(probe))
+    if isinstance(runs, list):
+        prepared["runs"] = [_prepared_run(run) if isinstance(run, dict) else run for run in runs]
+    return prepared
+
+
+def _prepared_run(run: Mapping[str, JSON]) -> dict[str, object]:
+    scalars = {name: value for name, value in run.items() if not isinstance(value, list | dict)}
+    trace = run.get("trace")
+    return {
+        **run,
+        "numbers": scalars,
+        "trace": {"file": trace} if isinstance(trace, str) else trace,
+    }
+
+
+def as_simulated(document: RunDocument) -> RunDocument:
+    """The document, its policies marked if they were simulated: to be drawn beside those of servers."""
+    if document.kind != "simulate":
+        return document
+    return msgspec.structs.replace(
+        document,
+        runs=tuple(msgspec.structs.replace(run, policy=simulated(run.policy)) for run in document.runs),
+        goodput=tuple(
+            msgspec.structs.replace(found, policy=simulated(found.policy)) for found in document.goodput or ()
+        ),
+    )
+
+
+def simulated(policy: str) -> str:
+    """The name of a policy in virtual time, beside the same one on servers."""
+    return f"{policy} (simulated)"
+
+
+def merged(documents: Sequence[RunDocument]) -> RunDocument | None:
+    """One document with the runs of all; what stands beside them is told of each. None if there are none."""
+    if len(documents) < 2:
+        return documents[0] if documents else None
+    first = documents[0]
+    numbered = list(enumerate(documents, 1))
+    return msgspec.structs.replace(
+        first,
+        kind=" and ".join(dict.fromkeys(document.kind for document in documents)),
+        command="\n".join(document.command for document in documents),
+        date=" and ".join(dict.fromkeys(document.date for document in documents)),
+        machine={
+            (name if number == 1 else f"{name} of run {number}"): value
+            for number, document in numbered
+            for name, value in document.machine.items()
+            if number == 1 or first.machine.get(name) != value
+        },
+        configuration={
+            (name if number == 1 else f"{name} of run {number}"): value
+            for number, document in numbered
+            for name, value in document.configuration.items()
+            if number == 1 or first.configuration.get(name) != value
+        },
+        slos=tuple(dict.fromkeys(rule for document in documents for rule in document.slos)),
+        runs=tuple(run for document in documents for run in document.runs),
+        goodput=tuple(found for document in documents for found in document.goodput or ()),
+    )
