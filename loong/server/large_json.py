@@ -40,6 +40,11 @@ class Cut:
     piece: int = 2**16  # holds the interpreter for about a millisecond
 
 
+def warm_up() -> None:
+    """Compile what reads large bodies, or load what was compiled before: a second or two, the first time."""
+    read_large_json(b'["text", [1, 2]]', Cut(min_integers=1, min_string=1, piece=1))
+
+
 def read_large_json(body: bytes, cut: Cut = Cut()) -> object:
     """What a body says, as `read_json` gives it; for a thread. Raises a 400 if it is no JSON, or too much."""
     found = np.frombuffer(body, np.uint8)

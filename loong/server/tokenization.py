@@ -1,10 +1,12 @@
 """`/tokenize` and `/detokenize`, with vLLM's fields."""
 
+import asyncio
+
 from aiohttp import web
 
 from loong.server.context import SERVER
 from loong.server.errors import bad_request
-from loong.server.prompts import chat_prompt, check_token_ids
+from loong.server.prompts import chat_prompt, check_prompt_ids
 from loong.server.schemas import DetokenizeFields, TokenizeFields
 from loong.server.wire import json_response, read_fields
 
@@ -28,7 +30,7 @@ async def tokenize(http: web.Request) -> web.Response:
         "tokens": token_ids,
     }
     if fields.return_token_strs:
-        answer["token_strs"] = [server.tokenizer.token_text(token_id) for token_id in token_ids]
+        answer["token_strs"] = await asyncio.to_thread(list, map(server.tokenizer.token_text, token_ids))
     return json_response(answer)
 
 
@@ -37,5 +39,5 @@ async def detokenize(http: web.Request) -> web.Response:
     server = http.app[SERVER]
     fields = await read_fields(http, DetokenizeFields)
     server.check_model(fields.model)
-    check_token_ids("tokens", fields.tokens, server.engine.limits.vocab_size)
+    await check_prompt_ids("tokens", fields.tokens, server.engine.limits.vocab_size)
     return json_response({"prompt": await server.tokenizer.text(fields.tokens)})

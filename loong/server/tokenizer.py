@@ -97,12 +97,16 @@ class Tokenizer:
         token_ids = self._encode([""], add_special_tokens)[0]
         for text, is_literal in pieces:
             backend = self._literal_backend if is_literal else self._backend
-            token_ids += backend.encode(text, add_special_tokens=False).ids
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+            token_ids += encoding.ids
         return token_ids
 
     async def text(self, token_ids: Sequence[TokenId]) -> str:
         """Text of a whole sequence, special tokens included, in a thread."""
-        return await asyncio.to_thread(self.decode, token_ids, skip_special_tokens=False)
+        (text,) = await asyncio.to_thread(  # of a batch, for which the interpreter is let go
+            self._backend.decode_batch, [token_ids], skip_special_tokens=False
+        )
+        return str(text)
 
     def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence; bytes that are no text read as U+FFFD."""

@@ -1,0 +1,65 @@
+"""How long does a large request keep the server from everybody else?
+
+Requests of a million token ids, a million characters and so on go to a server of the real application, over
+an engine that costs nothing; a watchdog in its event loop tells the longest time between two turns. The bound
+is 50 ms.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from os import getloadavg
+from pathlib import Path
+from statistics import median
+
+import uvloop
+from result import print_result
+
+from loong.model.tiny import CONFIG, tiny_model
+from loong.server.engine_client import EngineLimits
+from loong.server.large_json import warm_up
+from loong.server.tokenizer import Tokenizer
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from large_requests import LARGE_REQUESTS, request_bytes, send_and_wait, watched
+from listening import serving_with
+from scripted_engine import ScriptedEngine
+
+BOUND_SECONDS = 0.050
+LIMITS = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
+
+
+async def longest_stalls(tokenizer: Tokenizer, num_rounds: int) -> dict[str, list[float]]:
+    """Seconds, by request and round."""
+    warm_up()
+    found: dict[str, list[float]] = {}
+    for name in LARGE_REQUESTS:
+        request = request_bytes(name)
+        for _ in range(num_rounds):
+            async with serving_with(tokenizer)(ScriptedEngine(limits=LIMITS)) as url, watched() as stalls:
+                status = await asyncio.to_thread(send_and_wait, url, request)
+            if status != 200:
+                raise SystemExit(f"{name}: the server answered {status}")
+            found.setdefault(name, []).append(stalls.longest)
+        seconds = sorted(found[name])
+        is_kept = "" if seconds[-1] <= BOUND_SECONDS else "  too long"
+        print(f"{name:>36}: {1e3 * median(seconds):6.1f} ms, at most {1e3 * seconds[-1]:6.1f}{is_kept}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="of each request (%(default)s)")
+    parser.add_argument("--save", action="store_true", help="append to results/loop_stalls.jsonl")
+    args = parser.parse_args()
+    load_before = getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = Tokenizer.from_folder(tiny_model(Path(folder)), CONFIG.eos_token_ids)
+        found = uvloop.run(longest_stalls(tokenizer, args.rounds))
+    print_result("loop_stalls", load_before, found, save=args.save)
+
+
+if __name__ == "__main__":
+    main()

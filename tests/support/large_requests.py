@@ -1,0 +1,78 @@
+"""How long an event loop is kept from its next turn, while large requests come."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from raw_http import request_head
+
+_TEXT = "Grüße, said the héron to the 鷺; and so on, line after line.\n"
+_MILLION_CHARACTERS = (_TEXT * (1_000_000 // len(_TEXT) + 1))[:1_000_000]
+
+LARGE_REQUESTS: Mapping[str, tuple[str, dict[str, object]]] = {
+    "a million token ids": ("/v1/completions", {"prompt": [77] * 1_000_000, "max_tokens": 1}),
+    "a million token ids, told back": (
+        "/v1/completions",
+        {"prompt": [[77] * 1_000_000], "max_tokens": 1, "return_token_ids": True},
+    ),
+    "a million characters": ("/v1/completions", {"prompt": _MILLION_CHARACTERS, "max_tokens": 1}),
+    "a chat of 4,000 messages": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": _MILLION_CHARACTERS[:250]}] * 4000,
+            "max_tokens": 1,
+        },
+    ),
+    "a million characters to tokenize": (
+        "/tokenize",
+        {"prompt": _MILLION_CHARACTERS[:500_000], "return_token_strs": True},
+    ),
+    "a million token ids to detokenize": ("/detokenize", {"tokens": [77] * 1_000_000}),
+}
+
+
+class Stalls:
+    """The longest time between two turns of the loop so far, in seconds."""
+
+    longest = 0.0
+
+    async def watch(self) -> None:
+        """Until cancelled; a turn is due every millisecond."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            self.longest = max(self.longest, time.monotonic() - before - 0.001)
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[Stalls]:
+    """What is found while the context lasts."""
+    stalls = Stalls()
+    watching = asyncio.create_task(stalls.watch())
+    try:
+        yield stalls
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+def request_bytes(name: str) -> bytes:
+    """One of the large requests, made beforehand: that takes long too."""
+    path, fields = LARGE_REQUESTS[name]
+    body = json.dumps(fields).encode()
+    return request_head(path, "Connection: close", f"Content-Length: {len(body)}") + body
+
+
+def send_and_wait(url: str, request: bytes) -> int:
+    """The status of the answer, which is read to its end; for a thread."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(request)
+        head = connection.recv(2**16)
+        buffer = bytearray(2**20)
+        while connection.recv_into(buffer):
+            pass
+    return int(head.split()[1])
