@@ -127,6 +127,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="in flight of one --api-key; more are refused with 429 and Retry-After (no bound)",
     )
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry spans of requests there, such as http://localhost:4318/v1/traces (none)",
+    )
     group.add_argument("--log-format", choices=FORMATS, default="text", help="of the log (%(default)s)")
     group.add_argument(
         "--decision-log",
@@ -186,5 +191,6 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         port=args.port,
         drain_timeout=args.drain_timeout,
         trace_dir=args.trace_dir,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )

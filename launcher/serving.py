@@ -42,6 +42,7 @@ from loong.server.engine_client import EngineLimits
 from loong.server.insight import Insight
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
+from loong.server.spans import Spans, otlp_exporter
 from loong.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class ServeConfig:
     port: int
     drain_timeout: float  # seconds
     trace_dir: Path | None = None  # None: no traces
+    otlp_traces_endpoint: str | None = None  # None: no spans
     logs: LogFiles = field(default_factory=LogFiles)
 
 
@@ -91,14 +93,14 @@ async def _serve(config: ServeConfig) -> int:
     cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     signals = _StopSignals()
-    insight = _insight(config, cost_model, recalibration)
-    start = perf_counter()
+    start, clock_start = perf_counter(), time()
+    insight = _insight(config, cost_model, recalibration, clock_start)
     with (
         bound_socket(config.host, config.port) as listener,
         run_logs(
             config.logs,
             _setting(config, base),
-            clock_start=time(),
+            clock_start=clock_start,
             listeners=(insight.recent, insight.runs),
         ) as logs,
     ):
@@ -126,16 +128,25 @@ async def _serve(config: ServeConfig) -> int:
                 executor.post(Drained())
                 await asyncio.wait([running])
                 await runner.cleanup()
+    if insight.spans is not None:
+        await asyncio.to_thread(insight.spans.close)
     logger.info("stopped")
     return 1 if running.exception() is not None else code
 
 
-def _insight(config: ServeConfig, cost_model: CostModel, recalibration: Recalibration) -> Insight:
+def _insight(
+    config: ServeConfig, cost_model: CostModel, recalibration: Recalibration, clock_start: float
+) -> Insight:
     def target(num_prompt_tokens: int) -> SLO:
         widest = cost_model.prefill_terms(config.cluster.num_instances)
         return SLO(default_ttft(num_prompt_tokens, widest, config.policy), config.policy.target_tpot)
 
-    return Insight(config.policy_name, RecentLines(), RequestRuns(), lambda: recalibration.errors, target)
+    endpoint, spans = config.otlp_traces_endpoint, None
+    if endpoint is not None:
+        spans = Spans(otlp_exporter(endpoint), config.server.served_model_name, clock_start)
+    return Insight(
+        config.policy_name, RecentLines(), RequestRuns(), lambda: recalibration.errors, target, spans
+    )
 
 
 def _setting(config: ServeConfig, cost_model: WorkCostModel) -> Setting:

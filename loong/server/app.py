@@ -16,6 +16,7 @@ from loong.server.middleware import check_api_key, tell_errors
 from loong.server.openapi import openapi
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
+from loong.server.spans import note_traceparent
 from loong.server.sse import EVENT_WRITES, EventWrites
 from loong.server.tokenizer import Tokenizer
 
@@ -28,7 +29,9 @@ def create_app(
     insight: Insight | None = None,
 ) -> web.Application:
     """Put a server together; nothing is started."""
-    app = web.Application(middlewares=[tell_errors, check_api_key], client_max_size=settings.max_body_bytes)
+    spans = None if insight is None else insight.spans
+    middlewares = [tell_errors, check_api_key, *(() if spans is None else (note_traceparent,))]
+    app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
     schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
     app.on_cleanup.append(lambda _: schemas.close())
     app[EVENT_WRITES] = EventWrites()
@@ -47,6 +50,7 @@ def create_app(
         bodies=Bodies(settings),
         schemas=schemas,
         tracing=tracing,
+        spans=spans,
     )
     app.add_routes(
         [

@@ -11,6 +11,7 @@ from loong.server.errors import ApiError
 from loong.server.metrics import ServerMetrics
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
+from loong.server.spans import Spans
 from loong.server.tokenizer import Tokenizer
 
 
@@ -26,6 +27,7 @@ class Server:
     bodies: Bodies
     schemas: SchemaChecker
     tracing: Tracing | None = None
+    spans: Spans | None = None
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 if a client names a model that is not served; not to name one is fine."""

@@ -30,6 +30,8 @@ async def generate(
         )
         for index, one in enumerate(request.choices(), choice)
     }
+    if server.spans is not None:
+        server.spans.note(request.request_id)
     reason = FinishReason.ABORT
     try:
         async with aclosing(server.engine.generate(request)) as tokens:

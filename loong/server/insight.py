@@ -12,6 +12,7 @@ from loong.core.snapshot import Snapshot
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRun, RequestRuns
 from loong.scheduler.policy import Policy
+from loong.server.spans import Spans
 
 MAX_OVER = 500
 
@@ -28,11 +29,14 @@ class Insight:
     runs: RequestRuns
     errors: Callable[[], Mapping[str, float]]
     target: Callable[[int], SLO]
+    spans: Spans | None = None
     over: deque[RequestRun] = field(default_factory=lambda: deque(maxlen=MAX_OVER))
     when_planned: list[Callable[[float], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.runs.tell(self.over.append)
+        if self.spans is not None:
+            self.runs.tell(self.spans.saw_run)
 
     def timed(self, policy: Policy) -> Policy:
         """The same policy, of which every plan is timed."""
