@@ -7,18 +7,23 @@ run. Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points.
 
     loong profile --num-instances 2 --output profile.json
     python benchmarks/reality.py --num-instances 2 --cost-model profile.json
+    python benchmarks/reality.py --num-instances 2 --cost-model profile.json --request-rate 4 8 16 \\
+        --output-dir out                                               # a curve of each
 """
 
 import argparse
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 from os import getloadavg
-from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
+from line_picture import Panel, write_lines
+from real_run import add_run_flags, chosen_load, chosen_workers
 from result import print_result
 
 from loong.core.cluster_state import ClusterState
@@ -27,11 +32,7 @@ from loong.core.events import Drained, RequestArrived
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.chosen_cost_model import chosen_cost_model
-from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
-from loong.launcher.flags import ratio
 from loong.launcher.local import ClusterConfig, local_workers
-from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.run import record_of, request_id_of, request_of, simulate
@@ -44,12 +45,13 @@ from loong.workloads.record import RequestRecord
 from loong.workloads.report import table
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import LimitsOf, parse_slo
-from loong.workloads.workload import make_workload
 
 CEILING, CEILING_POINTS = 0.15, 0.05
 NUM_WARM_UP = 20  # requests before those that count
 VOCABULARY = 256
 TIMES = ("mean_ttft", "mean_tpot")
+
+Numbers: TypeAlias = dict[str, float]
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ async def serve(
     return records, fmean(planning.seconds)
 
 
-def summary(records: Sequence[RequestRecord], limits_of: LimitsOf) -> dict[str, float]:
+def summary(records: Sequence[RequestRecord], limits_of: LimitsOf) -> Numbers:
     """The numbers of all but the first requests; times in seconds."""
     metrics = compute_metrics(records[NUM_WARM_UP:], limits_of)
     ttft, tpot = metrics.latencies.ttft, metrics.latencies.tpot
@@ -119,57 +121,63 @@ def summary(records: Sequence[RequestRecord], limits_of: LimitsOf) -> dict[str, 
     return {"mean_ttft": ttft["mean"], "mean_tpot": tpot["mean"], "attainment": metrics.attainment}
 
 
+def row_of(rate: float, seed: int, real: Numbers, virtual: Numbers) -> list[tuple[str, ...]]:
+    """Real, simulated and the difference, for the table."""
+    rows = [
+        (
+            f"{rate:g}",
+            f"{seed}",
+            what,
+            *(f"{1e3 * numbers[key]:.2f}" for key in TIMES),
+            f"{numbers['attainment']:.1%}",
+        )
+        for what, numbers in (("real", real), ("simulated", virtual))
+    ]
+    points = 100 * (virtual["attainment"] - real["attainment"])
+    differences = (f"{virtual[key] / real[key] - 1:+.1%}" for key in TIMES)
+    return [*rows, (f"{rate:g}", f"{seed}", "difference", *differences, f"{points:+.1f} points")]
+
+
+def panel(policy: str, slo: str, found: Mapping[float, Sequence[tuple[Numbers, Numbers]]]) -> Panel:
+    """Attainment over rate, real and simulated over each other; the means of the seeds."""
+    lines = {
+        name: [
+            (rate, 100 * fmean(pair[side]["attainment"] for pair in pairs)) for rate, pairs in found.items()
+        ]
+        for side, name in enumerate((policy, f"{policy}, simulated"))
+    }
+    return Panel(f"SLO {slo}", "requests per second", "SLO attainment (%)", lines, level=90.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add_model_flags(parser.add_argument_group("model"))
-    add_instance_flags(parser.add_argument_group("cluster"))
-    parser.add_argument("--cost-model", type=Path, help="from `loong profile` (the device's roofline)")
-    parser.add_argument("--policy", default="esp")
-    parser.add_argument("--workload", default="mixed")
-    parser.add_argument("--length-scale", type=ratio, default=1 / 64)
-    parser.add_argument("--request-rate", type=ratio, default=4.0)
-    parser.add_argument("--num-requests", type=int, default=200)
-    parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
+    add_run_flags(parser, request_rate=4.0, num_requests=200)
     parser.add_argument("--slo", default="ttft:100 tpot:20")
+    parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
     parser.add_argument("--save", action="store_true", help="append the result to results/reality.jsonl")
     args = parser.parse_args()
     load_before = getloadavg()[0]
-    chosen = chosen_cluster(args, start_timeout=600.0)
-    config = chosen.cluster
-    model = chosen_cost_model(
-        args.cost_model,
-        shape_of(chosen.model),
-        chosen.device,
-        num_instances=config.num_instances,
-        tp_size=config.tp_size,
-        greatest={},
-    )
+    config, model = chosen_workers(args)
     policy = make_policy(args.policy, PolicyConfig())
     limits_of = parse_slo(args.slo).limits_of(None)
     rows: list[tuple[str, ...]] = []
     results: list[dict[str, object]] = []
-    for seed in args.workload_seed:
-        load = make_workload(
-            args.workload,
-            args.num_requests,
-            seed=seed,
-            request_rate=args.request_rate,
-            length_scale=args.length_scale,
-        )
+    found: dict[float, list[tuple[Numbers, Numbers]]] = {rate: [] for rate in args.request_rate}
+    for rate, seed in product(args.request_rate, args.workload_seed):
+        load = chosen_load(args, seed)
         records, planning = asyncio.run(serve(config, model, policy, load, limits_of))
         cluster = SimulatedCluster(config.instances, model, admissible_tokens(args.policy, config.instances))
         host = Host(num_cores=len(os.sched_getaffinity(0)), plan_time=planning)
         run = simulate(policy, cluster, Load(load), limits_of, host=host)
         real, virtual = summary(records, limits_of), summary(run.records, limits_of)
-        results.append({"seed": seed, "plan_time": planning, "real": real, "simulated": virtual})
-        for what, numbers in (("real", real), ("simulated", virtual)):
-            rows.append(
-                (f"{seed}", what, *(f"{1e3 * numbers[k]:.2f}" for k in TIMES), f"{numbers['attainment']:.1%}")
-            )
-        points = 100 * (virtual["attainment"] - real["attainment"])
-        differences = (f"{virtual[k] / real[k] - 1:+.1%}" for k in TIMES)
-        rows.append((f"{seed}", "difference", *differences, f"{points:+.1f} points"))
-    print(table(("seed", "", "mean TTFT ms", "mean TPOT ms", "attainment"), rows))
+        results.append(
+            {"rate": rate, "seed": seed, "plan_time": planning, "real": real, "simulated": virtual}
+        )
+        found[rate].append((real, virtual))
+        rows += row_of(rate, seed, real, virtual)
+    print(table(("req/s", "seed", "", "mean TTFT ms", "mean TPOT ms", "attainment"), rows))
+    if args.output_dir is not None:
+        write_lines([panel(args.policy, args.slo, found)], args.output_dir, "reality")
     print_result(
         "reality",
         load_before,
@@ -177,7 +185,6 @@ def main() -> None:
             "policy": args.policy,
             "workload": args.workload,
             "length_scale": args.length_scale,
-            "request_rate": args.request_rate,
             "num_requests": args.num_requests,
             "num_instances": config.num_instances,
             "slo": args.slo,
