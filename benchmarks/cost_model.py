@@ -13,11 +13,12 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from os import getloadavg
-from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
+from real_run import add_run_flags, chosen_load, chosen_workers
 from result import print_result
 
 from loong.core.cluster_state import ClusterState
@@ -29,11 +30,7 @@ from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.chosen_cost_model import chosen_cost_model
-from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
-from loong.launcher.flags import ratio
 from loong.launcher.local import ClusterConfig, local_workers
-from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.measure import batch_sample
 from loong.launcher.profile.stage import SMALLEST_VOCABULARY
 from loong.scheduler.calibration import Calibration
@@ -42,7 +39,6 @@ from loong.scheduler.policy import Policy, make_policy
 from loong.scheduling import Scheduling
 from loong.workloads.report import table
 from loong.workloads.request import WorkloadRequest
-from loong.workloads.workload import make_workload
 
 CEILING = 0.10
 QUICKEST = 1.05  # busy processes over cores, up to which a batch had a core for each of its own
@@ -186,39 +182,19 @@ def summaries(compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add_model_flags(parser.add_argument_group("model"))
-    add_instance_flags(parser.add_argument_group("cluster"))
-    parser.add_argument("--cost-model", type=Path, help="from `loong profile` (the device's roofline)")
-    parser.add_argument("--policy", default="esp")
-    parser.add_argument("--workload", default="mixed")
-    parser.add_argument("--length-scale", type=ratio, default=1 / 64)
-    parser.add_argument("--request-rate", type=ratio, default=10.0)
-    parser.add_argument("--num-requests", type=int, default=150)
-    parser.add_argument("--workload-seed", type=int, default=1)
+    add_run_flags(parser, request_rate=10.0, num_requests=150)
     parser.add_argument("--save", action="store_true", help="append the result to results/cost_model.jsonl")
     args = parser.parse_args()
     load_before = getloadavg()[0]
-    chosen = chosen_cluster(args, start_timeout=600.0)
-    cluster = chosen.cluster
-    model = chosen_cost_model(
-        args.cost_model,
-        shape_of(chosen.model),
-        chosen.device,
-        num_instances=cluster.num_instances,
-        tp_size=cluster.tp_size,
-        greatest={},
-    )
-    requests = make_workload(
-        args.workload,
-        args.num_requests,
-        seed=args.workload_seed,
-        request_rate=args.request_rate,
-        length_scale=args.length_scale,
-    )
-    watch = asyncio.run(serve(cluster, model, args.policy, requests))
-    rows = summaries(
-        compare(watch.ran[len(watch.ran) // 10 :], model, cluster.tp_size, len(os.sched_getaffinity(0)))
-    )
+    cluster, model = chosen_workers(args)
+    compared: list[Compared] = []
+    planning: list[float] = []
+    for rate, seed in product(args.request_rate, args.workload_seed):
+        watch = asyncio.run(serve(cluster, model, args.policy, chosen_load(args, rate, seed)))
+        ran = watch.ran[len(watch.ran) // 10 :]
+        compared += compare(ran, model, cluster.tp_size, len(os.sched_getaffinity(0)))
+        planning += watch.planning
+    rows = summaries(compared)
     header = ("batches", "number", "median ms", "bias", "median error", "mean", "P95", "corrected")
     cells = [
         (
@@ -230,7 +206,7 @@ def main() -> None:
         for name, row in rows.items()
     ]
     print(table(header, cells))
-    print(f"\nfrom an event to the plan of a batch: {1e3 * median(watch.planning):.2f} ms (median)\n")
+    print(f"\nfrom an event to the plan of a batch: {1e3 * median(planning):.2f} ms (median)\n")
     numbers = {
         "policy": args.policy,
         "workload": args.workload,
@@ -238,7 +214,7 @@ def main() -> None:
         "num_instances": cluster.num_instances,
         "cost_model": str(args.cost_model),
         "ceiling": CEILING,
-        "planning": median(watch.planning),
+        "planning": median(planning),
         "rows": rows,
     }
     print_result("cost_model", load_before, numbers, save=args.save)

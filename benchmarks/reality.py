@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from os import getloadavg
+from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
@@ -164,7 +165,7 @@ def main() -> None:
     results: list[dict[str, object]] = []
     found: dict[float, list[tuple[Numbers, Numbers]]] = {rate: [] for rate in args.request_rate}
     for rate, seed in product(args.request_rate, args.workload_seed):
-        load = chosen_load(args, seed)
+        load = chosen_load(args, rate, seed)
         records, planning = asyncio.run(serve(config, model, policy, load, limits_of))
         cluster = SimulatedCluster(config.instances, model, admissible_tokens(args.policy, config.instances))
         host = Host(num_cores=len(os.sched_getaffinity(0)), plan_time=planning)

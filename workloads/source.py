@@ -1,7 +1,6 @@
-"""Where the shapes of requests come from: what every kind of source has, and what most are made of."""
+"""What most sources of shapes of requests are made of."""
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import numpy as np
 
@@ -13,18 +12,6 @@ Draw = Callable[[np.random.Generator, int], list[RequestShape]]
 SHAPES_AT_ONCE = (
     300  # a multiple of every pattern's length, so that blocks drawn one by one join without a seam
 )
-
-
-class Source(Protocol):
-    """Requests without their times. Its `str` is the text a spec has for it."""
-
-    def shapes(self, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
-        """Return the shapes of this seed: without end, or as many as a file has.
-
-        Raises:
-            ConfigError: a file that cannot be read.
-        """
-        ...
 
 
 def in_blocks(draw: Draw, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
