@@ -95,7 +95,8 @@ class DecisionLog:
     ) -> None:
         """Write down a plan made on `event` for `snapshot`, and what the executor was told because of it."""
         if isinstance(event, RequestArrived) and event.request.request_id not in self._num_tokens:
-            self._arrive(event.request, snapshot)
+            for choice in event.request.choices():
+                self._arrive(choice, snapshot)
         if plan.decisions:
             plan = replace(plan, decisions=tuple(self._news(plan.decisions)))
         waits = self._said[DecisionKind.WAIT]

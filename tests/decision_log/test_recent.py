@@ -1,8 +1,11 @@
 """What is followed line by line, and kept in memory."""
 
-from decision_logs import Teller, prefill_two
+from dataclasses import replace
 
-from loong.core.events import RequestAborted
+from decision_logs import Teller, prefill_two
+from simulation import timed_request
+
+from loong.core.events import RequestAborted, RequestArrived
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.decision_log.log import DecisionLog
 from loong.decision_log.recent import RecentLines, index_of
@@ -41,3 +44,10 @@ def test_the_oldest_lines_make_room_but_not_the_first() -> None:
     index = index_of(recent.written())
     assert index.clock_start == 5.0
     assert not index.arrivals
+
+
+def test_every_choice_of_a_request_arrives() -> None:
+    runs = RequestRuns()
+    teller = Teller(DecisionLog(None, listeners=[runs]), INSTANCES)
+    teller.tell(RequestArrived(0.0, replace(timed_request(0, 6, 9), num_choices=3)))
+    assert len({run.request_id for run in runs.live}) == len(runs.live) == 3
