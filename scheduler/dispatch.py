@@ -249,7 +249,7 @@ class Room:
     """
 
     snapshot: Snapshot
-    refused: list[tuple[int, int]] = field(default_factory=list)  # remaining and known tokens
+    refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, forks
     future: FutureKV | None = None  # but for those of `taken`
     taken: list[RequestView] = field(default_factory=list)
 
@@ -272,12 +272,12 @@ class Room:
         """Whether a request has room to its declared end, with all that were taken."""
         if self.bound + view.num_final_tokens <= self.capacity:
             return True
-        remaining, known = view.num_remaining_tokens, view.num_known_tokens
-        if any(remaining >= r and known >= k for r, k in self.refused):
+        remaining, known, num_forks = view.num_remaining_tokens, view.num_known_tokens, view.num_forks
+        if any(remaining >= r and known >= k and num_forks >= f for r, k, f in self.refused):
             return False  # no less than one that did not fit: no need to reckon
         fits = self.peak_with(view) <= self.capacity
         if not fits:
-            self.refused.append((remaining, known))
+            self.refused.append((remaining, known, num_forks))
         return fits
 
     def peak_with(self, view: RequestView) -> int:

@@ -6,11 +6,13 @@ are for the caller to predict.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loong.core.request import RequestView
+from loong.scheduler.families import shared_by_last
 
 
 def paper_weight(num_input_tokens: int) -> float:
@@ -70,9 +72,18 @@ class FutureKV:
 
     @classmethod
     def of(cls, views: Iterable[RequestView]) -> "FutureKV":
-        """Of requests: c is all of the known tokens that need KV, computed or not."""
-        requests = sorted((view.num_remaining_tokens, view.num_known_tokens - 1) for view in views)
-        remaining, current = np.array(requests, np.int64).reshape(-1, 2).T
+        """Of requests and their forks: c is all of the known tokens that need KV, computed or not.
+
+        KV that several hold is that of the last of them to end.
+        """
+        alive = list(views)
+        shared = shared_by_last(alive, attrgetter("num_remaining_tokens"))
+        requests = []
+        for view in alive:
+            num_current = view.num_known_tokens - 1 - view.shared.num_tokens
+            requests.append((view.num_remaining_tokens, num_current + shared.get(view.request_id, 0)))
+            requests += view.num_forks * [(view.num_remaining_tokens, 0)]
+        remaining, current = np.array(sorted(requests), np.int64).reshape(-1, 2).T
         num_alive = np.arange(len(remaining), 0, -1)
         return cls(remaining, remaining * num_alive + current[::-1].cumsum()[::-1])
 
@@ -82,8 +93,13 @@ class FutureKV:
         return int(self.usage.max(initial=0))
 
     def adding(self, view: RequestView) -> "FutureKV":
-        """With one more request."""
-        num_remaining, num_current = view.num_remaining_tokens, view.num_known_tokens - 1
+        """With one more request, which shares nothing yet, and its forks."""
+        future = self._adding(view.num_remaining_tokens, view.num_known_tokens - 1)
+        for _ in range(view.num_forks):
+            future = future._adding(view.num_remaining_tokens, 0)
+        return future
+
+    def _adding(self, num_remaining: int, num_current: int) -> "FutureKV":
         index = int(self.remaining.searchsorted(num_remaining))
         shorter, longer = self.remaining[:index], self.remaining[index:]
         held = int(self.usage[index] - longer[0] * len(longer)) if len(longer) else 0

@@ -88,5 +88,5 @@ def latest_in_the_way(views: Iterable[RequestView], num_free: int) -> list[Reque
     while len(staying) > 1 and num_free < len(staying):
         latest = staying.pop()
         leaving.append(latest)
-        num_free += latest.num_computed_tokens
+        num_free += latest.num_own_tokens
     return leaving

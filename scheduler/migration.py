@@ -28,6 +28,8 @@ class Gathering:
     def migrations(self, unit: Unit) -> tuple[KVMigration, ...]:
         """What is to move so that one of the requests that tie a ready unit together does no more."""
         for view in unit.decodes:
+            if view.family_id is not None:  # what it shares would then be there twice
+                continue
             if len(view.placement.instance_ids) > 1 and (moves := self._gather(view, unit)):
                 return moves
         return ()

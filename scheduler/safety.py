@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from loong.core.request import RequestId, RequestView
 from loong.scheduler.dispatch import Prefill
+from loong.scheduler.families import shared_by_last
 from loong.scheduler.survey import Survey
 
 
@@ -98,7 +99,7 @@ def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Saf
     num_wished = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
     if num_free - num_wished >= max((view.num_final_tokens for view in views), default=0):
         return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
-    bank = Bank((_claim(view, survey) for view in views), num_free)
+    bank = Bank(_claims(views, survey), num_free)
     wishes = {view.request_id: 1 for view in sorted(decodes, key=attrgetter("arrival_time"))}
     paused_ids = set[RequestId]()
     if not bank.lends(wishes | {prefill.view.request_id: prefill.num_tokens for prefill in prefills}):
@@ -121,9 +122,20 @@ def _paused_prompts(bank: Bank, prefills: Sequence[Prefill], now: float) -> Iter
                 last_arrival = min(last_arrival, view.arrival_time)
 
 
-def _claim(view: RequestView, survey: Survey) -> Claim:
+def _claims(views: Sequence[RequestView], survey: Survey) -> Iterator[Claim]:
+    """What each holds and needs; what a family shares is free when the one that needs most has ended."""
+    needed = {view.request_id: view.num_final_tokens - _num_held(view, survey) for view in views}
+    shared = shared_by_last(views, lambda view: needed[view.request_id])
+    for view in views:
+        request_id = view.request_id
+        num_own = _num_held(view, survey) - view.shared.num_tokens
+        yield Claim(request_id, num_own + shared.get(request_id, 0), needed[request_id])
+
+
+def _num_held(view: RequestView, survey: Survey) -> int:
+    """Slots that it has, or that a batch has reserved for it."""
     num_held = view.num_computed_tokens
     if view.batch_id is not None:
         plan = survey.snapshot.batch[view.batch_id].plan
         num_held += sum([len(segment.positions) for segment in plan.writes_of(view.request_id)])
-    return Claim(view.request_id, num_held, view.num_final_tokens - num_held)
+    return num_held

@@ -6,12 +6,13 @@ instances. A unit is planned whole or not at all, so that no request ever waits 
 turn.
 """
 
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from loong.core.instance import InstanceKind
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, tokens_by_instance
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 
@@ -130,9 +131,10 @@ def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, in
     """Count as free what a request that has ended holds until its batch ends."""
     assert view.batch_id is not None, "it is in a batch"
     plan = snapshot.batch[view.batch_id].plan
-    for segment in (*view.placement.segments, *plan.writes_of(view.request_id)):
-        if segment.instance_id in free:
-            free[segment.instance_id] += len(segment.positions)
+    freed = Counter(view.own_tokens_by_instance()) + tokens_by_instance(plan.writes_of(view.request_id))
+    for instance_id, num_tokens in freed.items():
+        if instance_id in free:
+            free[instance_id] += num_tokens
 
 
 def _end(batch: RunningBatch) -> float:
