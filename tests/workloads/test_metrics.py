@@ -2,14 +2,21 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from loong.workloads.metrics import BUCKET_EDGES, compute_metrics, count_attained, distribution_of
+from loong.workloads.metrics import (
+    BUCKET_EDGES,
+    compute_metrics,
+    count_attained,
+    distribution_of,
+    run_attains,
+)
 from loong.workloads.record import RequestRecord, Usage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
-from loong.workloads.slo import SLOLimits
+from loong.workloads.slo import SLOLimits, parse_slo
 
 EASY = SLOLimits(ttft=math.inf, tpot=math.inf, e2el=math.inf)
 
@@ -175,3 +182,56 @@ def test_no_samples_have_no_distribution() -> None:
 def test_only_completed_requests_without_usage_are_counted_as_such() -> None:
     records = [replace(make_record(), usage=None), replace(make_record(error="x"), usage=None), make_record()]
     assert compute_metrics(records, None).num_without_usage == 1
+
+
+@given(records=record_lists())
+def test_numbers_are_those_of_vllms_definitions(records: list[RequestRecord]) -> None:
+    """Written down anew: TPOT over output length less 1, gaps pooled, percentiles linear."""
+    outputs = [(r, [t - r.sent_time for t in r.token_times]) for r in records if r.error is None]
+    assume(outputs)
+    ttfts = [times[0] for _, times in outputs]
+    e2els = [times[-1] for _, times in outputs]
+    tpots = [(times[-1] - times[0]) / (len(times) - 1) for _, times in outputs if len(times) > 1]
+    itls = [later - earlier for _, times in outputs for earlier, later in itertools.pairwise(times)]
+    duration = max(r.finish_time for r in records)
+    bound = float(np.median(ttfts))
+    num_good = sum(ttft <= bound for ttft in ttfts)
+
+    metrics = compute_metrics(records, lambda n: replace(EASY, ttft=bound))
+    assert metrics.request_throughput == pytest.approx(len(outputs) / duration)
+    assert metrics.output_throughput == pytest.approx(sum(len(times) for _, times in outputs) / duration)
+    assert metrics.request_goodput == pytest.approx(num_good / duration)
+    assert metrics.attainment == pytest.approx(num_good / len(records))
+    named = metrics.latencies.by_name()
+    for name, samples in (("ttft", ttfts), ("tpot", tpots), ("itl", itls), ("e2el", e2els)):
+        found = named[name]
+        assert (found is None) == (not samples)
+        if found is not None:
+            assert found["mean"] == pytest.approx(np.mean(samples))
+            assert found["median"] == pytest.approx(np.median(samples))
+            assert found["std"] == pytest.approx(np.std(samples), abs=1e-9)
+            assert found["p99"] == pytest.approx(np.percentile(samples, 99))
+
+
+def test_a_run_attains_by_the_share_of_all_that_were_sent() -> None:
+    records = [make_record() for _ in range(9)] + [make_record(error="lost")]
+    metrics = compute_metrics(records, lambda n: EASY)
+    rule = parse_slo("ttft:60000")
+    assert run_attains(metrics, rule, goal=0.9)
+    assert not run_attains(metrics, rule, goal=0.91)
+
+
+def test_a_rule_about_means_judges_the_run_and_forgives_no_failure() -> None:
+    rule = parse_slo("loongserve-10-mixed")  # 70 ms a token, 90 a prompt token, 360 an output token
+    limits_of = rule.limits_of(None)
+    quick = make_record((1.0, 1.1, 1.2), num_prompt_tokens=100)
+    slow = make_record((14.0, 14.1, 14.2), num_prompt_tokens=100)  # 138 ms a token
+
+    def attains(*records: RequestRecord) -> bool:
+        return run_attains(compute_metrics(records, limits_of), rule, goal=0.9)
+
+    assert attains(quick, slow, quick)
+    assert not attains(quick, slow, slow)
+    assert not attains(quick, replace(quick, error="lost"))
+    assert not attains(replace(quick, error="lost"))
+    assert count_attained([quick, slow], limits_of) == 1
