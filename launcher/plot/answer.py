@@ -123,15 +123,18 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
     ]
     best = sorted(gains, key=lambda gain: gain.ratio)[:2]
     told = " and ".join(
-        f"its {gain.what} is {share(1 - gain.ratio)} lower ({gain.own} against {gain.other})" for gain in best
+        f"the {gain.what} of {winner} is {share(1 - gain.ratio)} lower ({gain.own}, not {gain.other})"
+        for gain in best
     )
     if rates.get(winner):
         middle = attainment(runs, rival, runs.shown_rate)
         told = f"{rival} met it for {share(middle)}" + (f", and {told}" if told else "")
         return f"{_start(at_rate(runs.shown_rate))}, where {winner} still reached the goal, {told}."
     if not told:
-        return f"Against the best other policy, {rival}, it gains in neither TTFT nor TPOT (mean and P99)."
-    return f"Against the best other policy, {rival}, {told}."
+        return (
+            f"Against {rival}, the best other policy, {winner} gains in neither TTFT nor TPOT (mean and P99)."
+        )
+    return f"Against {rival}, the best other policy, {told}."
 
 
 def _loss(winner: str, others: Sequence[str], losses: Sequence[Difference]) -> str:
@@ -143,7 +146,7 @@ def _loss(winner: str, others: Sequence[str], losses: Sequence[Difference]) -> s
         )
     more = f"; {len(losses) - 1} more losses are listed below" if len(losses) > 2 else ""
     more = "; one more loss is listed below" if len(losses) == 2 else more
-    return f"It loses most in {losses[0]}{more}."
+    return f"{winner} loses most in {losses[0]}{more}."
 
 
 def _losses(runs: RuleRuns, winner: str, others: Sequence[str]) -> Iterator[Difference]:

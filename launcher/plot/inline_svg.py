@@ -4,6 +4,7 @@ import re
 
 from loong.workloads.plot_style import INK, PAPER
 
+_ATTRIBUTE = re.compile(r'="[^"]*"')
 _NUMBER = re.compile(r"(\d+\.\d{2})\d+")
 _NAME = re.compile(r'(\bid="|url\(#|href="#)')
 
@@ -13,7 +14,7 @@ def inline_svg(svg: str, name: str, words: str) -> str:
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r"<!--.*?-->", "", element, flags=re.DOTALL)
-    element = _NUMBER.sub(r"\1", element)
+    element = _ATTRIBUTE.sub(lambda value: _NUMBER.sub(r"\1", value[0]), element)  # what is drawn, no words
     element = _NAME.sub(rf"\g<1>{name}-", element)
     element = (
         element.replace(f"fill: {PAPER}", "fill: none")

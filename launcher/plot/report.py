@@ -12,6 +12,7 @@ from loong.launcher.plot.answer import Answer, answer
 from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.inline_svg import inline_svg
 from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
+from loong.launcher.plot.policy_words import words_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.server.trace import chrome_trace
@@ -37,6 +38,7 @@ class Section:
     rule: str
     formula: str
     answer: Answer
+    policies: str
     notes: Sequence[str]
     telling: Sequence[Figure]
     others: Sequence[Figure]
@@ -103,6 +105,7 @@ def _section(runs: RuleRuns, figures: Sequence[Figure], num_telling: int) -> Sec
         rule=name,
         formula=formula.removesuffix(")"),
         answer=told,
+        policies=words_of(runs.policies),
         notes=list(_notes(runs)),
         telling=figures[:num_telling],
         others=figures[num_telling:],

@@ -13,11 +13,11 @@ def test_runs_at_one_rate_tell_who_met_the_slo_the_gain_and_the_losses(tmp_path:
     assert told.winner == "esp"
     assert told.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests, static-sp for 50 %."
     assert told.gain == (
-        "Against the best other policy, static-sp, its mean TTFT is 50 % lower (23.2 ms against 46.5 ms) and "
-        "its mean TPOT is 50 % lower (4.12 ms against 8.25 ms)."
+        "Against static-sp, the best other policy, the mean TTFT of esp is 50 % lower (23.2 ms, not 46.5 ms) "
+        "and the mean TPOT of esp is 50 % lower (4.12 ms, not 8.25 ms)."
     )
     assert told.loss == (
-        "It loses most in P99 TTFT: 23.2 ms against 11 ms of static-sp; one more loss is listed below."
+        "esp loses most in P99 TTFT: 23.2 ms against 11 ms of static-sp; one more loss is listed below."
     )
     assert [str(loss) for loss in told.losses] == [
         "P99 TTFT: 23.2 ms against 11 ms of static-sp",
@@ -51,7 +51,7 @@ def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: 
     told = answer(runs)
     assert "tp at no rate that was run" in told.met
     assert told.gain.startswith(
-        "At 4 req/s, where esp still reached the goal, tp met it for 0 %, and its mean"
+        "At 4 req/s, where esp still reached the goal, tp met it for 0 %, and the mean"
     )
 
 

@@ -121,6 +121,7 @@ def test_a_page_begins_with_the_answer_and_tells_how_it_was_found(single: Path) 
         "a processor",
         "TTFT <= max(5 x unloaded prefill, 1 s), TPOT <= 50 ms",
         "seconds 0.5, fit linear 0.25",
+        "static-sp: one fixed group of all instances",
         "rates 2, inf",
     ):
         assert words in text
@@ -133,6 +134,8 @@ def test_pictures_are_in_the_page_and_beside_it(single: Path, swept: Path) -> No
         "DoP 2: prompt of 900 tokens",
         "time since the first batch (s)",
         "TTFT by length of prompt",
+        "before scaling by 1/64",
+        "0.0625",  # a tick, with all its digits
     ):
         assert words in text
     for name in ("timeline", "ttft-by-length", "attainment-by-scale", "latency-cdf"):
