@@ -58,6 +58,7 @@ class Arrived(_Line, frozen=True, tag="request_arrived"):
     user: str = ""
     prompt_token_ids: list[int] | None = None
     priority: int = 0
+    num_choices: int = 1
 
 
 class Produced(_Line, frozen=True, tag="tokens_produced"):
@@ -156,6 +157,7 @@ def event_of(line: EventLine) -> Event:
         line.slo,
         line.user,
         priority=line.priority,
+        num_choices=line.num_choices,
     )
     return RequestArrived(line.time, request)
 
@@ -179,6 +181,7 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> Arrived:
         request.user,
         list(request.prompt_token_ids) if keeps_prompts else None,
         request.priority,
+        request.num_choices,
     )
 
 

@@ -47,11 +47,16 @@ SETTING = Setting(
     cost_model=WorkCostModel(),
 )
 REQUESTS = [
-    replace(timed_request(n, 20 + 97 * n % 500, 2 + n % 9, 3e-3 * n), slo=SLO(0.2 + n, 0.05))
+    replace(
+        timed_request(n, 20 + 97 * n % 500, 2 + n % 9, 3e-3 * n),
+        slo=SLO(0.2 + n, 0.05),
+        num_choices=1 + n % 3,
+    )
     for n in range(24)
 ]
 INCIDENTS = (
     RequestAborted(0.02, "r003"),
+    RequestAborted(0.05, "r005-1"),
     InstanceLost(0.1, 2),
     InstanceJoined(0.2, ElasticInstance(7, 1, InstanceKind.FULL, 600)),
 )

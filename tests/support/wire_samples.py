@@ -2,7 +2,7 @@
 
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ESPGroup
-from loong.core.instructions import MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
+from loong.core.instructions import Fork, MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import FinishReason, SamplingParams
@@ -22,7 +22,15 @@ GROUP = ESPGroup((2, 0))
 SEGMENT = KVSegment("r", range(1, 9, 2), 2)
 PLAN = BatchPlan(GROUP, (QueryBlock("r", range(9, 10), 0, Transfer.QUERY),), (SEGMENT,), num_steps=3)
 INPUT = RequestInput(
-    "r", [5, 6], 9, 1, Placement((SEGMENT,)), SamplingParams(stop_token_ids=(1, 2)), [5], [6]
+    "r",
+    [5, 6],
+    9,
+    1,
+    Placement((SEGMENT,)),
+    SamplingParams(stop_token_ids=(1, 2)),
+    [5],
+    [6],
+    (Fork("r-1", SamplingParams(seed=1)),),
 )
 COMMANDS: tuple[Command, ...] = (
     RunBatch(1, PLAN, (INPUT,)),
