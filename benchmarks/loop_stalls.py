@@ -18,7 +18,7 @@ from result import print_result
 
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.engine_client import EngineLimits
-from loong.server.large_json import warm_up
+from loong.server.large_json import compile_ahead
 from loong.server.tokenizer import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
@@ -33,7 +33,7 @@ LIMITS = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 
 async def longest_stalls(tokenizer: Tokenizer, num_rounds: int) -> dict[str, list[float]]:
     """Seconds, by request and round."""
-    warm_up()
+    compile_ahead()
     found: dict[str, list[float]] = {}
     for name in LARGE_REQUESTS:
         request = request_bytes(name)

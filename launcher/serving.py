@@ -40,7 +40,8 @@ from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
 from loong.server.engine_client import EngineLimits
 from loong.server.insight import Insight
-from loong.server.listen import bound_socket, serve
+from loong.server.large_json import compile_ahead
+from loong.server.listen import allow_many_connections, bound_socket, serve
 from loong.server.settings import ServerSettings
 from loong.server.spans import Spans, otlp_exporter
 from loong.server.tokenizer import Tokenizer
@@ -92,6 +93,9 @@ async def _serve(config: ServeConfig) -> int:
     recalibration = Recalibration(base, is_applied=config.is_recalibrated)
     cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
+    tokenizer.make_ahead()
+    compile_ahead()
+    allow_many_connections()
     signals = _StopSignals()
     start, clock_start = perf_counter(), time()
     insight = _insight(config, cost_model, recalibration, clock_start)

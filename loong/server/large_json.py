@@ -40,7 +40,7 @@ class Cut:
     piece: int = 2**16  # holds the interpreter for about a millisecond
 
 
-def warm_up() -> None:
+def compile_ahead() -> None:
     """Compile what reads large bodies, or load what was compiled before: a second or two, the first time."""
     read_large_json(b'["text", [1, 2]]', Cut(min_integers=1, min_string=1, piece=1))
 

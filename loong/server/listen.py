@@ -2,9 +2,11 @@
 
 import errno
 import logging
+import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -13,6 +15,8 @@ from loong.core.errors import ConfigError
 from loong.server.context import SERVER
 
 logger = logging.getLogger(__name__)
+
+Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 BACKLOG = 4096  # connections that wait to be accepted
 LINGERING_SECONDS = 2.0  # a client that is refused before its body is through may send on for this long
@@ -59,8 +63,21 @@ async def serve(
         auto_decompress=False,  # a small body could become a large one
     )
     await runner.setup()
+    assert runner.server is not None  # after `setup`
+    runner.server.request_handler = _with_readable_expect(runner.server.request_handler)
     await web.SockSite(runner, listener, backlog=BACKLOG).start()
     return runner
+
+
+def _with_readable_expect(handle: Handler) -> Handler:
+    """The same, but for a request whose Expect header aiohttp would fail to tell back."""
+
+    async def check_and_handle(request: web.BaseRequest) -> web.StreamResponse:
+        if not request.headers.get("Expect", "").isascii():
+            raise web.HTTPExpectationFailed(text="the Expect header is not ASCII")
+        return await handle(request)
+
+    return check_and_handle
 
 
 class _HttpLog(logging.LoggerAdapter[logging.Logger]):
@@ -72,3 +89,10 @@ class _HttpLog(logging.LoggerAdapter[logging.Logger]):
             self.debug("a client sent what is no request: %s", exc_info.message)
         else:
             self.error(msg, *args, exc_info=exc_info)  # type: ignore[arg-type]  # as it came
+
+
+def allow_many_connections() -> None:
+    """Let this process have as many descriptors as it may: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -144,6 +144,10 @@ class Tokenizer:
         """What keeps clients' texts from being taken for this tokenizer's special tokens."""
         return Literals(self._special_tokens.values())
 
+    def make_ahead(self) -> None:
+        """Make what only some texts need now: with a large vocabulary that takes a second."""
+        _ = self._literal_backend
+
     @cached_property
     def _literal_backend(self) -> Backend:
         """The same, but that special tokens are text like any other."""

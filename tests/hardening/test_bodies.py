@@ -135,3 +135,12 @@ async def test_what_is_no_request_leaves_no_word_in_the_log(
         await connection.send(b"nonsense\r\n\r\n")
         assert await connection.status() == 400
     assert not caplog.records
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/nothing"])
+async def test_an_unreadable_expectation_is_refused(serving: Serving, path: str) -> None:
+    async with serving(ScriptedEngine()) as url, raw_connection(url) as connection:
+        await connection.send(
+            request_head(path, "Content-Length: 2", "Expect: X").replace(b"X", b"\x80") + b"{}"
+        )
+        assert await connection.status() == 417

@@ -5,7 +5,7 @@ from large_requests import LARGE_REQUESTS, request_bytes, send_and_wait, watched
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.server.engine_client import EngineLimits
-from loong.server.large_json import warm_up
+from loong.server.large_json import compile_ahead
 
 BIG = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 LOOSE_SECONDS = 0.4  # on a busy machine; `benchmarks/loop_stalls.py` has the bound that is meant
@@ -13,7 +13,7 @@ LOOSE_SECONDS = 0.4  # on a busy machine; `benchmarks/loop_stalls.py` has the bo
 
 @pytest.mark.parametrize("name", LARGE_REQUESTS)
 async def test_a_large_request_does_not_hold_up_the_others(serving: Serving, name: str) -> None:
-    warm_up()
+    compile_ahead()
     request = request_bytes(name)
     async with serving(ScriptedEngine(limits=BIG)) as url, watched() as stalls:
         assert await asyncio.to_thread(send_and_wait, url, request) == 200
