@@ -3,6 +3,7 @@
 import re
 from dataclasses import fields
 from math import nan
+from pathlib import Path
 
 import pytest
 from simulation import instances_with
@@ -30,6 +31,13 @@ WRONG += [(field.name, 1.5) for field in NUMBERS if field.type is int or field.n
 
 def test_the_policies_to_compare_with_exist() -> None:
     assert POLICIES.keys() >= COMPARED
+
+
+def test_the_page_of_policies_tells_of_each_and_of_each_flag() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    flags = {f"`--{field.name.replace('_', '-')} " for field in fields(PolicyConfig)}
+    assert [name for name in POLICIES if f"`{name}`" not in page] == []
+    assert [flag for flag in flags if flag not in page] == []
 
 
 def test_an_unknown_policy_is_named_beside_those_that_exist() -> None:
