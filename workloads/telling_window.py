@@ -56,15 +56,15 @@ def _extent(batches: Sequence[BatchSlice]) -> tuple[float, float]:
 
 
 def _seconds_by_bin(history: ClusterHistory, width: float) -> tuple[Sequence[float], Sequence[float]]:
-    """How long prefills ran on several instances, and how long groups ran beside others, in each bin."""
-    spread, busy, longest = ([0.0] * NUM_BINS for _ in range(3))
+    """How long prefills ran on several instances, and at least how long groups ran at once, in each bin."""
+    spread, busy = [0.0] * NUM_BINS, [0.0] * NUM_BINS
     for batch in history.batches:
         for index, seconds in _bins(batch, width).items():
             busy[index] += seconds
-            longest[index] = max(longest[index], seconds)
             if batch.group.dop > 1 and batch.longest_prompt:
                 spread[index] += seconds
-    return spread, [together - one for together, one in zip(busy, longest, strict=True)]
+    one_at_a_time = width * 1.001  # and what rounding adds
+    return spread, [max(seconds - one_at_a_time, 0.0) for seconds in busy]
 
 
 def _bins(batch: BatchSlice, width: float) -> Mapping[int, float]:

@@ -38,3 +38,8 @@ def test_a_window_ends_with_the_run_at_the_latest() -> None:
     window = telling_window(ClusterHistory((late, replace(BESIDE, started_at=96.0, ended_at=98.0), *SHORTS)))
     assert window is not None
     assert window[1] <= 99.0 + 1e-9
+
+
+def test_batches_that_follow_each_other_quickly_are_not_beside_each_other() -> None:
+    steps = [batch(f"d{i}", (0,), 64.0 + i / 50, 64.0 + (i + 1) / 50) for i in range(100)]
+    assert telling_window(ClusterHistory((LONG, *steps, *SHORTS))) is None
