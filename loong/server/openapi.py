@@ -188,18 +188,23 @@ def _component_schemas() -> Json:
     ]
     _, told = models_json_schema([(model, "serialization") for model in answered], ref_template=_REF)
     _, asked = models_json_schema([(model, "validation") for model in requests], ref_template=_REF)
-    for model in requests:
-        asked["$defs"][model.__name__] = _as_parsed(asked["$defs"][model.__name__], model)
-    return {**told["$defs"], **asked["$defs"]}
+    is_generation = {model.__name__: issubclass(model, schemas.GenerationFields) for model in requests}
+    parsed = {
+        name: _as_parsed(schema, is_generation=is_generation.get(name, False))
+        for name, schema in asked["$defs"].items()
+    }
+    return {**told["$defs"], **parsed}
 
 
-def _as_parsed(schema: Json, model: type[schemas.Schema]) -> Json:
-    """A body's schema with what parsing adds: limits, nulls that count as absent, and fields of no effect."""
+def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
+    """A schema with what parsing adds: limits, nulls that count as absent, and fields of no effect."""
+    if "properties" not in schema:
+        return schema
     properties = {
         name: _or_null(_limited(name, field)) if name not in schema.get("required", ()) else field
         for name, field in schema["properties"].items()
     }
-    if issubclass(model, schemas.GenerationFields):
+    if is_generation:
         properties |= {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
         properties |= {
             name: {"enum": [value, None], "description": "Not supported: only what asks for nothing."}

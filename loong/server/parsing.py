@@ -1,7 +1,7 @@
 """From a body to the schema it must have.
 
-A field that is null counts as absent. What is not listed is refused by name, never ignored, except a few
-well-known fields that change nothing about the answer.
+What is not listed is refused by name, never ignored, except a few well-known fields that change nothing about
+the answer.
 """
 
 from collections.abc import Mapping
@@ -55,8 +55,7 @@ def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str,
     return {
         name: value
         for name, value in content.items()
-        if value is not None
-        and (name in schema.model_fields or (name not in HARMLESS and value != NEUTRAL.get(name)))
+        if name in schema.model_fields or (name not in HARMLESS and value != NEUTRAL.get(name))
     }
 
 

@@ -51,6 +51,14 @@ class Schema(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, content: object) -> object:
+        """A field that is null counts as absent: clients send back messages with all that there might be."""
+        if isinstance(content, dict):
+            return {name: value for name, value in content.items() if value is not None}
+        return content
+
 
 class StreamOptions(Schema):
     """What a stream tells besides text."""

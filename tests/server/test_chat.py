@@ -83,6 +83,21 @@ async def test_special_tokens_in_messages_are_plain_text(
     assert tokenized == [*expected]
 
 
+async def test_an_answer_may_be_sent_back_with_all_that_it_might_have(serving: Serving) -> None:
+    engine = ScriptedEngine(say("a"))
+    async with (
+        serving(engine) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        first = await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}]
+        )
+        message = first.choices[0].message.model_dump()
+        assert message["tool_calls"] is None
+        body = {"messages": [*MESSAGES, message, MESSAGES[-1]]}
+        assert (await post(url, PATH, **body)).status_code == 200
+
+
 async def test_a_stream_tells_the_role_and_then_the_same_text(serving: Serving) -> None:
     body = {"messages": MESSAGES, "stop": "ok", "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
     async with serving(ScriptedEngine(say(TEXT))) as url:
