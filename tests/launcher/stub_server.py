@@ -58,6 +58,18 @@ class Stub:
         return response
 
 
+async def complete_like_lightllm(request: web.Request) -> web.StreamResponse:
+    body = json.loads(await request.read())
+    response = web.StreamResponse()
+    await response.prepare(request)
+    last = body["parameters"]["max_new_tokens"]
+    for number in range(1, last + 1):
+        token = {"text": "a", "prompt_tokens": len(body["inputs"]), "count_output_tokens": number}
+        event = {"token": token, "finished": number == last}
+        await response.write(f"data:{json.dumps(event)}\n\n".encode())
+    return response
+
+
 async def serve(stub: Stub, port: int) -> None:
     app = web.Application(client_max_size=2**26)
     app.router.add_get("/health", stub.health)
@@ -65,6 +77,7 @@ async def serve(stub: Stub, port: int) -> None:
     app.router.add_get("/metrics", stub.metrics)
     app.router.add_get("/trace", stub.trace)
     app.router.add_post("/v1/completions", stub.complete)
+    app.router.add_post("/generate_stream", complete_like_lightllm)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

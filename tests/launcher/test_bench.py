@@ -162,6 +162,15 @@ def test_named_servers_are_measured_in_one_report(tmp_path: Path, capsys: pytest
     ]
 
 
+def test_servers_of_different_kinds_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as url:
+        servers = ["--base-url", f"ours={url}", "--base-url", f"theirs={url}"]
+        kinds = ["--backend", "openai", "--backend", "lightllm"]
+        assert run_bench(*QUICK, *servers, *kinds, "--goodput", "ttft:60000") == 0
+    runs = last_line(capsys.readouterr().out)["runs"]
+    assert [(name, run["completed"]) for name, run in runs.items()] == [("ours", 9), ("theirs", 9)]
+
+
 def test_what_a_run_of_a_duration_sends_depends_on_its_rate(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--length-scale", "1/64", "--num-warmups", "1", "--goodput", "ttft:60000"]
     assert run_bench(*flags, "--duration", "0.3", "--request-rate", "100") == 0
