@@ -17,7 +17,9 @@ class ElasticAttention:
         self._queries = query_layout(step, device)
         self._ring = ring_layout(step, device)
         self._block: Tensor | None = None  # this layer's: the own block of the ring, and what is not in it
-        self._is_merged = not self._queries.is_empty or (self._ring is not None and self._ring.is_merged)
+        has_both = self._ring is not None and not self._queries.is_empty
+        is_ring_merged = self._ring is not None and self._ring.is_merged
+        self._is_merged = has_both or self._queries.is_merged or is_ring_merged
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
         """See `transformer.Attention`: straight into the pool, or into the block that goes round."""

@@ -13,6 +13,8 @@ from loong.kernels import Partial
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable, Device
 
+_LEAST_COPIED, _MOST_COPIED = 256, 1 << 18  # queries at least, and keys at most: a GiB or so
+
 
 @dataclass(frozen=True, slots=True)
 class Singles:
@@ -24,11 +26,22 @@ class Singles:
 
 @dataclass(frozen=True, slots=True)
 class PoolAttention:
-    """What some queries attend; no query is in two parts."""
+    """What some queries attend; no query is in two parts.
+
+    Many queries are quicker if the keys of the tables are copied out of the pool first, into a row.
+    """
 
     singles: Singles | None
     slots: Tensor  # [N] int64, of the keys of the tables
     tables: tuple[AttendTable, ...]
+    is_copied: bool
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether some query attends in several calls, or in one that tells only partials."""
+        return (
+            self.singles is not None or len(self.tables) > 1 or any(table.is_merged for table in self.tables)
+        )
 
     def merge_into(self, total: Partial, q: Tensor, kv: Tensor, device: Device) -> None:
         """Merge attention of q [T, H, D] over a layer of the pool, kv [S, 2, K, D], into `total`."""
@@ -38,8 +51,13 @@ class PoolAttention:
             part = Partial.empty(len(rows), q.shape[1], q.shape[2], q.device)
             device.attend_slots(q[rows], kv, self.singles.lists, scale=scale, out=part)
             device.merge_into(total, Partial(part.out[None], part.lse[None]), rows)
+        slots: Tensor | None = self.slots
+        if self.is_copied:
+            row = kv.new_empty(len(self.slots), *kv.shape[1:])
+            device.copy_rows(kv, row, source_rows=self.slots, target_rows=None)
+            kv, slots = row, None
         for table in self.tables:
-            device.attend_blocks(q, kv, table, scale=scale, total=total, slots=self.slots)
+            device.attend_blocks(q, kv, table, scale=scale, total=total, slots=slots)
 
 
 def pool_attention(
@@ -50,7 +68,7 @@ def pool_attention(
     single_slots: list[Tensor] = []
     slots: list[Tensor] = []
     tasks = []
-    num_slots = 0
+    num_queries = num_slots = 0
     for block, row in blocks:
         kv = step.kv_on(step.instance_id, block.request_id)
         found = step.slots(block.request_id, kv)
@@ -60,6 +78,7 @@ def pool_attention(
         else:
             tasks.append(tasks_of(block, row, num_slots, kv))
             slots.append(found)
+            num_queries += len(block.positions)
             num_slots += len(found)
     if not single_rows and not tasks:
         return None
@@ -67,4 +86,5 @@ def pool_attention(
     if single_rows:
         lists = SlotLists(*map(device.upload, SlotLists.of(single_slots)))
         singles = Singles(device.upload(torch.tensor(single_rows)), lists)
-    return PoolAttention(singles, device.upload(concatenate(slots)), tables_of(tasks, device))
+    is_copied = num_queries >= _LEAST_COPIED and num_slots <= _MOST_COPIED
+    return PoolAttention(singles, device.upload(concatenate(slots)), tables_of(tasks, device), is_copied)

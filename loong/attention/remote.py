@@ -38,6 +38,11 @@ class QueryLayout:
         """Whether no query attends where it does not travel, nor travels."""
         return self.local is None and not self.asked and not self.served
 
+    @property
+    def is_merged(self) -> bool:
+        """Whether an own query attends in several calls, or elsewhere, too."""
+        return bool(self.asked) or (self.local is not None and self.local.is_merged)
+
 
 def query_layout(step: Step, device: Device) -> QueryLayout:
     """What this instance does for the blocks whose queries travel."""

@@ -43,6 +43,10 @@ class CudaDevice:
         """See Device."""
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
+    def host_words(self, num_words: int) -> Tensor:
+        """See Device."""
+        return torch.zeros(num_words, dtype=torch.int64, device="cpu", pin_memory=True)
+
     def wait(self) -> None:
         """See Device."""
         torch.cuda.current_stream().synchronize()

@@ -37,6 +37,9 @@ class Device(Protocol):
     def upload(self, tensor: Tensor) -> Tensor:
         """A tensor of the host, here; the host may change it at once."""
 
+    def host_words(self, num_words: int) -> Tensor:
+        """Zeros [num_words] int64 of the host, to be kept: what is copied here from there takes no detour."""
+
     def wait(self) -> None:
         """Return once all is done that the calling thread has asked for."""
 
@@ -117,6 +120,10 @@ class CpuDevice:
     def upload(self, tensor: Tensor) -> Tensor:
         """See Device."""
         return tensor
+
+    def host_words(self, num_words: int) -> Tensor:
+        """See Device."""
+        return torch.zeros(num_words, dtype=torch.int64, device="cpu")
 
     def wait(self) -> None:
         """See Device."""

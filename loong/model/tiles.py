@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from loong.kernels.attend_task import AttendTask
 
-_MOST_LEFT = 1 / 8  # of a square's queries, behind it
+_MOST_LEFT = 1 / 4  # of a square's queries, behind it
 
 
 class Tile(NamedTuple):
@@ -97,7 +97,8 @@ def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
             uncut += [_after_queries(task, num_done), _after_keys(task, num_done, num_keys)]
         elif square := _largest_square(task, sizes.square):
             tiles += _squares(square, sizes)
-            rest.append(_after_queries(task, square.query_row - task.query_row + square.num_queries))
+            left = _after_queries(task, square.query_row - task.query_row + square.num_queries)
+            (uncut if left.num_queries > sizes.most_queries else rest).append(left)
         elif task.num_queries and task.num_keys:
             rest.append(task)
     return Cut(tuple(tiles), tuple(task for task in rest if task.num_queries))

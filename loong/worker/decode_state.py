@@ -64,11 +64,11 @@ class DecodeState:
     """Columns of one piece of memory, in a row's or a query's order, so that one copy fills all of them.
 
     Rows are the tokens of this instance, up to 512. Queries are those of all members that a step attends.
+    `memory` is int64 [num_words(num_queries)].
     """
 
-    def __init__(self, num_queries: int, device: torch.device) -> None:
-        size = _NUM_COLUMNS * _MAX_SIZE + 2 * num_queries
-        self.memory = torch.zeros(size, dtype=torch.int64, device=device)
+    def __init__(self, num_queries: int, memory: Tensor) -> None:
+        self.memory = memory
         columns = self.memory[: _NUM_COLUMNS * _MAX_SIZE].view(_NUM_COLUMNS, _MAX_SIZE)
         self.tokens, self.positions = columns[0], columns[1]
         self.limits = columns[2]  # slots of each row's list, held and free: beyond, nothing is stored
@@ -83,11 +83,17 @@ class DecodeState:
         )
         self.starts, self.num_keys = self.memory[columns.numel() :].view(2, num_queries)
 
-    def fill(self, batch: DecodeBatch, first_row: int, vocab_size: int) -> Tensor:
-        """Take in a lease, whose own queries are those from `first_row` on, where all is zero, on the host.
+    @staticmethod
+    def num_words(num_queries: int) -> int:
+        """The size of its memory."""
+        return _NUM_COLUMNS * _MAX_SIZE + 2 * num_queries
 
-        Returns all slots [n] int64 that `starts` tells of.
+    def fill(self, batch: DecodeBatch, first_row: int, vocab_size: int, slots: Tensor) -> int:
+        """Take in a lease, on the host, whose own queries are those from `first_row` on.
+
+        Writes all slots that `starts` tells of to `slots`, int64, and returns their number.
         """
+        self.memory.zero_()
         rows = batch.rows
         positions = [row.position for row in rows]
         _set(self.tokens, [row.token_id for row in rows])
@@ -96,15 +102,15 @@ class DecodeState:
         params = draw_params([row.params for row in rows], [p + 1 for p in positions], vocab_size)
         for column, values in zip(self.params, params, strict=True):
             column[: len(rows)] = values
-        return self._list_slots(batch, first_row)
+        return self._list_slots(batch, first_row, slots)
 
-    def _list_slots(self, batch: DecodeBatch, first_row: int) -> Tensor:
+    def _list_slots(self, batch: DecodeBatch, first_row: int, slots: Tensor) -> int:
         pieces = [piece for row in batch.rows for piece in (*row.held, *row.free)]
         own = slice(first_row, first_row + len(batch.rows))
         _set(self.num_keys[own], [_num_slots(row.held) for row in batch.rows])
         ends = list(accumulate(self.limits[: len(batch.rows)].tolist(), initial=0))
         _set(self.starts[own], ends[:-1])
-        end = ends[-1]
+        end: int = ends[-1]
         for instance_id, lists in batch.served.items():
             served = slice(instance_id * batch.size, instance_id * batch.size + len(lists))
             lengths = list(map(_num_slots, lists))
@@ -113,7 +119,9 @@ class DecodeState:
             _set(self.starts[served], ends[:-1])
             end = ends[-1]
             pieces += chain.from_iterable(lists)
-        return torch.cat(pieces)
+        if pieces:  # a member may have nothing of anybody
+            torch.cat(pieces, out=slots[:end])
+        return end
 
 
 def _num_slots(pieces: Pieces) -> int:

@@ -43,8 +43,11 @@ class DecodeSteps:
         self._has_groups = exchange is not None
         device = backend.device.torch_device
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
-        self._state = DecodeState(num_queries, device)
-        self._slots = torch.zeros(pool.num_free + pool.num_used, dtype=torch.int64, device=device)
+        num_words, num_slots = DecodeState.num_words(num_queries), pool.num_free + pool.num_used
+        self._state = DecodeState(num_queries, torch.zeros(num_words, dtype=torch.int64, device=device))
+        self._slots = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        host_words = backend.device.host_words  # taken once: to get such memory takes milliseconds
+        self._host, self._host_slots = DecodeState(num_queries, host_words(num_words)), host_words(num_slots)
         self._cu_seqlens = torch.zeros(num_queries + 1, dtype=torch.int32, device=device)
         self._largest = torch.zeros(BATCH_SIZES[-1], dtype=torch.float32, device=device)
         self._steps: dict[tuple[bool, int], Callable[[], None]] = {}
@@ -67,14 +70,13 @@ class DecodeSteps:
                 self._steps[True, size] = self._backend.capture(step)
 
     def begin(self, batch: DecodeBatch) -> None:
-        """Let the next steps be those of these requests."""
+        """Let the next steps be those of these requests, once those before are done."""
         is_group = bool(batch.served)
         first_row = self._instance_id * batch.size if is_group else 0
-        host = DecodeState(len(self._state.starts), torch.device("cpu"))
-        slots = host.fill(batch, first_row, self._model.shard.config.vocab_size)
-        upload = self._backend.device.upload
-        self._state.memory.copy_(upload(host.memory))
-        self._slots[: len(slots)].copy_(upload(slots))
+        vocab_size = self._model.shard.config.vocab_size
+        num_slots = self._host.fill(batch, first_row, vocab_size, self._host_slots)
+        self._state.memory.copy_(self._host.memory, non_blocking=True)
+        self._slots[:num_slots].copy_(self._host_slots[:num_slots], non_blocking=True)
         if is_group:
             self._exchange.begin(batch.num_tokens)
         self._next_step = self._steps[is_group, batch.size]

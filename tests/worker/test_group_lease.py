@@ -25,10 +25,11 @@ def told(outcomes: Sequence[Outcome]) -> list[list[tuple[int, ProducedToken]]]:
 
 
 def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: Path) -> None:
-    """A group grows, changes its order and its masters, and has members that are nobody's master."""
+    """A group grows, changes its order and its masters, and has members with no KV or that are no masters."""
     story = Story(folder, (0, 1), [NUM_TOKENS] * 4)
     leases = [
         Lease((1, 0), (0, 1, 0, 0), 4),
+        Lease((1, 3, 0), (0, 1, 0, 0), 2),
         Lease((0, 2, 1), (2, 2, 2, 2), 3),
         Lease((3, 1, 0, 2), (1, 3, 0, 3), 5),
     ]
