@@ -22,6 +22,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from loong.launcher.embedded import ENTRY, ServerConfig, embedded_server
+from loong.model.tiny import tiny_model
 
 MAX_LINES = 14  # shown of what a step printed
 MAX_WIDTH = 150
@@ -127,10 +128,13 @@ def measure(story: Story, url: str) -> None:
 
 def guidellm(story: Story, url: str, program: str) -> None:
     """An unmodified load generator of others."""
+    tokenizer = tiny_model(story.folder)
     story.run(
-        f"{program} benchmark --target {url} --profile constant --rate 4 --max-seconds 10 "
-        '--processor gpt2 --data "prompt_tokens=64,output_tokens=16"',
-        lambda code, _output: code == 0,
+        f"{program} run --backend kind=openai_http,target={url} --profile kind=constant,rate=3 "
+        f"--constraint kind=max_duration,seconds=8 --tokenizer kind=huggingface_auto,model={tokenizer} "
+        "--data kind=synthetic_text,prompt_tokens=64,output_tokens=16 --disable-progress "
+        "--output kind=console",
+        lambda code, output: code == 0 and "Benchmarking complete" in output,
     )
 
 
@@ -197,7 +201,7 @@ def served(story: Story, *arguments: str) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--install", action="store_true", help="begin with a fresh environment (minutes)")
-    parser.add_argument("--guidellm", metavar="PROGRAM", help="the load generator, if there is one")
+    parser.add_argument("--guidellm", metavar="PROGRAM", help="of version 0.8 (none)")
     args = parser.parse_args()
     with TemporaryDirectory(prefix="first-ten-minutes-") as folder:
         story, start = Story(Path(folder)), time.monotonic()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -142,3 +143,10 @@ async def test_who_asks_for_openmetrics_gets_it(serving: Serving, accept: str) -
     assert answer.text.endswith("# EOF\n") == is_open
     parsed = {family.name for family in (parse_openmetrics if is_open else parse_text)(answer.text)}
     assert {"vllm:prompt_tokens", "loong:esp_group_size", "loong:scheduler_seconds"} <= parsed
+
+
+async def test_every_series_is_explained(serving: Serving) -> None:
+    explained = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    for family in await families(serving):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert name.endswith("_created") or f"`{name}" in explained, name

@@ -95,7 +95,7 @@ export class Gantt {
     context.beginPath();
     context.rect(left, top, wide, BLOCKS);
     context.clip();
-    context.strokeStyle = isDark() ? "#0006" : "#fff8";
+    context.strokeStyle = isDark() ? "#0004" : "#fff5";
     context.lineWidth = 2;
     context.beginPath();
     for (let x = left - BLOCKS; x < left + wide; x += 7) {
