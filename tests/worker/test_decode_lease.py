@@ -1,6 +1,7 @@
 """Leases whose steps do not wait for the host give the tokens of those that do, and leave the same slots."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,27 @@ def test_what_the_host_must_know_between_steps_is_waited_for(
     waiting, not_waiting = run(fabric, folder, None, (13, 13, 13), **params)
     assert told(not_waiting) == told(waiting)
     assert [token.logprobs for _, token in not_waiting.tokens] == [t.logprobs for _, t in waiting.tokens]
+
+
+@pytest.mark.parametrize("takes_leases", [False, True])
+def test_forks_hold_the_slots_of_their_prompt_until_the_last_has_gone(
+    fabric: SocketFabric, folder: Path, takes_leases: bool
+) -> None:
+    instance = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases))
+    request = replace(sampled_request(random_prompt(20, seed=1), 30, seed=7), num_choices=3)
+    leader, *forks = family = [LiveRequest(choice) for choice in request.choices()]
+    leader.forks = forks
+    first = prefill([leader.view()], (0,))
+    begun = instance.carry_out(command(0, first, leader))
+    assert [token.request_id for _, token in begun.tokens] == [live.request.request_id for live in family]
+    assert begun.num_slots_used == 20
+    placement = leader.placement.adding(first.writes)
+    for live, (_, token) in zip(family, begun.tokens, strict=True):
+        live.placement = placement.of(live.request.request_id)
+        live.output_token_ids.append(token.token_id)
+    leader.forks = []
+    masters = {live.request.request_id: 0 for live in family}
+    lease = decode([live.view() for live in family], (0,), masters, num_steps=12)
+    assert instance.carry_out(command(1, lease, *family)).num_slots_used == 20 + 3 * 12
+    left = [instance.carry_out(ReleaseKV(live.request.request_id, (0,))) for live in family]
+    assert [outcome.num_slots_used for outcome in left] == [20 + 2 * 12, 20 + 12, 0]
