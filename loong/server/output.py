@@ -72,7 +72,7 @@ class Output:
         return text
 
     def _certain_text(self, text: str, *, is_last: bool) -> str:
-        if self.num_tokens <= self._min_tokens:  # too early to stop
+        if self.num_tokens <= self._min_tokens or not self._options.stop_strings:  # too early, or never
             return text
         text = self._stop_strings.add(text)
         return text + self._stop_strings.finish() if is_last else text

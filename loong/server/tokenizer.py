@@ -116,12 +116,11 @@ class Tokenizer:
     def is_silent(self, token_id: TokenId, *, skip_special_tokens: bool) -> bool:
         """Whether decoding drops the token: a special one that is skipped, or an id with no token."""
         is_skipped = skip_special_tokens and token_id in self._special_token_ids
-        return is_skipped or self._backend.id_to_token(token_id) is None
+        return is_skipped or token_id not in self._known_token_ids
 
     def is_fallback_byte(self, token_id: TokenId) -> bool:
         """Whether the token stands for one byte that its vocabulary has no piece for."""
-        token = self._backend.id_to_token(token_id)
-        return token is not None and _FALLBACK_BYTE.fullmatch(token) is not None
+        return token_id in self._fallback_byte_ids
 
     def token_text(self, token_id: TokenId) -> str:
         """What to call one token; one that is no whole text is shown as its bytes."""
@@ -145,8 +144,17 @@ class Tokenizer:
         return Literals(self._special_tokens.values())
 
     def make_ahead(self) -> None:
-        """Make what only some texts need now: with a large vocabulary that takes a second."""
-        _ = self._literal_backend
+        """Make what the first texts will need now: with a large vocabulary that takes a second."""
+        _ = self._literal_backend, self._known_token_ids, self._fallback_byte_ids
+
+    @cached_property
+    def _known_token_ids(self) -> frozenset[TokenId]:
+        return frozenset(self._backend.get_vocab().values())
+
+    @cached_property
+    def _fallback_byte_ids(self) -> frozenset[TokenId]:
+        vocabulary = self._backend.get_vocab()
+        return frozenset(i for token, i in vocabulary.items() if _FALLBACK_BYTE.fullmatch(token))
 
     @cached_property
     def _literal_backend(self) -> Backend:

@@ -1,0 +1,335 @@
+"""What does the HTTP face cost, with an engine behind it that costs nothing?
+
+A server of the real application, on a core of its own, is driven from another core. `short`: requests of 8
+tokens that the engine gives at once, 64 connections that ask again and again. `tokens`: 500 streams, of which
+each gets a token at every tick, and ticks as fast as the server takes them. Then the same at half of the rate
+that is wanted, and how late the last byte of an answer, or each token, is. `floor` is what a bare loop takes
+to write as many events: what no server on it can beat. Rates are a second of the clock and, since others may
+use the cores, a second of the server's processor time.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from os import getloadavg
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import uvloop
+from result import print_result
+
+from loong.core.events import ProducedToken
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.request import FinishReason, Request, RequestId
+from loong.core.snapshot import Snapshot
+from loong.core.timeline import ClusterHistory
+from loong.model.tiny import CONFIG, tiny_model
+from loong.server.app import create_app
+from loong.server.engine_client import EngineLimits, Health
+from loong.server.listen import bound_socket, serve
+from loong.server.settings import ServerSettings
+from loong.server.tokenizer import Tokenizer
+from loong.stream import Stream
+
+NUM_CONNECTIONS = 64
+NUM_STREAMS = 500
+SHORT_TOKENS = 8
+WANTED_REQUESTS, WANTED_TOKENS, WANTED_LATENCY = 2000, 50_000, 0.010  # a second, a second, seconds
+LETTERS = 64  # tick k says the k-th letter, so that a client knows which tick a token is of
+FIRST_LETTER = 48
+
+
+class ReadyEngine:
+    """An `EngineClient` that has every token before it is asked, or one for every stream at each tick."""
+
+    limits = EngineLimits(2**20, 2**20, 264)
+
+    def __init__(self, num_ticks: int, interval: float, origin: float) -> None:
+        self._num_ticks, self._interval, self._origin = num_ticks, interval, origin
+        self._streams: dict[str, Stream[ProducedToken]] = {}
+
+    async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
+        """Tokens that say which tick they are of."""
+        max_tokens = request.sampling_params.max_tokens
+        if self._num_ticks == 0 or max_tokens <= SHORT_TOKENS:
+            for number in range(1, max_tokens + 1):
+                reason = FinishReason.LENGTH if number == max_tokens else None
+                yield ProducedToken(request.request_id, FIRST_LETTER + number, reason)
+            return
+        stream = self._streams[request.request_id] = Stream()
+        if len(self._streams) == NUM_STREAMS:
+            self._ticking = asyncio.create_task(self._tick())
+        while True:
+            token = await stream.get()
+            yield token
+            if token.finish_reason is not None:
+                return
+
+    def abort(self, request_id: RequestId) -> None:
+        """Nobody leaves."""
+
+    async def _tick(self) -> None:
+        """A tick every interval of the machine's clock from the origin on; late ones catch up."""
+        for tick in range(self._num_ticks):
+            await asyncio.sleep(max(0.0, self._origin + tick * self._interval - time.monotonic()))
+            reason = FinishReason.LENGTH if tick == self._num_ticks - 1 else None
+            for request_id, stream in self._streams.items():
+                stream.put(ProducedToken(request_id, FIRST_LETTER + tick % LETTERS, reason))
+
+    def health(self) -> Health:
+        """Well."""
+        return Health(is_alive=True, message="ok")
+
+    def snapshot(self) -> Snapshot:
+        """Of an idle instance."""
+        return Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
+
+    def history(self) -> ClusterHistory:
+        """None."""
+        return ClusterHistory()
+
+
+async def be_server(num_ticks: int, interval: float, origin: float) -> None:
+    """Serve until standard input ends; prints the port, and at the end the seconds of processor time."""
+    os.sched_setaffinity(0, {0})
+    with TemporaryDirectory() as folder, bound_socket("127.0.0.1", 0) as listener:
+        tokenizer = Tokenizer.from_folder(tiny_model(Path(folder)), CONFIG.eos_token_ids)
+        engine = ReadyEngine(num_ticks, interval, origin)
+        runner = await serve(create_app(engine, tokenizer, ServerSettings("tiny")), listener)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        print(runner.addresses[0][1], flush=True)
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+        )
+        await reader.read()
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        print(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime)
+        await runner.cleanup()
+
+
+class Client(asyncio.Protocol):
+    """One connection; calls `on_data` with what comes."""
+
+    def __init__(self, on_data: Callable[["Client", bytes], None]) -> None:
+        self._on_data = on_data
+        self.sent_at = 0.0
+        self.tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what to write to."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's are not, by name
+
+    def data_received(self, data: bytes) -> None:
+        """Hand it on."""
+        self._on_data(self, data)
+
+    def send(self, request: bytes) -> None:
+        """Ask, and look at the clock."""
+        self.sent_at = time.monotonic()
+        self.transport.write(request)
+
+
+def request_of(max_tokens: int) -> bytes:
+    fields = {"model": "tiny", "prompt": "say something", "max_tokens": max_tokens, "stream": True}
+    body = json.dumps(fields | {"ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@dataclass
+class Answers:
+    """What has come of short requests; an answer is over with the last chunk of its body."""
+
+    latencies: list[float] = field(default_factory=list)
+    idle: list[Client] = field(default_factory=list)
+    is_closed_loop: bool = True
+    request: bytes = field(default_factory=lambda: request_of(SHORT_TOKENS))
+
+    def took(self, client: Client, data: bytes) -> None:
+        """Look for the end of an answer."""
+        client.tail = client.tail[-8:] + data
+        if client.tail.endswith(b"\r\n0\r\n\r\n"):
+            self.latencies.append(time.monotonic() - client.sent_at)
+            client.tail = b""
+            if self.is_closed_loop:
+                client.send(self.request)
+            else:
+                self.idle.append(client)
+
+
+async def connect(port: int, number: int, on_data: Callable[[Client, bytes], None]) -> list[Client]:
+    loop = asyncio.get_running_loop()
+    made = [await loop.create_connection(lambda: Client(on_data), "127.0.0.1", port) for _ in range(number)]
+    return [client for _, client in made]
+
+
+async def short_requests(port: int, seconds: float, rate: float | None) -> dict[str, object]:
+    """As many as the server takes, or `rate` a second."""
+    answers = Answers(is_closed_loop=rate is None)
+    clients = await connect(port, NUM_CONNECTIONS if rate is None else 4 * NUM_CONNECTIONS, answers.took)
+    begin = time.monotonic()
+    if rate is None:
+        for client in clients:
+            client.send(answers.request)
+        await asyncio.sleep(seconds)
+    else:
+        answers.idle += clients
+        for number in range(int(seconds * rate)):
+            due = begin + number / rate
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            client = answers.idle.pop()
+            client.send(answers.request)
+            client.sent_at = due  # a generator that is late must not hide it
+        while len(answers.latencies) < int(seconds * rate):  # noqa: ASYNC110 - a poll
+            await asyncio.sleep(0.01)
+    answers.is_closed_loop = False
+    number, elapsed = len(answers.latencies), time.monotonic() - begin
+    while rate is None and len(answers.idle) < len(clients):  # noqa: ASYNC110 - a poll
+        await asyncio.sleep(0.001)
+    for client in clients:
+        client.transport.close()
+    return {"per_second": number / elapsed, "num": len(answers.latencies)} | told_of(answers.latencies)
+
+
+async def streamed_tokens(port: int, num_ticks: int, interval: float, origin: float) -> dict[str, object]:
+    """Streams that get a token a tick; how late each was, if ticks are bound to the clock."""
+    latencies: list[float] = []
+    num_tokens, is_over = 0, asyncio.Event()
+
+    def took(_: Client, data: bytes) -> None:
+        nonlocal num_tokens
+        now = time.monotonic()
+        parts = data.split(b'"text":"')[1:]
+        num_tokens += len(parts)
+        for part in parts:
+            letter = part[0] - FIRST_LETTER
+            if interval:
+                tick = int((now - origin) / interval)
+                latencies.append(now - origin - (tick - (tick - letter) % LETTERS) * interval)
+        if num_tokens >= num_ticks * NUM_STREAMS:
+            is_over.set()
+
+    clients = await connect(port, NUM_STREAMS, took)
+    for client in clients:
+        client.send(request_of(num_ticks))
+    begin = max(origin, time.monotonic())
+    await is_over.wait()
+    elapsed = time.monotonic() - begin
+    for client in clients:
+        client.transport.close()
+    return {"per_second": num_tokens / elapsed, "num": num_tokens} | told_of(latencies)
+
+
+def told_of(latencies: list[float]) -> dict[str, object]:
+    if not latencies:
+        return {}
+    latencies.sort()
+    return {"median": median(latencies), "p99": latencies[int(0.99 * len(latencies))], "max": latencies[-1]}
+
+
+def floor(num_streams: int, num_ticks: int) -> float:
+    """Writes a second of an event to each of so many sockets in turn, by a bare loop."""
+
+    async def write() -> float:
+        event = b"d4\r\ndata: " + b"x" * 204 + b"\n\n\r\n"
+        loop = asyncio.get_running_loop()
+        transports: list[asyncio.Transport] = []
+
+        class Sink(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                transports.append(cast("asyncio.Transport", transport))
+
+        server = await loop.create_server(Sink, "127.0.0.1", 0)
+        sink = subprocess.Popen(  # noqa: ASYNC220 - nobody waits meanwhile
+            [sys.executable, __file__, "--be-sink", str(server.sockets[0].getsockname()[1]), str(num_streams)]
+        )
+        while len(transports) < num_streams:  # noqa: ASYNC110 - a poll
+            await asyncio.sleep(0.01)
+        used = time.process_time()
+        for _ in range(num_ticks):
+            for transport in transports:
+                transport.write(event)
+            await asyncio.sleep(0)
+        used = time.process_time() - used
+        sink.kill()
+        sink.wait()
+        server.close()
+        return num_streams * num_ticks / used
+
+    return uvloop.run(write())
+
+
+async def be_sink(port: int, number: int) -> None:
+    """Read and forget."""
+    os.sched_setaffinity(0, {1})
+    await connect(port, number, lambda _client, _data: None)
+    await asyncio.Event().wait()
+
+
+def measured(
+    num_ticks: int, interval: float, measure: Callable[[int, float], dict[str, object]]
+) -> dict[str, object]:
+    """What `measure` finds on a server of its own, and what that cost the server."""
+    origin = time.monotonic() + 4.0  # when all streams are open
+    command = [sys.executable, __file__, "--be-server", str(num_ticks), str(interval), str(origin)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        found = measure(int(server.stdout.readline()), origin)
+        server.stdin.close()
+        used = float(server.stdout.readline())
+        server.stdin = None
+    number = found.pop("num")
+    assert isinstance(number, int)
+    return found | {"per_processor_second": number / used}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each part (%(default)s)")
+    parser.add_argument("--save", action="store_true", help="append the result to results/front_end.jsonl")
+    parser.add_argument("--be-server", nargs=3, type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--be-sink", nargs=2, type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.be_server is not None:
+        num_ticks, interval, origin = args.be_server
+        return uvloop.run(be_server(int(num_ticks), interval, origin))
+    if args.be_sink is not None:
+        return uvloop.run(be_sink(*args.be_sink))
+    load_before, seconds = getloadavg()[0], args.seconds
+    os.sched_setaffinity(0, {1})
+    tick = 2 * NUM_STREAMS / WANTED_TOKENS  # half of the rate wanted
+    num_ticks = int(seconds / tick)
+    found: dict[str, dict[str, object]] = {
+        "floor": {"per_processor_second": floor(NUM_STREAMS, 200)},
+        "short": measured(0, 0.0, lambda port, _: uvloop.run(short_requests(port, seconds, None))),
+        "short at half": measured(
+            0, 0.0, lambda port, _: uvloop.run(short_requests(port, seconds, WANTED_REQUESTS / 2))
+        ),
+        "tokens": measured(
+            2 * num_ticks,
+            0.0,
+            lambda port, origin: uvloop.run(streamed_tokens(port, 2 * num_ticks, 0.0, origin)),
+        ),
+        "tokens at half": measured(
+            num_ticks, tick, lambda port, origin: uvloop.run(streamed_tokens(port, num_ticks, tick, origin))
+        ),
+    }
+    for name, numbers in found.items():
+        print(f"{name:>16}: " + ", ".join(f"{key} {value:,.4g}" for key, value in numbers.items()))
+    print_result("front_end", load_before, found, save=args.save)
+    return None
+
+
+if __name__ == "__main__":
+    main()
