@@ -77,15 +77,16 @@ def _rate(goodput: Goodput[A]) -> str:
 
 
 def _attainment(runs: Sequence[Run]) -> str:
-    """What was attained; a run that was cut off attained less than its goal."""
+    """The median and, of several, the range; a run that was cut off attained less than its goal."""
     if not runs:
         return NOT_RUN
-    if any(run.is_cut_off for run in runs):
-        return f"< {runs[0].asked.goal * 100:.0f}"
-    values = [run.metrics.attainment for run in runs if run.metrics.attainment is not None]
-    if len(values) < 2:
-        return _percent(values[0] if values else None)
-    return f"{_percent(median(values))} ({_percent(min(values))}-{_percent(max(values))})"
+    below = f"< {runs[0].asked.goal * 100:.0f}"
+    values = sorted(0.0 if run.is_cut_off else run.metrics.attainment or 0.0 for run in runs)
+    num_cut_off = sum(run.is_cut_off for run in runs)
+    middle = below if 2 * num_cut_off >= len(runs) else _percent(median(values))
+    if len(runs) == 1:
+        return middle
+    return f"{middle} ({below if num_cut_off else _percent(values[0])}-{_percent(values[-1])})"
 
 
 def _median(values: Sequence[float | None]) -> str:

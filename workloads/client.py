@@ -95,8 +95,12 @@ class _Run:
             if tasks:
                 await asyncio.wait(tasks)
             watcher.cancel()
-        records = [task.result() for task in tasks]
-        return records + [self._unsent(request) for request in requests[len(records) :]]
+        sent = [None if task.cancelled() else task.result() for task in tasks]  # cancelled before it began
+        unsent = [None] * (len(requests) - len(sent))
+        return [
+            record or self._unsent(request)
+            for request, record in zip(requests, [*sent, *unsent], strict=True)
+        ]
 
     async def _send_on_time(
         self,

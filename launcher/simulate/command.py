@@ -108,7 +108,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
 def _refuse_more_than_replay(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Raise `ConfigError` at flags that a replay would ignore, but for those that say their default."""
     for name, value in vars(args).items():
-        if name != "replay" and value != parser.get_default(name):
+        if name not in ("command", "replay") and value != parser.get_default(name):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"--replay takes everything from its file, and has no use for {flag}")
 
