@@ -78,12 +78,17 @@ class FutureKV:
         """
         alive = list(views)
         shared = shared_by_last(alive, attrgetter("num_remaining_tokens"))
-        requests = []
-        for view in alive:
-            num_current = view.num_known_tokens - 1 - view.shared.num_tokens
-            requests.append((view.num_remaining_tokens, num_current + shared.get(view.request_id, 0)))
-            requests += view.num_forks * [(view.num_remaining_tokens, 0)]
-        remaining, current = np.array(sorted(requests), np.int64).reshape(-1, 2).T
+        to_come = [view.num_remaining_tokens for view in alive]
+        held = [view.num_known_tokens - 1 for view in alive]
+        for place, view in enumerate(alive):
+            if view.family_id is not None:
+                held[place] += shared.get(view.request_id, 0) - view.shared.num_tokens
+            if view.num_forks:
+                to_come += view.num_forks * [view.num_remaining_tokens]
+                held += view.num_forks * [0]
+        remaining, current = np.array(to_come, np.int64), np.array(held, np.int64)
+        order = np.lexsort((current, remaining))
+        remaining, current = remaining[order], current[order]
         num_alive = np.arange(len(remaining), 0, -1)
         return cls(remaining, remaining * num_alive + current[::-1].cumsum()[::-1])
 

@@ -58,8 +58,8 @@ class Survey:
     `resting` are the units on which requests rest. Most plans need none but these, so the others are found
     when they are asked for: those `running` a batch, and `idle` instances, the roomiest first.
 
-    A request may be larger than all instances, once others were lost. Until more join it is not among those
-    `waiting`, so that it holds up nobody.
+    Who needs more KV than all instances have is not among those `waiting`, so that it holds up nobody: it has
+    failed, or waits for a first instance.
     """
 
     snapshot: Snapshot
@@ -123,7 +123,7 @@ def survey(snapshot: Snapshot) -> Survey:
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
     capacity = sum(snapshot.instance[i].kv_capacity for i in free)
-    waiting = tuple(v for v in snapshot.waiting if v.is_plannable and v.num_final_tokens <= capacity)
+    waiting = tuple([v for v in snapshot.waiting if v.is_plannable and v.num_final_tokens <= capacity])
     return Survey(snapshot, free, waiting, _resting_units(resting, snapshot, free))
 
 

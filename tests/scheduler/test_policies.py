@@ -167,9 +167,10 @@ def test_a_request_that_holds_kv_fails_too_once_the_rest_can_never_fit(num_compu
     assert [(d.kind, d.request_ids) for d in plan.decisions] == [(DecisionKind.FAIL, ("r",))]
 
 
-def test_while_no_instance_is_left_all_wait_for_one() -> None:
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_while_no_instance_is_left_all_wait_for_one(name: str) -> None:
     requests = [timed_request(number, 100, 5) for number in range(3)]
     joined = InstanceJoined(2.0, instances_with([3000])[0])
-    run = simulate("esp", [3000], requests, incidents=[InstanceLost(0.001, 0), joined])
+    run = simulate(name, [3000], requests, incidents=[InstanceLost(0.001, 0), joined])
     assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
     assert run.stats.num_failed == 0
