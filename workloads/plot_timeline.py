@@ -5,8 +5,8 @@ into columns, and each shows what took most of it, so that a run of any length i
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
 from math import ceil
@@ -44,6 +44,7 @@ BAR_TOP, BAR_BOTTOM = 0.0, 0.62
 STRIP_TOP, STRIP_BOTTOM = 0.68, 0.94
 STRIP_LEVELS = 24
 PREFILL_SHARE = 0.7  # of a bar, where a batch also decodes
+LONG_SHARE = 0.25  # of the longest prompt, from which prompts are long
 TINT = 0.4  # opacity of a group's color between its rows
 
 
@@ -80,11 +81,15 @@ class Scale:
     @staticmethod
     def of(histories: Collection[ClusterHistory], window: tuple[float, float] | None) -> "Scale":
         """Of all of them; `window` None shows everything."""
-        end = max((history.end for history in histories), default=0.0)
+        start, end = window or (0.0, max((history.end for history in histories), default=0.0) or 1.0)
         batches = [batch for history in histories for batch in history.batches]
-        held = (share for h in histories for i in h.instance_ids for _, share in kv_shares(h, i))
-        start, end = window or (0.0, end or 1.0)
-        return Scale(start, end, long_prompt_of(batches), max(held, default=0.0))
+        scale = Scale(start, end, long_prompt_of(batches), 0.0)
+        held = [
+            max(most_by_column(kv_shares(history, i), scale))
+            for history in histories
+            for i in history.instance_ids
+        ]
+        return replace(scale, peak_kv=max(held, default=0.0))
 
     @property
     def column(self) -> float:
@@ -136,14 +141,9 @@ def timelines_figure(
     return figure
 
 
-def long_prompt_of(batches: Collection[BatchSlice]) -> int:
-    """The length from which prompts are half of all tokens that are prefilled; 0 if there are none."""
-    rest = sum(batch.num_prefill_tokens for batch in batches) / 2
-    for batch in sorted(batches, key=lambda batch: -batch.longest_prompt):
-        rest -= batch.num_prefill_tokens
-        if rest <= 0:
-            return batch.longest_prompt
-    return 0
+def long_prompt_of(batches: Iterable[BatchSlice]) -> int:
+    """From which length prompts are long; 0 if nothing was prefilled."""
+    return ceil(LONG_SHARE * max((batch.longest_prompt for batch in batches), default=0))
 
 
 def kv_shares(history: ClusterHistory, instance_id: InstanceId) -> list[tuple[float, float]]:
@@ -194,7 +194,7 @@ def _draw_panel(panel: "Axes", history: ClusterHistory, scale: Scale) -> None:
     for instance_id, row in rows.items():
         for color, opacity, box in _bars(instance_id, row, height, scale):
             boxes[color, opacity].append(box)
-        boxes[INK, 1.0] += _kv_strip(height[instance_id], kv_shares(history, instance_id), scale)
+        boxes[INK, 1.0] += kv_strip(height[instance_id], kv_shares(history, instance_id), scale)
         panel.axhline(height[instance_id] + STRIP_BOTTOM, color=PALE_INK, linewidth=0.4, zorder=1)
     for (color, opacity), of_color in boxes.items():
         _draw_boxes(panel, of_color, color, opacity)
@@ -247,13 +247,13 @@ def _stretches(row: Row) -> Iterator[tuple[Cell, range]]:
         yield row[start], range(start, last + 1)
 
 
-def _kv_strip(top: float, samples: Sequence[tuple[float, float]], scale: Scale) -> Iterator[Box]:
+def kv_strip(top: float, samples: Sequence[tuple[float, float]], scale: Scale) -> Iterator[Box]:
     """The KV of an instance; columns that look alike are one box."""
     if not samples or not scale.peak_kv:
         return
     floor, height = top + STRIP_BOTTOM, STRIP_BOTTOM - STRIP_TOP
     levels = [
-        ceil(share / scale.peak_kv * STRIP_LEVELS) for share in _most_by_column(samples, scale)
+        ceil(share / scale.peak_kv * STRIP_LEVELS) for share in most_by_column(samples, scale)
     ]  # what is held at all is seen
     column = 0
     for level, alike in groupby(levels):
@@ -262,11 +262,12 @@ def _kv_strip(top: float, samples: Sequence[tuple[float, float]], scale: Scale) 
             yield scale.time(start), scale.time(column), floor - height * level / STRIP_LEVELS, floor
 
 
-def _most_by_column(samples: Sequence[tuple[float, float]], scale: Scale) -> list[float]:
+def most_by_column(samples: Sequence[tuple[float, float]], scale: Scale) -> list[float]:
     """The most in each column."""
     most = [0.0] * NUM_COLUMNS
     column, level = 0, 0.0
-    for time, share in (*samples, (scale.end, 0.0)):
+    shown = [sample for sample in samples if sample[0] < scale.end]
+    for time, share in (*shown, (scale.end, 0.0)):
         if time >= scale.start:
             now = min(int((time - scale.start) / scale.column), NUM_COLUMNS - 1)
             for between in range(column, now + 1):

@@ -7,7 +7,15 @@ from matplotlib.image import imread
 
 from loong.core.instance import ESPGroup
 from loong.core.timeline import BatchSlice, ClusterHistory
-from loong.workloads.plot_timeline import Scale, Work, long_prompt_of, plot_timelines, rows_of
+from loong.workloads.plot_timeline import (
+    Scale,
+    Work,
+    kv_shares,
+    kv_strip,
+    long_prompt_of,
+    plot_timelines,
+    rows_of,
+)
 
 CAPACITY = dict.fromkeys(range(4), 8000)
 
@@ -55,7 +63,7 @@ def test_the_picture_says_all_that_one_needs_to_read_it(tmp_path: Path) -> None:
         "DoP 4: prompt of 9,000 tokens",
         "DoP 2: decode",
         "DoP 1: prompt of 300 tokens + decode",
-        "prefill of long prompts (9,000 tokens or more)",
+        "prefill of long prompts (2,250 tokens or more)",
         "prefill of shorter prompts",
         "KV held (full height: 50 % of an instance",
         "degree of parallelism (DoP)",
@@ -101,13 +109,9 @@ def test_a_column_shows_what_took_most_of_it() -> None:
     ]
 
 
-def test_long_prompts_are_the_fewest_that_are_half_of_all_tokens() -> None:
-    lengths = [100, 400, 300, 150, 50]
-    batches = [
-        replace(piece(i, (0,), "prefill", 0.0, 1.0), num_prefill_tokens=length, longest_prompt=length)
-        for i, length in enumerate(lengths)
-    ]
-    assert long_prompt_of(batches) == 300
+def test_long_prompts_are_at_least_a_quarter_of_the_longest() -> None:
+    batches = [replace(piece(i, (0,), "prefill", 0.0, 1.0), longest_prompt=i) for i in (400, 99, 402)]
+    assert long_prompt_of(batches) == 101
     assert long_prompt_of([]) == 0
 
 
@@ -118,3 +122,13 @@ def test_a_run_of_nothing_is_still_a_picture(tmp_path: Path, history: ClusterHis
 
 def test_the_same_run_is_the_same_bytes(tmp_path: Path) -> None:
     assert drawn({"esp": elastic()}, tmp_path) == drawn({"esp": elastic()}, tmp_path)
+
+
+def test_the_strip_of_kv_is_of_the_window_alone() -> None:
+    late = piece(1, (0,), "decode", 8.0, 9.0)
+    history = ClusterHistory((piece(0, (0,), "decode", 0.0, 1.0), late), (), {0: 1000})
+    before = replace(history, batches=history.batches[:1])
+    window = Scale(2.0, 7.0, 0, 1.0)
+    assert list(kv_strip(0.0, kv_shares(history, 0), window)) == list(
+        kv_strip(0.0, kv_shares(before, 0), window)
+    )
