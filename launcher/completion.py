@@ -8,8 +8,8 @@ from loong.launcher.parser import CommandParser
 
 _EXAMPLES = """\
 examples:
-  source <(loong completion bash)                                 in this shell; in ~/.bashrc for all
-  loong completion zsh > ~/.zfunc/_loong                          in a folder of zsh's fpath
+  source <(loong completion bash)   # in this shell; in ~/.bashrc for all
+  source <(loong completion zsh)    # in ~/.zshrc, after compinit
 """
 _FILES = ("FILE", "DIR", "MODEL", "LOG")  # metavars of what lies on the disk
 _BASH = """\
@@ -33,7 +33,7 @@ _loong() {{
 }}
 complete -o filenames -F _loong loong
 """
-_ZSH = "#compdef loong\nautoload -U +X bashcompinit && bashcompinit\n"
+_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
