@@ -140,7 +140,10 @@ class Started(_Line, frozen=True, tag="started"):
 
 
 class Arrived(_Line, frozen=True, tag="arrived"):
-    """A request came, and the instances as it found them."""
+    """A request came, and the instances as it found them.
+
+    If it is another choice of `choice_of`, it begins when that has computed the prompt of both.
+    """
 
     time: float
     request_id: str
@@ -150,6 +153,7 @@ class Arrived(_Line, frozen=True, tag="arrived"):
     ttft_slo: float | None = None
     tpot_slo: float | None = None
     user: str = ""
+    choice_of: str | None = None
 
 
 class Planned(_Line, frozen=True, tag="planned"):

@@ -95,8 +95,10 @@ class DecisionLog:
     ) -> None:
         """Write down a plan made on `event` for `snapshot`, and what the executor was told because of it."""
         if isinstance(event, RequestArrived) and event.request.request_id not in self._num_tokens:
-            for choice in event.request.choices():
-                self._arrive(choice, snapshot)
+            first, *others = event.request.choices()
+            self._arrive(first, snapshot)
+            for choice in others:
+                self._arrive(choice, snapshot, choice_of=first.request_id)
         if plan.decisions:
             plan = replace(plan, decisions=tuple(self._news(plan.decisions)))
         waits = self._said[DecisionKind.WAIT]
@@ -128,7 +130,7 @@ class DecisionLog:
         for said in self._said.values():
             said.pop(request_id, None)
 
-    def _arrive(self, request: Request, snapshot: Snapshot) -> None:
+    def _arrive(self, request: Request, snapshot: Snapshot, choice_of: RequestId | None = None) -> None:
         self._num_tokens[request.request_id] = 0
         self._write(
             lines.Arrived(
@@ -140,6 +142,7 @@ class DecisionLog:
                 ttft_slo=None if request.slo is None else request.slo.ttft,
                 tpot_slo=None if request.slo is None else request.slo.tpot,
                 user=request.user,
+                choice_of=choice_of,
             )
         )
 

@@ -43,6 +43,7 @@ class RequestRuns:
 
     def __init__(self, when_over: Sequence[Callable[[RequestRun], None]] = ()) -> None:
         self._live: dict[RequestId, RequestRun] = {}
+        self._choices: dict[RequestId, list[RequestRun]] = {}  # that wait for this one's prompt
         self._when_over = list(when_over)
 
     @property
@@ -58,7 +59,7 @@ class RequestRuns:
         """Take in a line."""
         match line:
             case Arrived():
-                self._live[line.request_id] = RequestRun(
+                run = self._live[line.request_id] = RequestRun(
                     line.request_id,
                     line.num_prompt_tokens,
                     line.max_tokens,
@@ -67,6 +68,8 @@ class RequestRuns:
                     line.tpot_slo,
                     line.user,
                 )
+                if line.choice_of is not None:
+                    self._choices.setdefault(line.choice_of, []).append(run)
             case Planned():
                 self._run(line)
             case FirstToken():
@@ -84,12 +87,14 @@ class RequestRuns:
                 if (run := self._live.get(part.request_id)) is None:
                     continue
                 if run.started_at is None:
-                    run.started_at = plan.time
+                    for begun in (run, *self._choices.pop(run.request_id, ())):
+                        begun.started_at = plan.time
                 if not run.dops or run.dops[-1] != batch.dop:
                     run.dops.append(batch.dop)
 
     def _end(self, ended: Ended) -> None:
         if (run := self._live.pop(ended.request_id, None)) is not None:
+            self._choices.pop(ended.request_id, None)
             run.ended_at, run.end, run.num_output_tokens = ended.time, ended.reason, ended.num_output_tokens
             for listener in self._when_over:
                 listener(run)

@@ -1,8 +1,10 @@
 """What is followed line by line, and kept in memory."""
 
 from dataclasses import replace
+from pathlib import Path
 
-from decision_logs import Teller, prefill_two
+from decision_logs import Teller, logged, prefill_two
+from plans import in_group
 from simulation import timed_request
 
 from loong.core.events import RequestAborted, RequestArrived
@@ -51,3 +53,13 @@ def test_every_choice_of_a_request_arrives() -> None:
     teller = Teller(DecisionLog(None, listeners=[runs]), INSTANCES)
     teller.tell(RequestArrived(0.0, replace(timed_request(0, 6, 9), num_choices=3)))
     assert len({run.request_id for run in runs.live}) == len(runs.live) == 3
+
+
+def test_a_choice_starts_with_the_prompt_that_it_waits_for(tmp_path: Path) -> None:
+    over: list[RequestRun] = []
+    runs = RequestRuns([over.append])
+    request = replace(timed_request(0, 6, 4), num_choices=2)
+    for line in logged(tmp_path / "log", in_group(0), INSTANCES, [request]):
+        runs(line, b"")
+    assert [run.started_at for run in over] == [0.0, 0.0]
+    assert over[0].first_token_at == over[1].first_token_at

@@ -328,3 +328,14 @@ def test_a_first_token_that_takes_no_time_is_in_time() -> None:
         Ended(9.0, "r", "length", num_output_tokens=9),
     )
     assert story_of(indexed(log), "r").summary.ttft == Latency(0.0, 2.0, is_late=False)
+
+
+def test_a_choice_begins_with_the_prompt_that_another_has_computed(tmp_path: Path) -> None:
+    request = replace(timed_request(0, 20, 6), num_choices=2)
+    log = logged(tmp_path / "log", in_group(0, 1, chunk=10), THREE, [request])
+    told_of = story(log, "r000-1")
+    assert "It comes as another choice of r000, which computes the prompt of both." in told_of
+    assert "It never waited" in told_of
+    assert "Prefill" not in told_of
+    assert "Decode of 5 tokens" in told_of
+    assert "Prefill of 20 tokens" in story(log, "r000")

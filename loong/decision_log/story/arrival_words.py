@@ -10,6 +10,9 @@ from loong.decision_log.story.story import Story
 def arrival_words(story: Story) -> Iterator[str]:
     """Who was before it, who ran where, and how much room there was."""
     found, num_prompt = story.found, story.summary.num_prompt_tokens
+    if story.summary.choice_of is not None:
+        yield f"It comes as another choice of {story.summary.choice_of}, which computes the prompt of both."
+        return
     if found.ahead:
         ahead = f"{counted(len(found.ahead), 'request')} {verb('wait', found.ahead)}"
         yield f"It comes. {ahead} before it: {some_of(found.ahead)}."

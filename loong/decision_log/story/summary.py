@@ -27,6 +27,7 @@ class Summary(msgspec.Struct, frozen=True):
     """
 
     request_id: RequestId
+    choice_of: RequestId | None
     user: str
     arrived_at: float
     ended_at: float | None
@@ -54,6 +55,7 @@ def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
     parts = [part for run in runs for part in run.parts if part.predicted_seconds is not None]
     return Summary(
         request_id,
+        arrived.choice_of,
         arrived.user,
         arrived_at=arrived.time,
         ended_at=None if end is None else end.time,

@@ -68,6 +68,8 @@ class _Trail:
                 self._drop(entry)
             case FirstToken():
                 self.steps.append(First(entry.time, entry.time - self.arrived.time))
+                if self.is_waiting and self.arrived.choice_of is not None:
+                    self.is_waiting, self.free_since = False, entry.time
             case InstanceLost():
                 self._lose(entry)
             case Ended():
