@@ -59,7 +59,7 @@ class RequestRuns:
         """Take in a line."""
         match line:
             case Arrived():
-                run = self._live[line.request_id] = RequestRun(
+                come = self._live[line.request_id] = RequestRun(
                     line.request_id,
                     line.num_prompt_tokens,
                     line.max_tokens,
@@ -69,7 +69,7 @@ class RequestRuns:
                     line.user,
                 )
                 if line.choice_of is not None:
-                    self._choices.setdefault(line.choice_of, []).append(run)
+                    self._choices.setdefault(line.choice_of, []).append(come)
             case Planned():
                 self._run(line)
             case FirstToken():
