@@ -141,7 +141,7 @@ def test_prompts_wait_for_an_instance_that_is_still_being_emptied() -> None:
 
 
 def test_a_batch_without_slots_takes_an_idle_instance_and_moves_nothing() -> None:
-    plan = planned(snapshot_of([20, 50], [chat("a", 0)]))
+    plan = planned(snapshot_of([20, 50], [chat("a", 0, max_tokens=40)]))
     assert groups(plan) == {(0, 1): ("a",)}
     assert plan.batches[0].num_stored_tokens == {1: 16}
 
@@ -152,7 +152,7 @@ def test_a_batch_without_slots_merges_with_one_that_has_some_to_spare() -> None:
 
 
 def test_without_slots_anywhere_leases_end_no_prompt_begins_and_then_the_latest_is_preempted() -> None:
-    first, second = chat("a", 0), chat("b", 1, arrival_time=1.0)
+    first, second = chat("a", 0, max_tokens=9), chat("b", 1, max_tokens=9, arrival_time=1.0)
     lease = running(1, leased([second], 1, num_steps=4))
     snapshot = snapshot_of([20, 24], [first, second, waiting("c", 1, 1)], [lease], now=2.0)
     assert planned(snapshot) == IterationPlan(lease_ends=(LeaseEnd(1, 1),))
