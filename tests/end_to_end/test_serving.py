@@ -6,14 +6,22 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from pydantic import BaseModel, Field
 from served import Served, assert_gone, served, wait_until
 
 from loong.server.listen import bound_socket
+
+
+class Rating(BaseModel):
+    mood: Literal["happy", "sad"]
+    stars: int = Field(ge=1, le=5)
+
 
 POOL = 256
 NUM_INSTANCES = 3
@@ -74,6 +82,19 @@ def test_a_chat_streams_the_text_that_it_gives_at_once(server: Served) -> None:
         return answer.choices[0].message.content or ""
 
     assert ask(stream=True) == ask(stream=False) != ""
+
+
+def test_structured_answers_are_of_their_schema(server: Served) -> None:
+    pytest.importorskip("xgrammar")
+    answer = server.client.chat.completions.parse(
+        model="loong-tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        response_format=Rating,
+        max_tokens=150,
+        n=3,
+    )
+    ratings = [choice.message.parsed for choice in answer.choices]
+    assert all(isinstance(rating, Rating) and rating.stars in range(1, 6) for rating in ratings)
 
 
 def test_a_prompt_longer_than_a_pool_is_spread_over_instances(server: Served) -> None:

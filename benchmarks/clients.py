@@ -1,0 +1,217 @@
+"""Shows that clients of the OpenAI API work with loong as they are: openai, LangChain's and LiteLLM.
+
+They live in an environment of their own, made on first use (--environment; from the package index), because
+they are large and nothing of loong needs them. Prints a line a step, and as its last line a JSON object.
+Exits with 1 if any step did not do what it should.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import traceback
+import venv
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+PACKAGES = ("openai", "langchain-openai", "litellm")
+MODEL = "loong-tiny"
+MESSAGES = [{"role": "user", "content": "Say something."}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--environment", type=Path, default=Path("clients-environment"), metavar="DIR")
+    parser.add_argument("--base-url", metavar="URL", help="be the clients, of this server")
+    args = parser.parse_args()
+    sys.exit(act(args.base_url) if args.base_url else serve_and_act(args.environment))
+
+
+def serve_and_act(environment: Path) -> int:
+    """Run this file once more in the clients' environment, beside a server."""
+    from loong.launcher.embedded import ServerConfig, embedded_server  # which clients do not have
+
+    python = environment / "bin" / "python"
+    if not python.exists():
+        print(f"making {environment} with {', '.join(PACKAGES)}", flush=True)
+        venv.create(environment, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    config = ServerConfig(None, 2, 1, ("--kv-cache-tokens", "8192"), start_timeout=120.0)
+    with TemporaryDirectory() as folder, embedded_server(config, "esp", Path(folder) / "log") as url:
+        return subprocess.run([python, __file__, "--base-url", url], check=False).returncode
+
+
+class Acts:
+    """What is tried, and what came of it."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, bool] = {}
+
+    def act(self, name: str, call: Callable[[], object]) -> None:
+        """Do one thing, and show what it gave or how it failed."""
+        try:
+            told, is_right = repr(call()), True
+        except Exception as error:  # noqa: BLE001  whatever a client may raise
+            traceback.print_exc()
+            told, is_right = f"{type(error).__name__}: {error}", False
+        self.outcomes[name] = is_right
+        print(f"{'ok   ' if is_right else 'WRONG'} {name}: {told[:90]}", flush=True)
+
+
+def act(base_url: str) -> int:
+    acts = Acts()
+    for steps in (of_openai, of_langchain, of_litellm):
+        for name, call in steps(f"{base_url}/v1").items():
+            acts.act(name, call)
+    versions = {package: version(package) for package in PACKAGES}
+    print(json.dumps({"versions": versions, "right": acts.outcomes}))
+    return 0 if all(acts.outcomes.values()) else 1
+
+
+def rating() -> Any:
+    """What structured answers are: even a model that writes random text keeps to it, and soon."""
+    from typing import Literal
+
+    from pydantic import BaseModel, Field
+
+    class Rating(BaseModel):
+        mood: Literal["happy", "sad"]
+        stars: int = Field(ge=1, le=5)
+        tags: list[Literal["short", "long"]] = Field(max_length=2)
+
+    return Rating
+
+
+def of_openai(url: str) -> dict[str, Callable[[], object]]:
+    from openai import AsyncOpenAI, NotFoundError, OpenAI
+
+    client = OpenAI(base_url=url, api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+
+    def streamed() -> str:
+        chunks = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+    def stopped() -> str:
+        stream = client.chat.completions.create(**asked | {"max_tokens": 2000}, stream=True)
+        for number, _ in enumerate(stream):
+            if number == 5:
+                stream.close()
+                break
+        return "left after 5 chunks"
+
+    async def at_once() -> list[str | None]:
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as many:
+            answers = await asyncio.gather(*(many.chat.completions.create(**asked) for _ in range(8)))
+        return [answer.choices[0].message.content for answer in answers]
+
+    async def streamed_at_once() -> int:
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as one:
+            stream = await one.chat.completions.create(**asked, stream=True)
+            return len([chunk async for chunk in stream])
+
+    def parsed() -> object:
+        answer = client.chat.completions.parse(**asked | {"max_tokens": 200}, response_format=rating())
+        return answer.choices[0].message.parsed
+
+    def parsed_as_streamed() -> object:
+        given = asked | {"max_tokens": 200, "response_format": rating()}
+        with client.chat.completions.stream(**given) as stream:
+            return stream.get_final_completion().choices[0].message.parsed
+
+    def refused() -> str:
+        try:
+            client.embeddings.create(model=MODEL, input="a")
+        except NotFoundError as error:
+            return str(error)
+        raise AssertionError("embeddings were answered")
+
+    def same() -> bool:
+        whole = client.chat.completions.create(**asked).choices[0].message.content
+        assert whole == streamed()
+        return True
+
+    return {
+        "openai: a chat": lambda: client.chat.completions.create(**asked).choices[0].message.content,
+        "openai: a chat, streamed": streamed,
+        "openai: both the same": same,
+        "openai: a stream that is left": stopped,
+        "openai: eight chats at once, async": lambda: asyncio.run(at_once()),
+        "openai: a stream, async": lambda: asyncio.run(streamed_at_once()),
+        "openai: three choices with logprobs": lambda: [
+            len(choice.logprobs.content)
+            for choice in client.chat.completions.create(**asked, n=3, logprobs=True, top_logprobs=2).choices
+        ],
+        "openai: completions of two prompts": lambda: [
+            choice.text
+            for choice in client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=8).choices
+        ],
+        "openai: .parse": parsed,
+        "openai: .parse, streamed": parsed_as_streamed,
+        "openai: models": lambda: [model.id for model in client.models.list()],
+        "openai: embeddings are refused": refused,
+    }
+
+
+def of_langchain(url: str) -> dict[str, Callable[[], object]]:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=MODEL, base_url=url, api_key="none", max_retries=0, max_tokens=12, temperature=0)
+    long = ChatOpenAI(model=MODEL, base_url=url, api_key="none", max_retries=0, max_tokens=200)
+
+    async def streamed() -> int:
+        return len([chunk async for chunk in model.astream("Say something.")])
+
+    def counted() -> object:
+        usage = model.invoke("Say something.").usage_metadata
+        assert usage["output_tokens"] > 0
+        return usage
+
+    return {
+        "langchain: invoke": lambda: model.invoke("Say something.").content,
+        "langchain: a conversation": lambda: model.invoke([("system", "Be nice."), ("human", "Hi.")]).content,
+        "langchain: usage": counted,
+        "langchain: stream": lambda: "".join(chunk.content for chunk in model.stream("Say something.")),
+        "langchain: astream": lambda: asyncio.run(streamed()),
+        "langchain: batch": lambda: [answer.content for answer in model.batch(["a", "b", "c"])],
+        "langchain: structured output": lambda: long.with_structured_output(rating()).invoke("How was it?"),
+    }
+
+
+def of_litellm(url: str) -> dict[str, Callable[[], object]]:
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
+    import litellm
+
+    asked: dict[str, Any] = {
+        "api_base": url, "api_key": "none", "max_tokens": 12, "temperature": 0, "messages": MESSAGES
+    }  # fmt: skip
+    name = f"hosted_vllm/{MODEL}"
+
+    def text(answer: Any) -> str:
+        told: str = answer.choices[0].message.content
+        return told
+
+    def streamed() -> str:
+        chunks = litellm.completion(model=name, stream=True, **asked)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    def structured() -> object:
+        answer = litellm.completion(model=name, response_format=rating(), **asked | {"max_tokens": 200})
+        return rating().model_validate_json(text(answer))
+
+    return {
+        "litellm: completion": lambda: text(litellm.completion(model=name, **asked)),
+        "litellm: as an OpenAI model": lambda: text(litellm.completion(model=f"openai/{MODEL}", **asked)),
+        "litellm: stream": streamed,
+        "litellm: acompletion": lambda: text(asyncio.run(litellm.acompletion(model=name, **asked))),
+        "litellm: structured output": structured,
+    }
+
+
+if __name__ == "__main__":
+    main()
