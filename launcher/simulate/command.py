@@ -4,7 +4,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -46,7 +45,7 @@ def add_parser(subparsers: "Subparsers") -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=partial(run, parser))
+    parser.set_defaults(run=run)
     add_cluster_flags(parser.add_argument_group("cluster"))
     add_policy_flags(parser.add_argument_group("scheduling"))
     add_load_flags(parser.add_argument_group("load"))
@@ -54,13 +53,13 @@ def add_parser(subparsers: "Subparsers") -> None:
     add_log_flags(parser.add_argument_group("logs"))
 
 
-def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Simulate and report, or replay: 0 if that worked, however many missed; 1 if a replay differs."""
     from loong.launcher.simulate.replay import replay_and_report  # these import what `--help` can do without
     from loong.launcher.simulate.report import simulate_and_report
 
     if args.replay is not None:
-        _refuse_more_than_replay(parser, args)
+        _refuse_more_than_replay(args)
         return replay_and_report(args.replay)
     simulate_and_report(_config(args), shlex.join(["loong", *sys.argv[1:]]))
     return 0
@@ -105,10 +104,10 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
     return config
 
 
-def _refuse_more_than_replay(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def _refuse_more_than_replay(args: argparse.Namespace) -> None:
     """Raise `ConfigError` at flags that a replay would ignore, but for those that say their default."""
-    for name, value in vars(args).items():
-        if name not in ("command", "replay") and value != parser.get_default(name):
+    for name in args.chosen:
+        if name != "replay":
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"--replay takes everything from its file, and has no use for {flag}")
 
