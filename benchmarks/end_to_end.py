@@ -21,6 +21,7 @@ from serving_runs import (
     latency_panels,
     scale_panel,
     serve,
+    setting,
 )
 
 POLICIES = "esp,tp,static-sp,replicas,chunked,disaggregated,esp-paper"
@@ -40,10 +41,7 @@ def main() -> None:
         results.append(served)
     print(goodput_table(results))
     numbers = {
-        "device": args.device,
-        "num_instances": args.num_instances,
-        "length_scale": args.length_scale,
-        "slo": args.slo,
+        **setting(args),
         "goodputs": {served.workload: served.goodputs() for served in results},
         "attainment": {
             served.workload: [(p.policy, p.rate, p.attainment) for p in served.points] for served in results

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from os import getloadavg
 from statistics import fmean
 
-from line_picture import Panel, write_lines
+from line_picture import Panel, lines_of, write_lines
 from result import print_result
 from stage_runs import add_stage_flags, dops_up_to, stage_runs
 
@@ -65,14 +65,12 @@ def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
     """Milliseconds over DoP, a line a case; predictions dashed."""
     found = []
     for phase in ("prefill", "decode"):
-        own = [row for row in rows if row["phase"] == phase]
-        lines = {}
-        for case in dict.fromkeys(str(row["case"]) for row in own):
-            same = [row for row in own if row["case"] == case]
-            for key, suffix in (("seconds", ""), ("predicted", ", predicted")):
-                lines[f"{case}{suffix}"] = [
-                    (float(str(row["dop"])), 1e3 * float(str(row[key]))) for row in same
-                ]
+        lines = lines_of(
+            (f"{row['case']}{suffix}", float(str(row["dop"])), 1e3 * float(str(row[key])))
+            for row in rows
+            for key, suffix in (("seconds", ""), ("predicted", ", predicted"))
+            if row["phase"] == phase
+        )
         if lines:
             title = f"{phase}: requests x tokens"
             found.append(Panel(title, "degree of parallelism", "ms an iteration", lines, is_log_y=True))

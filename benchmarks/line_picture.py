@@ -1,6 +1,6 @@
 """Pictures of lines, which scripts write beside their numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,14 @@ class Panel:
     level: float | None = None
     is_log_x: bool = False
     is_log_y: bool = False
+
+
+def lines_of(points: Iterable[tuple[str, float, float]]) -> dict[str, Line]:
+    """The lines of named points, each name in the order in which it came first."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for name, x, y in points:
+        lines.setdefault(name, []).append((x, y))
+    return dict(lines)
 
 
 def write_lines(panels: Sequence[Panel], folder: Path, name: str, num_columns: int = 2) -> list[Path]:

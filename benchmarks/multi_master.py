@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from os import getloadavg
 
 from iteration_time import size_of
-from line_picture import Panel, write_lines
+from line_picture import Panel, lines_of, write_lines
 from result import print_result
 from stage_runs import add_stage_flags, dops_up_to, stage_runs
 
@@ -43,10 +43,7 @@ async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float
 
 def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
     """A step relative to that of a single master."""
-    lines = {
-        case: [(float(masters), ratio) for name, masters, _, ratio in rows if name == case]
-        for case in dict.fromkeys(row[0] for row in rows)
-    }
+    lines = lines_of((case, masters, ratio) for case, masters, _, ratio in rows)
     return Panel("requests x context", "masters", "step, of a single master's", lines, level=1.0)
 
 

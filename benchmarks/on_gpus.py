@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from os import getloadavg
 from pathlib import Path
 
-from line_picture import Line, Panel, write_lines
+from line_picture import Line, Panel, lines_of, write_lines
 from loong_runs import Point, points_of, run_loong
 from result import print_result
 
@@ -118,10 +118,7 @@ def _shown(value: object, factor: float = 1.0) -> str:
 
 def lines(points: Sequence[Point], suffix: str) -> dict[str, Line]:
     """Attainment over rate of every policy, in percent."""
-    return {
-        f"{policy}{suffix}": [(p.rate, 100 * p.attainment) for p in points if p.policy == policy]
-        for policy in dict.fromkeys(p.policy for p in points)
-    }
+    return lines_of((f"{p.policy}{suffix}", p.rate, 100 * p.attainment) for p in points)
 
 
 def main() -> None:

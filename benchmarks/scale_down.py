@@ -16,7 +16,7 @@ from os import getloadavg
 from statistics import median
 
 from iteration_time import size_of
-from line_picture import Panel, write_lines
+from line_picture import Panel, lines_of, write_lines
 from result import print_result
 from stage_runs import StageRuns, add_stage_flags, dops_up_to, stage_runs
 
@@ -49,10 +49,7 @@ async def measure_case(runs: StageRuns, case: str) -> list[tuple[str, int, float
 
 def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
     """What fewer keepers cost, in percent."""
-    lines = {
-        case: [(float(count), 100 * more) for name, count, _, more in rows if name == case]
-        for case in dict.fromkeys(row[0] for row in rows)
-    }
+    lines = lines_of((case, count, 100 * more) for case, count, _, more in rows)
     return Panel(
         "prompts x tokens", "instances that keep the KV", "more time (%)", lines, level=100 * CEILING
     )

@@ -13,9 +13,9 @@ virtual time by default, or on servers.
 import argparse
 from os import getloadavg
 
-from line_picture import Panel, write_lines
+from line_picture import Panel, lines_of, write_lines
 from result import print_result
-from serving_runs import Served, add_serving_flags, attainment_panel, goodput_table, serve
+from serving_runs import Served, add_serving_flags, attainment_panel, goodput_table, serve, setting
 
 from loong.workloads.report import table
 
@@ -35,11 +35,7 @@ def scale_ups(served: Served) -> list[tuple[str, float, float]]:
 
 def frequency_panel(served: Served) -> Panel:
     """Scale-ups over rate."""
-    rows = scale_ups(served)
-    lines = {
-        policy: [(rate, count) for name, rate, count in rows if name == policy]
-        for policy in dict.fromkeys(row[0] for row in rows)
-    }
+    lines = lines_of(scale_ups(served))
     return Panel(f"{served.workload}: scale-ups", "requests per second", "in ten seconds", lines)
 
 
@@ -60,10 +56,7 @@ def main() -> None:
     )
     print("\n" + goodput_table(results))
     numbers = {
-        "device": args.device,
-        "num_instances": args.num_instances,
-        "length_scale": args.length_scale,
-        "slo": args.slo,
+        **setting(args),
         "goodputs": {served.workload: served.goodputs() for served in results},
         "scale_ups": rows,
     }

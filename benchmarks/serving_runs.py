@@ -41,6 +41,12 @@ def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads:
     parser.add_argument("--save", action="store_true", help="append the result to results/")
 
 
+def setting(args: argparse.Namespace) -> dict[str, object]:
+    """What a result is to say of how it came about."""
+    names = ("device", "num_instances", "length_scale", "slo", "seed", "repeat")
+    return {name: getattr(args, name) for name in names}
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What came of one workload."""

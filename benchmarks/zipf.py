@@ -15,7 +15,7 @@ from os import getloadavg
 
 from line_picture import write_lines
 from result import print_result
-from serving_runs import add_serving_flags, attainment_panel, goodput_table, serve
+from serving_runs import add_serving_flags, attainment_panel, goodput_table, serve, setting
 
 POLICIES = "esp,esp-paper,tp,static-sp,replicas"
 WORKLOADS = ("zipf1.0", "zipf1.2", "zipf1.4")
@@ -30,10 +30,7 @@ def main() -> None:
     write_lines([attainment_panel(served) for served in results], args.output_dir, "zipf", num_columns=3)
     print(goodput_table(results))
     numbers = {
-        "device": args.device,
-        "num_instances": args.num_instances,
-        "length_scale": args.length_scale,
-        "slo": args.slo,
+        **setting(args),
         "goodputs": {served.workload: served.goodputs() for served in results},
     }
     print_result("zipf", load_before, numbers, save=args.save)
