@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loong.workloads.plot_style import BLUE, GREEN, ORANGE, house_style, new_figure
+from loong.workloads.plot_style import BLUE, GREEN, ORANGE, house_style, log_scale, new_figure
 from loong.workloads.request import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -50,4 +50,4 @@ def _draw(panel: "Axes", label: str, samples: Sequence[float], color: str) -> No
         return
     low, high = above.min() / 1.05, above.max() * 1.05
     panel.hist(above, bins=np.geomspace(low, high, NUM_BINS).tolist(), color=color)
-    panel.set_xscale("log")
+    log_scale(panel, "x")

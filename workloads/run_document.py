@@ -1,7 +1,7 @@
 """The document of a benchmark or a simulation, read back; `docs/benchmarking.md` describes it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -13,6 +13,7 @@ from loong.core.errors import ConfigError
 from loong.workloads.result import JSON
 
 SCHEMA_VERSION = 1
+SIMULATED = " (simulated)"
 
 Scalar: TypeAlias = bool | int | float | str | None
 Spread: TypeAlias = tuple[float, float, float]
@@ -215,7 +216,18 @@ def as_simulated(document: RunDocument) -> RunDocument:
 
 def simulated(policy: str) -> str:
     """The name of a policy in virtual time, beside the same one on servers."""
-    return f"{policy} (simulated)"
+    return f"{policy}{SIMULATED}"
+
+
+def measured(runs: RuleRuns) -> RuleRuns:
+    """The runs without simulated ones that stand beside them: what was measured is compared with itself."""
+    if all(policy.endswith(SIMULATED) for policy in runs.policies):
+        return runs
+    return replace(
+        runs,
+        runs=tuple(run for run in runs.runs if not run.policy.endswith(SIMULATED)),
+        goodput=tuple(found for found in runs.goodput if not found.policy.endswith(SIMULATED)),
+    )
 
 
 def merged(documents: Sequence[RunDocument]) -> RunDocument | None:

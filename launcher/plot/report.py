@@ -17,7 +17,7 @@ from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.server.trace import chrome_trace
 from loong.workloads.plot_curves import at_rate
-from loong.workloads.run_document import RuleRuns, RunDocument, by_rule, merged
+from loong.workloads.run_document import RuleRuns, RunDocument, by_rule, measured, merged
 
 PAGE = Path(__file__).parent / "page" / "report.html.jinja"
 
@@ -99,7 +99,7 @@ def _length_scale(document: RunDocument | None) -> float:
 
 
 def _section(runs: RuleRuns, figures: Sequence[Figure], num_telling: int) -> Section:
-    told = answer(runs)
+    told = answer(measured(runs))
     name, _, formula = runs.rule.description.partition(" (")
     return Section(
         rule=name,

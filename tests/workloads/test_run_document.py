@@ -6,7 +6,7 @@ import pytest
 from run_documents import LOOSE, RULE, run_row, sweep, write_run
 
 from loong.core.errors import ConfigError
-from loong.workloads.run_document import as_simulated, by_rule, merged, read_document, spread_of
+from loong.workloads.run_document import as_simulated, by_rule, measured, merged, read_document, spread_of
 
 
 def test_runs_are_read_with_all_their_numbers(tmp_path: Path) -> None:
@@ -62,13 +62,17 @@ def test_each_rule_has_its_runs(tmp_path: Path) -> None:
 
 
 def test_simulated_runs_are_marked_beside_measured_ones(tmp_path: Path) -> None:
-    measured = write_run(tmp_path / "a", [run_row("esp")])
+    on_servers = write_run(tmp_path / "a", [run_row("esp")])
     virtual = write_run(tmp_path / "b", [run_row("esp")], kind="simulate", command="loong simulate")
-    both = merged([as_simulated(measured), as_simulated(virtual)])
+    both = merged([as_simulated(on_servers), as_simulated(virtual)])
     assert both is not None
     assert [run.policy for run in both.runs] == ["esp", "esp (simulated)"]
-    assert both.command.splitlines() == [measured.command, "loong simulate"]
+    assert both.command.splitlines() == [on_servers.command, "loong simulate"]
     assert both.kind == "bench and simulate"
+    (runs,) = by_rule(both)
+    assert measured(runs).policies == ["esp"]
+    (alone,) = by_rule(as_simulated(virtual))
+    assert measured(alone).policies == ["esp (simulated)"]
 
 
 def test_what_differs_between_machines_is_told_of_each(tmp_path: Path) -> None:
