@@ -187,6 +187,8 @@ async def short_requests(port: int, seconds: float, rate: float | None) -> dict[
         for number in range(int(seconds * rate)):
             due = begin + number / rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+            while not answers.idle:  # noqa: ASYNC110 - a poll
+                await asyncio.sleep(0.001)
             client = answers.idle.pop()
             client.send(answers.request)
             client.sent_at = due  # a generator that is late must not hide it

@@ -7,6 +7,7 @@ is 50 ms.
 
 import argparse
 import asyncio
+import gc
 import sys
 import tempfile
 from os import getloadavg
@@ -34,6 +35,7 @@ LIMITS = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 async def longest_stalls(tokenizer: Tokenizer, num_rounds: int) -> dict[str, list[float]]:
     """Seconds, by request and round."""
     compile_ahead()
+    gc.freeze()  # as the server does when it is up
     found: dict[str, list[float]] = {}
     for name in LARGE_REQUESTS:
         request = request_bytes(name)
