@@ -1,6 +1,7 @@
 """The answer to one request as it grows, token by token."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from loong.core.errors import ClusterError
 from loong.core.events import Logprobs, ProducedToken
@@ -9,8 +10,7 @@ from loong.server.detokenizer import Decoder, IncrementalDetokenizer
 from loong.server.stop_strings import StopStrings
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What one token adds to an answer: often less text than its own, or more, since text is held back.
 
     `choice` is the answer's place among those of its request, `index` counts the answer's tokens from 0, and
@@ -19,7 +19,7 @@ class Delta:
     """
 
     choice: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides a tuple's method
     text: str
     token_id: TokenId
     text_offset: int
