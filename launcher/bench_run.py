@@ -13,7 +13,7 @@ from loong.launcher import goodput
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench_found import Found, MeasuredRun, Repeats
 from loong.launcher.bench_report import print_run, print_workload, report
-from loong.launcher.embedded import embedded_server
+from loong.launcher.embedded import embedded_server, sigterm_unwinds
 from loong.launcher.goodput import Goodput
 from loong.launcher.measure import Measured, PrefillProbe
 from loong.launcher.outputs import make_folder
@@ -55,7 +55,7 @@ class _Bench:
 
     def measure_all(self) -> None:
         """Measure each server, started for that if it is ours."""
-        with _output_folder(self._config) as folder:
+        with sigterm_unwinds(), _output_folder(self._config) as folder:
             for name, server in self._config.servers.items():
                 with _started(name, server, folder) as (base_url, model, backend):
                     measured = Measured(base_url, model, self._config, backend)

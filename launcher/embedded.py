@@ -88,7 +88,7 @@ def _running(command: Sequence[str], log_path: Path) -> Iterator[subprocess.Pope
 
     A terminal's interrupt reaches only us, and a SIGTERM to us unwinds the stack, so both end here.
     """
-    with _sigterm_unwinds(), log_path.open("wb") as log:
+    with sigterm_unwinds(), log_path.open("wb") as log:
         process = subprocess.Popen(  # noqa: S603  a command of our own making
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -104,7 +104,9 @@ def _running(command: Sequence[str], log_path: Path) -> Iterator[subprocess.Pope
 
 
 @contextlib.contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
+def sigterm_unwinds() -> Iterator[None]:
+    """Let a SIGTERM end this process by way of every `finally`, with the code it would have had."""
+
     def leave(signal_number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + signal_number)
 
