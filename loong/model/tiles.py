@@ -16,7 +16,7 @@ _MOST_LEFT = 1 / 4  # of a square's queries, behind it
 class Tile(NamedTuple):
     """Some rows of queries and of keys: every query sees every key, or (causal) query i sees keys 0 to i.
 
-    What comes of the first `num_extra` queries is dropped: they are there for the shape.
+    What comes of the first `num_extra` queries is dropped: they are in another tile, and here for the shape.
     """
 
     query_row: int
@@ -90,11 +90,9 @@ def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
     while uncut:
         task = uncut.pop()
         if num_keys := _num_keys_of_rectangle(task, sizes):
-            queries = _queries_of_rectangle(task, sizes.queries)
             keys = range(task.key_row, task.key_row + num_keys)
-            tiles += _rectangles(queries, keys, sizes, num_extra=task.query_row - queries.start)
-            num_done = queries.stop - task.query_row
-            uncut += [_after_queries(task, num_done), _after_keys(task, num_done, num_keys)]
+            tiles += _rectangles(task.query_row, task.num_queries, keys, sizes)
+            uncut.append(_after_keys(task, num_keys))
         elif square := _largest_square(task, sizes.square):
             tiles += _squares(square, sizes)
             left = _after_queries(task, square.query_row - task.query_row + square.num_queries)
@@ -105,21 +103,11 @@ def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
 
 
 def _num_keys_of_rectangle(task: AttendTask, sizes: TileSizes) -> int:
-    """How many of the first keys, which every query sees, make rectangles with most of the queries."""
+    """How many of the first keys, which every query sees, make rectangles with all of the queries."""
     if task.num_queries < sizes.queries:
         return 0
     num_seen = min(_num_seen_by_first(task), task.num_keys)
     return num_seen // sizes.keys * sizes.keys
-
-
-def _queries_of_rectangle(task: AttendTask, step: int) -> range:
-    """All rows of a task, behind as many others as the shape takes; fewer where there are not so many."""
-    end = task.query_row + task.num_queries
-    num_rows = -(-task.num_queries // step) * step
-    if num_rows > end:
-        num_rows -= step
-        end = task.query_row + num_rows
-    return range(end - num_rows, end)
 
 
 def _num_seen_by_first(task: AttendTask) -> int:
@@ -146,21 +134,27 @@ def _squares(square: Tile, sizes: TileSizes) -> Iterator[Tile]:
     """A square in squares along its diagonal, and what is before each."""
     for start in range(0, square.num_queries, sizes.largest_square):
         size = min(sizes.largest_square, square.num_queries - start)
-        row = square.query_row + start
-        yield Tile(row, size, square.key_row + start, size, is_causal=True)
-        yield from _rectangles(range(row, row + size), range(square.key_row, square.key_row + start), sizes)
+        row, keys = square.query_row + start, range(square.key_row, square.key_row + start)
+        yield Tile(row, size, keys.stop, size, is_causal=True)
+        yield from _rectangles(row, size, keys, sizes)
 
 
-def _rectangles(queries: range, keys: range, sizes: TileSizes, num_extra: int = 0) -> Iterator[Tile]:
-    """All of a rectangle whose sides are multiples of the least ones; those of the same keys in a row."""
+def _rectangles(query_row: int, num_queries: int, keys: range, sizes: TileSizes) -> Iterator[Tile]:
+    """All of a rectangle of enough queries, and keys a multiple of the least; same keys follow each other.
+
+    Its parts have the same number of queries; the last one repeats some where they are more than there are.
+    """
+    num_parts = -(-num_queries // sizes.most_queries)
+    if num_queries % sizes.queries:
+        num_parts = max(2, num_parts)
+    size = -(-num_queries // (num_parts * sizes.queries)) * sizes.queries
     width = sizes.most_keys
     while keys:
         while width > len(keys):
             width //= 2
-        for start in range(0, len(queries), sizes.most_queries):
-            rows = queries[start : start + sizes.most_queries]
-            extra = num_extra if start == 0 else 0
-            yield Tile(rows.start, len(rows), keys.start, width, is_causal=False, num_extra=extra)
+        for start in range(0, num_queries, size):
+            first = min(start, num_queries - size)
+            yield Tile(query_row + first, size, keys.start, width, is_causal=False, num_extra=start - first)
         keys = keys[width:]
 
 
@@ -173,10 +167,9 @@ def _after_queries(task: AttendTask, num_done: int) -> AttendTask:
     )
 
 
-def _after_keys(task: AttendTask, num_queries: int, num_done: int) -> AttendTask:
-    """What the first queries of a task have to see yet once its first keys are done."""
+def _after_keys(task: AttendTask, num_done: int) -> AttendTask:
+    """What is left of a task once its first keys are done."""
     return task._replace(
-        num_queries=num_queries,
         key_row=task.key_row + num_done,
         num_keys=task.num_keys - num_done,
         first_key=task.first_key + num_done * task.key_step,

@@ -84,13 +84,13 @@ def test_a_long_prompt_is_squares_on_its_diagonal_and_rectangles_before_them() -
     )
 
 
-def test_a_chunk_takes_queries_before_it_along_and_leaves_none_of_its_own_to_long_histories() -> None:
-    _, (tiles, rest) = cut([AttendTask.full(0, 3, 0, 8), AttendTask.full(0, 3, 0, 8)])
+def test_a_chunk_of_another_size_is_two_tiles_that_share_queries() -> None:
+    _, (tiles, rest) = cut([AttendTask.full(0, 3, 0, 8)])
+    assert rest == ()
     assert tiles == (
         Tile(0, 2, 0, 8, is_causal=False),
-        Tile(99, 4, 0, 8, is_causal=False, num_extra=1),
+        Tile(1, 2, 0, 8, is_causal=False, num_extra=1),
     )
-    assert rest == (AttendTask.full(2, 1, 0, 8),)
 
 
 def test_a_prompt_far_from_the_sizes_of_squares_is_left_whole() -> None:
