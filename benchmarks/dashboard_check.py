@@ -21,6 +21,7 @@ VIEWS = [(width, scheme) for width in (375, 1600) for scheme in ("light", "dark"
 KEY = "a key of this check"
 IS_TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 NUM_CLIENTS = 12
+NUM_PICTURE_CLIENTS, PICTURE_SECONDS = 4, 38.0
 NUM_COLORS = """(() => { const canvas = document.getElementById("gantt");
   const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const colors = new Set();
@@ -70,6 +71,13 @@ async def check_clicks(page: Page, folder: Path) -> None:
     await page.click_on("#pause")
 
 
+async def take_picture(page: Page, url: str, folder: Path) -> None:
+    """The page as the documentation shows it."""
+    await page.show(f"{url}/dashboard", 1200, 900, "light")
+    await asyncio.sleep(PICTURE_SECONDS)
+    await page.screenshot(folder / "dashboard.png")
+
+
 async def check_key(page: Page, url: str) -> None:
     """A page without the key asks for it, again if it is wrong, and then works."""
     await page.show(f"{url}/dashboard", 1600, 900, "light")
@@ -83,10 +91,10 @@ async def check_key(page: Page, url: str) -> None:
 
 
 @asynccontextmanager
-async def load(url: str) -> AsyncIterator[None]:
+async def load(url: str, num_clients: int = NUM_CLIENTS) -> AsyncIterator[None]:
     """Prompts of all lengths, a few at a time, for as long as the context lasts."""
     async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as clients:
-        tasks = [clients.create_task(ask(session, Random(seed))) for seed in range(NUM_CLIENTS)]
+        tasks = [clients.create_task(ask(session, Random(seed))) for seed in range(num_clients)]
         try:
             yield
         finally:
@@ -113,6 +121,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-dir", type=Path, default=Path("dashboard-check"), help="(%(default)s)")
     parser.add_argument("--browser", default=shutil.which("chromium") or "chromium", help="(%(default)s)")
+    parser.add_argument("--picture", action="store_true", help="take the documentation's picture as well")
     args = parser.parse_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
@@ -122,6 +131,10 @@ async def main() -> None:
                     await check_view(page, url, width, scheme, args.output_dir)
                 await check_clicks(page, args.output_dir)
                 assert not page.complaints, page.complaints
+        if args.picture:
+            with embedded_server(server(), "esp", Path(folder) / "log") as url:
+                async with load(url, NUM_PICTURE_CLIENTS), browser_page(args.browser) as page:
+                    await take_picture(page, url, args.output_dir)
         with embedded_server(server("--api-key", KEY), "esp", Path(folder) / "log") as url:
             async with browser_page(args.browser) as page:
                 await check_key(page, url)
