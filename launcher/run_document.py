@@ -11,9 +11,9 @@ from loong.launcher.goodput import A, Goodput
 from loong.launcher.machine import machine_facts
 from loong.launcher.runs import finite
 from loong.workloads.result import JSON
+from loong.workloads.run_document import SCHEMA_VERSION
 from loong.workloads.slo import SLORule
 
-SCHEMA_VERSION = 1
 FILE_NAME = "results.json"
 
 
