@@ -4,9 +4,9 @@
 group gained an instance in ten seconds. LoongServe's figure 13: 2.87 times the goodput on sharegpt. In
 virtual time by default, or on servers.
 
-    python benchmarks/scale_up.py --output-dir out --request-rate 20:100:20               # simulated, minutes
+    python benchmarks/scale_up.py --output-dir out --model llama-2-7b --device a800 --request-rate 40:160:40
     python benchmarks/scale_up.py --output-dir out --device cpu --num-instances 2 --length-scale 1/16 \\
-        --num-requests 60 --request-rate 8,16 --extra-server-args='--kv-cache-tokens 1024'   # CPUs, a minute
+        --num-requests 60 --request-rate 8,16 --extra-server-args='--kv-cache-tokens 128'   # CPUs, a minute
     python benchmarks/scale_up.py --output-dir out --device cuda --num-instances 8 --request-rate 20:100:20
 """
 

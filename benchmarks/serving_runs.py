@@ -1,6 +1,7 @@
 """Policies under workloads, on servers or in virtual time: what scripts of whole services share."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads:
     parser.add_argument("--policy", default=policies, help="(%(default)s)")
     parser.add_argument("--workload", nargs="+", default=list(workloads), help="(%(default)s)")
     parser.add_argument(
-        "--device", default="simulated", help="cuda or cpu: serve; else virtual H200s (%(default)s)"
+        "--device", default="h200", help="cuda or cpu: serve on these; h200, a800 ...: simulate (%(default)s)"
     )
     parser.add_argument("--model", help="a built-in shape (llama-3.1-8b, and on CPUs the tiny one)")
     parser.add_argument("--num-instances", type=int, default=8, help="(%(default)s)")
@@ -90,6 +91,8 @@ def serve(args: argparse.Namespace, workload: str) -> Served:
         arguments += ["--load-format", "dummy"] if model is not None else []
         arguments += [] if args.request_rate else ["--request-rate", "1"]
         arguments.append(f"--extra-server-args={args.extra_server_args}")
+    else:
+        arguments += ["--device", args.device, "--jobs", str(len(os.sched_getaffinity(0)))]
     folder = args.output_dir / workload
     document = run_loong("bench" if is_served else "simulate", arguments, folder)
     return Served(workload, document, tuple(points_of(document)))
