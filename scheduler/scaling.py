@@ -88,7 +88,10 @@ class Scaling:
         if step is None:
             return None
         step.reckon()
-        budget, decode_seconds = self.budget(decodes), step.seconds
+        decode_seconds = step.seconds
+        budget = self.budget(decodes)
+        if self._is_hopeless(decodes, decode_seconds):
+            budget = max(budget, 2 * decode_seconds)
         is_alone = not decodes and len(prefills) == 1
         if overdue := [p for p in prefills if p.is_late or p.is_missed]:
             oldest = min(overdue, key=lambda p: p.view.arrival_time)
@@ -120,6 +123,13 @@ class Scaling:
                 seconds = max(LEAST_TPOT * tpot, min(seconds, slack))
             budget = min(budget, seconds)
         return budget
+
+    def _is_hopeless(self, decodes: Iterable[RequestView], seconds: float) -> bool:
+        """Whether decodes alone take all the time there is: to hold prompts up would not bring them in time.
+
+        Prompts then have as much of a step as they have. Else a machine would do the less the slower it is.
+        """
+        return any(seconds > TPOT_MARGIN * target_tpot(view, self.config) for view in decodes)
 
     def _add(self, step: Step, prefill: Prefill, budget: float, is_alone: bool) -> int:
         """The next chunk of a prompt: on one instance if that will do, else over all of the group."""

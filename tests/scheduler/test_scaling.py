@@ -185,8 +185,19 @@ def test_without_decodes_a_step_has_the_time_it_is_meant_to_take() -> None:
 def test_a_prompt_makes_progress_however_slow_its_decodes_are() -> None:
     decodes = [decoding(f"d{n}", 30_000, (0,)) for n in range(64)]
     snapshot = snapshot_of([10**7], [*decodes, waiting("p", 10**6)])
-    batch = batch_of(snapshot, H200, PolicyConfig(target_tpot=1e-3))
+    seconds = seconds_of(batch_of(snapshot_of([10**7], decodes)))
+    batch = batch_of(snapshot, H200, PolicyConfig(target_tpot=1.01 * seconds / TPOT_MARGIN))
     assert num_computed(batch, "p") == LEAST_CHUNK
+
+
+@pytest.mark.parametrize("target_tpot", [1e-3, 0.01])
+def test_prompts_have_as_much_time_as_decodes_that_miss_their_target_anyway(target_tpot: float) -> None:
+    decodes = [decoding(f"d{n}", 30_000, (0,)) for n in range(64)]
+    snapshot = snapshot_of([10**7], [*decodes, waiting("p", 10**6)])
+    seconds = seconds_of(batch_of(snapshot_of([10**7], decodes)))
+    assert seconds > target_tpot
+    batch = batch_of(snapshot, H200, PolicyConfig(target_tpot=target_tpot))
+    assert seconds_of(batch) == pytest.approx(2 * seconds, rel=0.1)
 
 
 def test_a_step_takes_prompts_in_order_until_it_is_full() -> None:
