@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from loong.core.errors import ClusterError, LoongError
 from loong.core.events import (
+    BatchFinished,
     Event,
     InstanceLost,
+    MigrationFinished,
     ProducedToken,
     RequestAborted,
     RequestArrived,
@@ -26,6 +28,7 @@ from loong.stream import Stream
 logger = logging.getLogger(__name__)
 
 HEALTHY_SILENCE_SECONDS = 4.0  # of heartbeats that are a second apart
+HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes
 
 
 class Engine:
@@ -38,6 +41,7 @@ class Engine:
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
         self._streams: dict[RequestId, Stream[ProducedToken | None]] = {}
         self._failure: str | None = None
+        self._advanced_at = executor.now  # when something was last done, or there last was something to do
 
     async def run(self) -> None:
         """Serve until drained. Raises `ClusterError` when an instance is lost; all streams end with it."""
@@ -60,6 +64,8 @@ class Engine:
             self._executor.prepare_grammar(json_schema)
         request_ids = [choice.request_id for choice in request.choices()]
         stream: Stream[ProducedToken | None] = Stream()
+        if not self._streams:
+            self._advanced_at = self._executor.now
         self._streams.update(dict.fromkeys(request_ids, stream))
         self._executor.post(RequestArrived(self._executor.now, self._stamped(request)))
         try:
@@ -92,17 +98,22 @@ class Engine:
             await asyncio.sleep(0.02)
 
     def health(self) -> Health:
-        """Whether the loop runs and every worker was heard from lately."""
+        """Whether the loop runs, every worker was heard from lately, and what is asked advances."""
         silence = self._executor.seconds_since_heard
+        standstill = self._executor.now - self._advanced_at if self._streams else 0.0
         if self._failure is not None:
             return Health(is_alive=False, message=self._failure)
         if silence > HEALTHY_SILENCE_SECONDS:
             return Health(is_alive=False, message=f"a worker has been silent for {silence:.1f} s")
+        if standstill > HEALTHY_STEP_SECONDS:
+            message = f"no step has ended for {standstill:.0f} s, and {self.num_open} requests wait"
+            return Health(is_alive=False, message=message)
         return Health(is_alive=True, message="ok")
 
     def snapshot(self) -> Snapshot:
-        """The cluster now, with the counts since the start."""
-        return self._scheduling.state.snapshot(self._executor.now)
+        """The cluster now, with the counts since the start; once the engine has failed, nothing is there."""
+        snapshot = self._scheduling.state.snapshot(self._executor.now)
+        return snapshot if self._failure is None else _emptied(snapshot)
 
     def history(self) -> ClusterHistory:
         """The last batches and migrations, oldest first."""
@@ -115,9 +126,12 @@ class Engine:
     def _deliver(self, event: Event) -> None:
         match event:
             case TokensProduced():
+                self._advanced_at = event.time
                 for token in event.tokens:
                     if (stream := self._streams.get(token.request_id)) is not None:
                         stream.put(token)
+            case BatchFinished() | MigrationFinished():
+                self._advanced_at = event.time
             case InstanceLost():
                 raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
             case _:
@@ -129,3 +143,9 @@ def _reason(error: BaseException | None) -> str:
     if error is None or isinstance(error, asyncio.CancelledError):
         return "the engine has stopped"
     return str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
+
+
+def _emptied(snapshot: Snapshot) -> Snapshot:
+    """The same counts, but nothing that waits, runs or is held."""
+    instances = tuple(instance.using(0).running(None) for instance in snapshot.instances)
+    return replace(snapshot, instances=instances, waiting=(), running=(), batches=(), migrations=())
