@@ -42,14 +42,11 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A request; times are of the run's clock, and the targets its own or the policy's."""
+    """A request; the targets are its own or the policy's."""
 
     id: str
-    user: str
     prompt: int
     output: int
-    arrived: float
-    ended: float | None
     end: str | None
     state: str
     dops: tuple[int, ...]
@@ -75,7 +72,6 @@ class Hello(msgspec.Struct, frozen=True):
     policy: str
     version: str
     max_model_len: int
-    window: float
     length_edges: tuple[int, ...] = LENGTH_EDGES
 
 
@@ -114,7 +110,6 @@ class Feed:
             policy=self._insight.policy,
             version=loong.__version__,
             max_model_len=self._server.engine.limits.max_model_len,
-            window=WINDOW_SECONDS,
         )
 
     def tick(self) -> Tick:
@@ -155,11 +150,8 @@ class Feed:
         target = self._insight.target_of(run)
         return Run(
             run.request_id,
-            run.user,
             prompt=run.num_prompt_tokens,
             output=run.num_output_tokens if view is None else view.num_output_tokens,
-            arrived=run.arrived_at,
-            ended=run.ended_at,
             end=run.end,
             state=_state(run),
             dops=tuple(run.dops),
