@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from loong.core.timeline import BatchSlice, ClusterHistory
-from loong.workloads.plot_timeline import long_prompt_of
+from loong.workloads.timeline_cells import long_prompt_of
 
 NUM_BINS = 600
 NUM_LONG_PROMPTS = 4  # of the slowest that a window has room for

@@ -7,15 +7,9 @@ from matplotlib.image import imread
 
 from loong.core.instance import ESPGroup
 from loong.core.timeline import BatchSlice, ClusterHistory
-from loong.workloads.plot_timeline import (
-    Scale,
-    Work,
-    kv_shares,
-    kv_strip,
-    long_prompt_of,
-    plot_timelines,
-    rows_of,
-)
+from loong.workloads.plot_style import house_style, write_figure
+from loong.workloads.plot_timeline import kv_strip, timelines_figure
+from loong.workloads.timeline_cells import Scale, Work, kv_shares, long_prompt_of, rows_of
 
 CAPACITY = dict.fromkeys(range(4), 8000)
 
@@ -34,6 +28,13 @@ def elastic() -> ClusterHistory:
         for i, time in enumerate(np.arange(2.0, 3.0, 0.02).tolist())
     ]
     return ClusterHistory((long, *steps, short), (), CAPACITY)
+
+
+def plot_timelines(
+    histories: dict[str, ClusterHistory], paths: list[Path], window: tuple[float, float] | None = None
+) -> None:
+    with house_style():
+        write_figure(timelines_figure(histories, window), paths)
 
 
 def drawn(histories: dict[str, ClusterHistory], folder: Path) -> str:
@@ -132,3 +133,11 @@ def test_the_strip_of_kv_is_of_the_window_alone() -> None:
     assert list(kv_strip(0.0, kv_shares(history, 0), window)) == list(
         kv_strip(0.0, kv_shares(before, 0), window)
     )
+
+
+def test_many_instances_make_lower_rows_rather_than_a_picture_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.png"
+    batches = tuple(piece(i, (2 * i, 2 * i + 1), "decode", 0.0, 1.0) for i in range(128))
+    plot_timelines({"esp": ClusterHistory(batches)}, [path])
+    height, width, _ = imread(path).shape
+    assert height < 3 * width
