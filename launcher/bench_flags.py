@@ -118,7 +118,7 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         "--output-dir",
         type=Path,
         metavar="DIR",
-        help="write results.json, pictures, traces and server logs",
+        help="write results.json, report.html, pictures, traces and server logs",
     )
 
 

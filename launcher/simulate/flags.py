@@ -104,7 +104,7 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (%(default)s)")
     group.add_argument(
-        "--output-dir", type=Path, metavar="DIR", help="write results.json, pictures and traces"
+        "--output-dir", type=Path, metavar="DIR", help="write results.json, report.html, pictures and traces"
     )
 
 
