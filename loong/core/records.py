@@ -135,6 +135,8 @@ class InFlightBatch:
     @property
     def forks(self) -> list[LiveRequest]:
         """Those that are to begin when it ends."""
+        if self.is_lease:
+            return []
         return [live for live in self.sampled.values() if live.leader is not None]
 
     @property

@@ -12,6 +12,7 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.records import InFlightBatch, LiveRequest
 from loong.core.request import Request, SamplingParams
+from loong.core.shared_kv import SharedKV
 from loong.core.snapshot import RunningBatch
 
 
@@ -20,10 +21,15 @@ def segment(request_id: str, positions: range, instance_id: int = 0) -> KVSegmen
 
 
 def balanced() -> Books:
-    """Two instances; request b is in a batch, r has KV that migrates, and w waits."""
+    """Two instances; request b is in a batch, r has KV that migrates, and w waits with a fork."""
     books = Books({i: ElasticInstance(i, 1, InstanceKind.FULL, 20) for i in range(2)})
-    for request_id in "brw":
-        books.admit(LiveRequest(Request(request_id, range(4), SamplingParams(), 0.0)))
+    for request_id, num_forks in ("b", 0), ("r", 0), ("w", 1):
+        first, *others = Request(
+            request_id, range(4), SamplingParams(), 0.0, num_choices=1 + num_forks
+        ).choices()
+        leader = LiveRequest(first)
+        leader.forks = [LiveRequest(choice, leader=leader) for choice in others]
+        books.admit(leader)
     block = QueryBlock("b", range(4), 1, Transfer.KV)
     plan = BatchPlan(ESPGroup((1,)), (block,), (segment("b", range(4), 1),))
     books.open_batch(InFlightBatch(RunningBatch(1, plan, 0.0, 0, 1, 0.0), {}))
@@ -87,6 +93,22 @@ def hold_kv_nowhere(books: Books) -> None:
     books.changing("w").placement = Placement((segment("w", range(1), 7),))
 
 
+def forget_a_fork(books: Books) -> None:
+    books.requests["w"].forks.clear()
+
+
+def wait_for_another(books: Books) -> None:
+    books.requests["w-1"].leader = books.requests["r"]
+
+
+def share_with_nobody(books: Books) -> None:
+    books.changing("r").shared = SharedKV("r", Placement((segment("r", range(1)),)), ("r", "gone"))
+
+
+def share_what_is_not_held(books: Books) -> None:
+    books.changing("r").shared = SharedKV("r", Placement((segment("r", range(9)),)), ("r", "b"))
+
+
 def miscount(books: Books) -> None:
     books.count(num_arrived=1)
 
@@ -106,7 +128,11 @@ def miscount(books: Books) -> None:
         (reserve_too_much, "instance_id=0.* does not use what its requests have there"),
         (shrink_the_pool, "instance_id=0.* does not use what"),
         (hold_kv_nowhere, r"KV is on instances \[7\], which do not exist"),
-        (miscount, "num_arrived=4.* does not fit 3 live requests"),
+        (forget_a_fork, "request w-1 waits for .*request_id='w'.*, which does not know"),
+        (wait_for_another, "waits for w, but not it alone"),
+        (share_with_nobody, r"requests \['gone'\] share KV, but are not live"),
+        (share_what_is_not_held, r"request r shares .*range\(0, 9\).*, but does not hold it"),
+        (miscount, "num_arrived=5.* does not fit 4 live requests"),
     ],
 )
 def test_books_that_do_not_balance_are_refused(upset: Callable[[Books], None], message: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from loong.core.errors import InvalidRequestError
 from loong.core.placement import striped
-from loong.core.request import SLO, FinishReason, Request, RequestView, SamplingParams
+from loong.core.request import MAX_CHOICES, SLO, FinishReason, Request, RequestView, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,23 @@ def test_targets_that_nothing_can_meet_are_refused(seconds: float) -> None:
         SLO(seconds, 1.0)
     with pytest.raises(InvalidRequestError, match="tpot must be above 0"):
         SLO(math.inf, seconds)
+
+
+def test_choices_are_requests_whose_seeds_count_up() -> None:
+    params = SamplingParams(seed=2**63 - 2, max_tokens=5)
+    request = Request("r", (1, 2), params, 3.0, SLO(1.0, 0.1), "me", num_choices=3)
+    choices = request.choices()
+    assert [choice.request_id for choice in choices] == ["r", "r-1", "r-2"]
+    assert [choice.sampling_params.seed for choice in choices] == [2**63 - 2, 2**63 - 1, 0]
+    first = replace(request, num_choices=1)
+    assert choices[0] == first
+    assert first.choices() == (first,)
+    for choice in choices:
+        seeded = replace(choice.sampling_params, seed=params.seed)
+        assert replace(choice, request_id="r", sampling_params=seeded) == first
+
+
+@pytest.mark.parametrize("num_choices", [0, MAX_CHOICES + 1])
+def test_more_choices_than_there_may_be_are_refused(num_choices: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"n must be from 1 to 16, but is {num_choices}"):
+        Request("r", (1,), SamplingParams(), 0.0, num_choices=num_choices)
