@@ -63,7 +63,8 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     written: list[Path] = []
     sections: list[Section] = []
     document = merged([document for _, document in files.documents])
-    for number, runs in enumerate(by_rule(document) if document else (), 1):
+    rules = [runs for runs in by_rule(document) if runs.runs] if document else []
+    for number, runs in enumerate(rules, 1):
         suffix = f"-{number}" if number > 1 else ""
         pictures = pictures_of_runs(runs, _histories(files, runs), _length_scale(document), window, suffix)
         figures = _drawn(pictures, folder, number)
@@ -72,9 +73,9 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     alone = list(timeline_pictures(files.histories, window, "-of-log" if sections else ""))
     figures = _drawn(alone, folder, len(sections) + 1)
     written += [path for picture in alone for path in picture.paths(folder)]
-    for title, history in files.histories.items():
+    for title in files.logged:
         written.append(folder / f"trace-{title}.json")
-        written[-1].write_bytes(msgspec.json.encode(chrome_trace(history)))
+        written[-1].write_bytes(msgspec.json.encode(chrome_trace(files.histories[title])))
     written.append(folder / "report.html")
     page = _page(sections, figures, document, list(files.histories))
     written[-1].write_text(page, encoding="utf-8")

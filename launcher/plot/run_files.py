@@ -18,10 +18,14 @@ LOG_SUFFIX = ".jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Documents, each with the folder of its traces; and histories by title that are of no document."""
+    """Documents, each with the folder of its traces; and histories by title that are of no document.
+
+    `logged` are the titles of those that are from decision logs, and have no trace yet.
+    """
 
     documents: Sequence[tuple[Path, RunDocument]] = ()
     histories: Mapping[str, ClusterHistory] = field(default_factory=dict)
+    logged: Sequence[str] = ()
 
     def history_of(self, run: RunRow) -> ClusterHistory | None:
         """What happened in a run; None if it has no trace, or that is gone."""
@@ -40,17 +44,19 @@ def read_run_files(paths: Sequence[Path]) -> RunFiles:
     """
     documents: list[tuple[Path, RunDocument]] = []
     histories: dict[str, ClusterHistory] = {}
+    logged: list[str] = []
     for path in paths:
         document = path / FILE_NAME if path.is_dir() else path
         if path.suffix == LOG_SUFFIX:
             histories[path.stem] = history_of_log(path)
+            logged.append(path.stem)
         elif _is_trace(document):
             histories[path.stem.removeprefix("trace-")] = _trace(path)
         else:
             documents.append((document.parent, read_document(document)))
     if len({document.kind for _, document in documents}) > 1:
         documents = [(folder, as_simulated(document)) for folder, document in documents]
-    return RunFiles(documents, histories)
+    return RunFiles(documents, histories, logged)
 
 
 def _is_trace(path: Path) -> bool:

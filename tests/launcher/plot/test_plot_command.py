@@ -51,6 +51,7 @@ def test_a_trace_is_drawn_alone(tmp_path: Path) -> None:
     assert plot(tmp_path / "one" / "trace-decisions.json", "--output-dir", tmp_path / "two") == 0
     first, second = ((tmp_path / name / "timeline.svg").read_text() for name in ("one", "two"))
     assert first == second
+    assert not (tmp_path / "two" / "trace-decisions.json").exists()
 
 
 @pytest.mark.parametrize(

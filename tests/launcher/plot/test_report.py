@@ -155,13 +155,16 @@ def test_words_in_pictures_take_the_color_of_the_page(single: Path) -> None:
 
 
 def test_each_rule_has_an_answer_and_pictures_of_its_own(tmp_path: Path) -> None:
-    slos = [{"name": "tight", "description": RULE}, {"name": "absolute", "description": LOOSE}]
+    rules = {"tight": RULE, "absolute": LOOSE, "never-run": "never-run (TTFT <= 1 ms)"}
+    slos = [{"name": name, "description": description} for name, description in rules.items()]
     rows = [run_row("esp"), run_row("tp", 2.0), run_row("esp", slo=LOOSE), run_row("tp", 2.0, slo=LOOSE)]
     write_run(tmp_path, rows, slos=slos)
     written = report_folder(tmp_path)
     text = page_of(tmp_path).text
     assert "Under the SLO rule tight" in text
     assert "Under the SLO rule absolute" in text
+    assert "The SLO absolute asks for TTFT <= 9000 ms." in text
+    assert "never-run" not in text
     assert tmp_path / "ttft-by-length-2.svg" in written
     assert all(path.is_file() for path in written)
 
