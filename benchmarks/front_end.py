@@ -44,6 +44,7 @@ NUM_CONNECTIONS = 64
 NUM_STREAMS = 500
 SHORT_TOKENS = 8
 WANTED_REQUESTS, WANTED_TOKENS, WANTED_LATENCY = 2000, 50_000, 0.010  # a second, a second, seconds
+START_SECONDS = 8.0  # for the server to start and all streams to be open, before the first tick
 LETTERS = 64  # tick k says the k-th letter, so that a client knows which tick a token is of
 FIRST_LETTER = 48
 
@@ -282,7 +283,7 @@ def measured(
     num_ticks: int, interval: float, measure: Callable[[int, float], dict[str, object]]
 ) -> dict[str, object]:
     """What `measure` finds on a server of its own, and what that cost the server."""
-    origin = time.monotonic() + 4.0  # when all streams are open
+    origin = time.monotonic() + START_SECONDS
     command = [sys.executable, __file__, "--be-server", str(num_ticks), str(interval), str(origin)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None

@@ -38,6 +38,7 @@ from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
+from loong.server.context import SERVER
 from loong.server.engine_client import EngineLimits
 from loong.server.insight import Insight
 from loong.server.large_json import compile_ahead
@@ -177,12 +178,13 @@ async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> N
 
 
 async def _drain(config: ServeConfig, engine: Engine, runner: web.AppRunner, signals: "_StopSignals") -> int:
-    """Refuse new connections and let open requests finish, for a while; what is left then fails.
+    """Refuse new connections and requests, and let open ones finish, for a while; what is left then fails.
 
     Returns the exit code.
     """
     for site in list(runner.sites):
         await site.stop()
+    runner.app[SERVER].admission.close()  # connections that are open may send more
     timeout = config.drain_timeout
     if num_open := engine.num_open:
         logger.info("draining %d request(s) for at most %g s; a second signal ends it", num_open, timeout)

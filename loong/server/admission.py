@@ -25,6 +25,11 @@ class Admission:
         self._retry_after = retry_after
         self._waiting: dict[str, int] = {}  # prompt tokens by request id
         self.num_in_flight = 0
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Admit nothing more: the server is about to end."""
+        self.is_closed = True
 
     @contextmanager
     def admit(self, request_id: str, num_prompt_tokens: int, key: int | None = None) -> Iterator[None]:
@@ -33,6 +38,9 @@ class Admission:
         A queue that holds nothing takes any prompt, so none is refused for ever. If it came with the API key
         of the number `key`, which has as many in flight as it may, raise a 429.
         """
+        if self.is_closed:
+            message = "the server is shutting down, and takes no more requests"
+            raise ApiError(503, message, "shutting_down", headers={"Retry-After": str(self._retry_after)})
         self._check_key(key)
         self._check_room(num_prompt_tokens)
         self._waiting[request_id] = num_prompt_tokens

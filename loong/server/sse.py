@@ -20,6 +20,7 @@ _HEADERS = {
 }
 _KEEP_ALIVE = b": keep-alive\n\n"
 _DONE = b"data: [DONE]\n\n"
+_MAX_STREAMS = 64  # that are written in one go
 _MAX_COLLECTED_BYTES = 2**14  # a stream that has more to say at one turn lets others have theirs first
 
 
@@ -34,10 +35,12 @@ class EventWrites:
         self._streams: list[EventStream] = []
 
     def add(self, stream: "EventStream") -> None:
-        """Let a stream write then; to be called once a turn."""
+        """Let a stream write then, or now if many want to: the first need not wait for the last."""
         if not self._streams:
             asyncio.get_running_loop().call_soon(self._write)
         self._streams.append(stream)
+        if len(self._streams) >= _MAX_STREAMS:
+            self._write()
 
     def _write(self) -> None:
         streams, self._streams = self._streams, []
@@ -101,9 +104,10 @@ class EventStream:
         self._collected.clear()
 
     def _collect(self, data: bytes) -> None:
-        if not self._collected:
-            self._writes.add(self)
+        is_first = not self._collected
         self._collected += data
+        if is_first:
+            self._writes.add(self)
 
     async def _in_time(self, writing: Awaitable[None]) -> None:
         try:

@@ -12,7 +12,9 @@ from loong.server.wire import json_response
 
 
 async def health(http: web.Request) -> web.Response:
-    """200 while the engine makes progress, else 503 and why not."""
+    """200 while the engine makes progress and requests are admitted, else 503 and why not."""
+    if http.app[SERVER].admission.is_closed:
+        raise ApiError(503, "the server is shutting down", "unhealthy")
     found = http.app[SERVER].engine.health()
     if not found.is_alive:
         raise ApiError(503, found.message, "unhealthy")

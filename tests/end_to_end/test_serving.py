@@ -68,6 +68,24 @@ def test_a_stream_that_is_stopped_half_way_is_aborted_and_its_kv_freed(server: S
     wait_until(lambda: kv_in_use(server) == 0, 10, "the KV to be free")
 
 
+def test_choices_share_a_prompt_of_which_there_is_no_room_for_two(server: Served) -> None:
+    def ask(n: int, seed: int) -> list[str]:
+        answer = server.client.completions.create(
+            model="loong-tiny",
+            prompt=[5 + i % 90 for i in range(600)],
+            max_tokens=10,
+            n=n,
+            seed=seed,
+            extra_body={"ignore_eos": True},
+        )
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (600, 10 * n)
+        return [choice.text for choice in answer.choices]
+
+    assert ask(4, seed=7) == [text for seed in range(7, 11) for text in ask(1, seed)]
+    wait_until(lambda: kv_in_use(server) == 0, 10, "the KV to be free")
+
+
 def test_a_chat_streams_the_text_that_it_gives_at_once(server: Served) -> None:
     def ask(stream: bool) -> str:
         answer = server.client.chat.completions.create(
@@ -199,6 +217,22 @@ def test_a_signal_lets_open_requests_finish_and_leaves_nothing(tmp_path: Path, n
         assert not run_directories(server)
         with bound_socket("127.0.0.1", httpx.URL(server.url).port or 0):
             pass  # the port is free
+
+
+def test_a_server_that_drains_takes_nothing_new_on_connections_that_are_open(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "1") as server, httpx.Client(base_url=server.url) as client:
+        assert client.get("/health").status_code == 200
+        stream = server.client.completions.create(
+            model="loong-tiny", prompt="x", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in server.log, 10, "the drain to begin")
+        refused = client.post("/v1/completions", json={"prompt": "x"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert client.get("/health").status_code == 503
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert server.process.wait(30) == 0
 
 
 def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None:
