@@ -86,6 +86,32 @@ def test_choices_share_a_prompt_of_which_there_is_no_room_for_two(server: Served
     wait_until(lambda: kv_in_use(server) == 0, 10, "the KV to be free")
 
 
+def test_a_client_that_reads_nothing_holds_no_kv(server: Served) -> None:
+    url = httpx.URL(server.url)
+    body = b'{"prompt": "once", "max_tokens": 500, "stream": true, "ignore_eos": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    num_generated = server.metric("vllm:generation_tokens_total")
+    with socket.create_connection((url.host, url.port or 0)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        connection.sendall(head + body)
+        wait_until(lambda: kv_in_use(server) > 0, 10, "the request to run")
+        wait_until(lambda: kv_in_use(server) == 0, 30, "its KV to be free")
+        assert server.metric("vllm:generation_tokens_total") > num_generated
+
+
+def test_nothing_but_the_api_listens_on_a_network(server: Served) -> None:
+    pids = [server.process.pid, *server.worker_pids()]
+    links = [os.readlink(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6", "udp", "udp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    is_listening = "0A"
+    found = [row[1] for row in rows if f"socket:[{row[9]}]" in links and row[3] in (is_listening, "07")]
+    assert found == [f"0100007F:{httpx.URL(server.url).port:04X}"]
+
+
 def test_a_chat_streams_the_text_that_it_gives_at_once(server: Served) -> None:
     def ask(stream: bool) -> str:
         answer = server.client.chat.completions.create(
