@@ -20,12 +20,15 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 
+SCHEMA = '{"type":"array","items":{"type":"integer"},"minItems":2}'
 PROMPT, NUM_TOKENS, SEED = random_prompt(37, seed=37), 10, 5
 WAYS: dict[str, dict[str, object]] = {
     "plain": {"temperature": 1.5},
     "penalties": {"temperature": 1.0, "repetition_penalty": 1.7, "presence_penalty": 0.5},
     "min tokens": {"temperature": 1.0, "min_tokens": 3, "stop_token_ids": tuple(range(2, 60))},
     "logprobs": {"temperature": 1.0, "num_logprobs": 2},
+    "bias": {"temperature": 1.0, "logit_bias": ((5, 4.0), (40, 4.0), (41, -100.0))},
+    "schema": {"temperature": 3.0, "json_schema": SCHEMA, "stop_token_ids": (2,)},
 }
 POLICIES: dict[str, Policy] = {
     "alone": in_group(0),
