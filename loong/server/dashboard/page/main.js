@@ -117,6 +117,6 @@ byId("pause").onclick = () => {
   draw();
 };
 for (const id of ["window", "filter"]) byId(id).onchange = draw;
-for (const query of ["(prefers-color-scheme: dark)"]) matchMedia(query).addEventListener("change", draw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 window.addEventListener("resize", draw);
 follow({ onHello: begin, onTick: take, onLost: (why) => tell(`not connected: ${why}`, true) });
