@@ -34,7 +34,22 @@ class DecodeLease:
             max(num_tokens.values()) <= self._steps.max_size(command.plan.group.dop)
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
             and all(_is_plain(given) for given in command.inputs)
+            and self._has_room(command)
         )
+
+    def _has_room(self, command: RunBatch) -> bool:
+        """Whether the lists of slots are short enough on all members; all of them find the same."""
+        writes = command.plan.writes
+        num_slots = sum(len(segment.positions) for segment in writes)
+        num_slots += sum(given.placement.num_tokens for given in command.inputs)
+        if num_slots <= self._steps.max_num_slots:
+            return True
+        by_instance: Counter[InstanceId] = Counter()
+        for given in command.inputs:
+            by_instance.update(given.placement.tokens_by_instance())
+        for segment in writes:
+            by_instance[segment.instance_id] += len(segment.positions)
+        return max(by_instance.values()) <= self._steps.max_num_slots
 
     def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
         """As `BatchRunner.run`. What is computed beyond the end of a request or of the lease is dropped.

@@ -22,6 +22,8 @@ from loong.worker.decode_exchange import Alone, DecodeExchange
 from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeBatch, DecodeState
 from loong.worker.kv_pool import KVPool
 
+_LISTS_A_SLOT = 4.0  # on average, where prompts are shared: so long the lists of a lease may be
+
 
 class DecodeSteps:
     """Steps of requests, in a batch of the least size that has room for those of any master.
@@ -43,7 +45,8 @@ class DecodeSteps:
         self._has_groups = exchange is not None
         device = backend.device.torch_device
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
-        num_words, num_slots = DecodeState.num_words(num_queries), pool.num_free + pool.num_used
+        num_words = DecodeState.num_words(num_queries)
+        self.max_num_slots = num_slots = int(_LISTS_A_SLOT * (pool.num_free + pool.num_used))  # of a lease
         self._state = DecodeState(num_queries, torch.zeros(num_words, dtype=torch.int64, device=device))
         self._slots = torch.zeros(num_slots, dtype=torch.int64, device=device)
         host_words = backend.device.host_words  # taken once: to get such memory takes milliseconds

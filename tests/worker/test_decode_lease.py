@@ -17,7 +17,9 @@ from loong.core.records import LiveRequest
 from loong.core.request import FinishReason
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.worker import decode_steps
 from loong.worker.backend import CpuBackend
+from loong.worker.decode_lease import DecodeLease
 
 SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7})
 
@@ -125,3 +127,13 @@ def test_forks_hold_the_slots_of_their_prompt_until_the_last_has_gone(
     assert instance.carry_out(command(1, lease, *family)).num_slots_used == 20 + 3 * 12
     left = [instance.carry_out(ReleaseKV(live.request.request_id, (0,))) for live in family]
     assert [outcome.num_slots_used for outcome in left] == [20 + 2 * 12, 20 + 12, 0]
+
+
+def test_a_lease_whose_lists_of_slots_are_too_long_waits_for_the_host(
+    fabric: SocketFabric, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared slots are in the list of each request that has them: there can be more than there are slots."""
+    monkeypatch.setattr(decode_steps, "_LISTS_A_SLOT", 0.5)
+    monkeypatch.setattr(DecodeLease, "_take_steps", None)  # nobody asks it
+    waiting, not_waiting = run(fabric, folder, None, (30, 40, 50))
+    assert told(not_waiting) == told(waiting)
