@@ -15,7 +15,7 @@ from loong.core.errors import InvalidRequestError
 from loong.grammar.json_grammar import GrammarCompiler
 
 MAX_GRAMMAR_BYTES = 2**24  # each worker keeps some dozens
-_MAX_EXTRA_MEMORY = 2**31  # bytes
+_MAX_EXTRA_MEMORY = 2**29  # bytes
 _WARNING = "Warning: "
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 
 from loong.core.errors import InvalidRequestError
+from loong.grammar.pattern import num_repetitions
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 4096  # within one schema
+MAX_REPETITIONS = 1000  # in all patterns of one schema: what a step may cost grows with them
 
 _ANNOTATIONS = frozenset(
     {
@@ -60,6 +62,7 @@ def supported(schema: object) -> object:
 class _Walk:
     def __init__(self) -> None:
         self._num_schemas = 0
+        self._num_repetitions = 0
 
     def schema(self, schema: object, path: str, depth: int) -> object:
         self._num_schemas += 1
@@ -71,7 +74,16 @@ class _Walk:
         if not isinstance(schema, dict):
             raise UnsupportedSchemaError(path, "holds something that is neither an object nor true")
         _check_keywords(schema, path)
+        self._count_repetitions(schema.get("pattern", ""), path)
         return {name: self._keyword(name, value, path, depth) for name, value in _closed(schema).items()}
+
+    def _count_repetitions(self, pattern: object, path: str) -> None:
+        if not isinstance(pattern, str):
+            raise UnsupportedSchemaError(path, "has a pattern that is no text")
+        self._num_repetitions += num_repetitions(pattern) if pattern else 0
+        if self._num_repetitions > MAX_REPETITIONS:
+            what = f"repeats parts of its patterns {self._num_repetitions} times"
+            raise UnsupportedSchemaError(path, f"{what}, and {MAX_REPETITIONS} are the most")
 
     def _keyword(self, name: str, value: object, path: str, depth: int) -> object:
         path = f"{path}/{name}"

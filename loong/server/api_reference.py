@@ -30,7 +30,7 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
 - A client that leaves ends its request, and its KV is freed when the step in flight ends.
 - `response_format` needs xgrammar (`pip install 'loong[structured]'`) and is refused without. A schema is
   tried before its request is queued, and refused by name if it says what answers could not be held to, has
-  more than 64 KiB, or its grammar takes more than 5 s or 16 MiB. Grammars let bytes pass that are no UTF-8;
+  more than 64 KiB, or its grammar takes more than 2 s or 16 MiB. Grammars let bytes pass that are no UTF-8;
   models that write text do not.
 - Special tokens in messages are plain text, so nothing in them can end a turn or begin one; in prompts of
   `/v1/completions` they are what they are. Where a model's template writes turns as plain text (`[INST]`),

@@ -13,7 +13,7 @@ from loong.core.errors import ClusterError
 from loong.server.errors import ApiError, bad_request
 
 MAX_SCHEMA_BYTES = 2**16
-MAX_SECONDS = 5.0  # for one schema
+MAX_SECONDS = 2.0  # for one schema, which every worker then takes too
 _START_SECONDS = 60.0
 _MAX_PENDING = 64
 _MAX_KNOWN = 1024
@@ -25,7 +25,7 @@ class SchemaChecker:
 
     def __init__(self, folder: Path | None, vocab_size: int, max_seconds: float = MAX_SECONDS) -> None:
         """Take the folder of the model's tokenizer; None: no schema can be kept to."""
-        self._folder, self._vocab_size, self._max_seconds = folder, vocab_size, max_seconds
+        self._folder, self._vocab_size, self.max_seconds = folder, vocab_size, max_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._checks: OrderedDict[str, asyncio.Task[str]] = OrderedDict()  # why not, or "", by schema
@@ -66,10 +66,10 @@ class SchemaChecker:
                 process = self._process or await self._start()
                 assert process.stdin is not None
                 process.stdin.write(msgspec.json.encode(schema) + b"\n")
-                return await self._answer(process, self._max_seconds)
+                return await self._answer(process, self.max_seconds)
             except TimeoutError:
                 await self._stop()
-                return f"no grammar could be made of the schema within {self._max_seconds:g} s"
+                return f"no grammar could be made of the schema within {self.max_seconds:g} s"
             except (ConnectionError, msgspec.DecodeError):  # it ended over it
                 await self._stop()
                 return "a grammar of the schema takes too much memory"

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loong.grammar.pattern import num_repetitions
 from loong.grammar.schema import UnsupportedSchemaError, supported
 
 LEAVES = [
@@ -55,6 +56,9 @@ def test_an_object_has_no_properties_but_those_it_names() -> None:
         ({"type": "string", "format": "color"}, "color"),
         ({"type": "string", "pattern": "a", "maxLength": 3}, "pattern, format and lengths"),
         ({"type": "text"}, "'text'"),
+        ({"type": "string", "pattern": 3}, "no text"),
+        ({"type": "string", "pattern": "(a{1,99}){1,99}"}, "9801 times"),
+        ({"anyOf": [{"type": "string", "pattern": "a*"}] * 2000}, "1001 times"),
         (False, "neither"),
         ({"items": 3, "type": "array"}, "neither"),
     ],
@@ -71,6 +75,24 @@ def test_schemas_of_any_depth_or_width_end_in_a_refusal() -> None:
     for schema in (deep, {"anyOf": [{}] * 5000}):
         with pytest.raises(UnsupportedSchemaError, match="too large"):
             supported(schema)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("", 1),
+        ("^a*b+c?$", 1),
+        ("a{3}", 3),
+        ("a{2,5}b{4,}", 5),
+        (r"(\d{1,3}\.){3}\d", 9),
+        ("((a|b{2}){3}){4}", 24),
+        (r"[{9}\]]{2}\{7}", 2),
+        (r"(?:x{5})?y{,4}", 5),
+        ("a)b{3}(((", 3),
+    ],
+)
+def test_repetitions_within_repetitions_multiply(pattern: str, count: int) -> None:
+    assert num_repetitions(pattern) == count
 
 
 @given(

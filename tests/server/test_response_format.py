@@ -63,18 +63,13 @@ async def test_the_official_client_parses_structured_answers(serving: Serving) -
     assert schema["required"] == ["name", "age"]
 
 
-async def test_a_schema_that_takes_too_long_or_too_much_is_refused_and_the_next_one_is_not(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = {
-        "type": "array",
-        "items": {"type": "string", "pattern": "^(a|b|c){1,3000}(x|y){1,3000}$"},
-        "maxItems": 3000,
-    }
-    checker = SchemaChecker(tokenizer.folder, 264, max_seconds=0.2)
+async def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_is_not(tokenizer: Tokenizer) -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
+    checker = SchemaChecker(tokenizer.folder, 264, max_seconds=0.001)
     try:
-        with pytest.raises(ApiError, match=r"within 0.2 s|bytes|memory"):
+        with pytest.raises(ApiError, match=r"within 0.001 s"):
             await checker.check(json.dumps(large))
+        checker.max_seconds = 60
         await checker.check(json.dumps(SCHEMA))
     finally:
         await checker.close()

@@ -95,7 +95,14 @@ def test_a_request_that_ends_by_a_token_leaves_and_the_others_go_on(
 
 
 @pytest.mark.parametrize(
-    "params", [{"num_logprobs": 1}, {"presence_penalty": 1.0}, {"min_tokens": 9, "stop_token_ids": (5,)}]
+    "params",
+    [
+        {"num_logprobs": 1},
+        {"presence_penalty": 1.0},
+        {"min_tokens": 9, "stop_token_ids": (5,)},
+        {"logit_bias": ((5, 9.0), (6, 9.0))},
+        {"json_schema": "{}"},  # which a bare instance has no tokenizer for: all fail at once
+    ],
 )
 def test_what_the_host_must_know_between_steps_is_waited_for(
     fabric: SocketFabric, folder: Path, params: dict[str, object]
