@@ -28,6 +28,7 @@ from loong.stream import Stream
 logger = logging.getLogger(__name__)
 
 HEALTHY_SILENCE_SECONDS = 4.0  # of heartbeats that are a second apart
+MAX_TURN_SECONDS = 0.005  # of planning, after which the server has its turn
 HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes
 
 
@@ -46,8 +47,13 @@ class Engine:
     async def run(self) -> None:
         """Serve until drained. Raises `ClusterError` when an instance is lost; all streams end with it."""
         try:
+            now = asyncio.get_running_loop().time
+            turn_began_at = now()
             async for event in self._scheduling.events():
                 self._deliver(event)
+                if now() - turn_began_at > MAX_TURN_SECONDS:  # events that are there already do not suspend
+                    await asyncio.sleep(0)
+                    turn_began_at = now()
         finally:
             self._failure = _reason(sys.exception())
             for stream in self._streams.values():
