@@ -12,6 +12,8 @@ import asyncio
 import json
 import random
 import re
+import socket
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from loong.launcher.embedded import ServerConfig, embedded_server
 
 NUM_STEADY = 50
 MAX_TOKENS = 64
-MEAN_STAY = 2.0  # seconds, of a client that leaves
+MEAN_STAY = 20.0  # seconds, of a client that leaves: about what an answer takes among so many
 SAMPLE_SECONDS = 5.0
 FREE_SECONDS = 20.0  # for all KV to be free at the end
 
@@ -50,6 +52,13 @@ class StreamClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are not, by name
         self.transport.write(request())
+
+    def leave(self) -> None:
+        """Vanish: what is written to it from now on is answered with a reset."""
+        if (sock := self.transport.get_extra_info("socket")) is None:
+            return  # it was reset already
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         self.num_tokens += data.count(b'"text":')
@@ -107,7 +116,7 @@ async def leave_and_come_back(server: Server, until: float) -> int:
     while time.monotonic() < until:
         (client,) = await connect(server, 1)
         await asyncio.sleep(random.expovariate(1 / MEAN_STAY))
-        client.transport.abort()
+        client.leave()
         num_left += 1
     return num_left
 
@@ -141,7 +150,7 @@ async def measure(
     stay_rate, stay_samples = await rate_of(steady, server, seconds)
     print(f"nobody leaves: steady clients get {stay_rate:,.0f} tokens/s")
     for client in staying:
-        client.transport.abort()
+        client.leave()
     until = time.monotonic() + leave_seconds
     leaving = [
         asyncio.create_task(leave_and_come_back(server, until)) for _ in range(num_streams - NUM_STEADY)
@@ -150,7 +159,7 @@ async def measure(
     num_left = sum(await asyncio.gather(*leaving))
     print(f"{num_left:,} times someone left: steady clients get {leave_rate:,.0f} tokens/s")
     for client in steady:
-        client.transport.abort()
+        client.leave()
     begin = time.monotonic()
     while (last := await asyncio.to_thread(server.sample)).kv_tokens or last.num_descriptors > most:
         if time.monotonic() > begin + FREE_SECONDS:
