@@ -106,10 +106,10 @@ class RuleRuns:
 
     @property
     def shown_rate(self) -> float:
-        """The rate to look at closely: the highest at which some policy attains, or else the lowest."""
+        """The rate to look at closely: the highest goodput, or else the lowest that was run to its end."""
         whole = [run for run in self.runs if not run.is_cut_off] or self.runs
-        attained = [run.request_rate for run in whole if run.attains]
-        return max(attained, default=min((run.request_rate for run in whole), default=inf))
+        best = max((found.request_rate for found in self.goodput), default=0.0)
+        return best or min((run.request_rate for run in whole), default=inf)
 
     def at(self, policy: str, rate: float) -> list[RunRow]:
         """The repetitions of a policy at a rate that went to their end."""

@@ -53,7 +53,7 @@ def answer(runs: RuleRuns) -> Answer:
     winner, others = ranked[0], ranked[1:]
     losses = tuple(sorted(_losses(runs, winner, others), key=lambda loss: -loss.ratio))
     met = _met_by_rate(runs, ranked) if runs.goodput else _met_at_rate(runs, ranked)
-    return Answer(winner, met, _gain(runs, winner, others), _loss(winner, others, losses), losses)
+    return Answer(winner, met, _gain(runs, winner, others), _loss(runs, winner, others, losses), losses)
 
 
 def share(value: float | None) -> str:
@@ -128,7 +128,7 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
     )
     if rates.get(winner):
         middle = attainment(runs, rival, runs.shown_rate)
-        told = f"{rival} met it for {share(middle)}" + (f", and {told}" if told else "")
+        told = f"{rival} met the SLO for {share(middle)}" + (f", and {told}" if told else "")
         return f"{_start(at_rate(runs.shown_rate))}, where {winner} still reached the goal, {told}."
     if not told:
         return (
@@ -137,9 +137,11 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
     return f"Against {rival}, the best other policy, {told}."
 
 
-def _loss(winner: str, others: Sequence[str], losses: Sequence[Difference]) -> str:
+def _loss(runs: RuleRuns, winner: str, others: Sequence[str], losses: Sequence[Difference]) -> str:
     if not others:
         return "So no losses are known."
+    if not any(runs.at(policy, runs.shown_rate) for policy in others):
+        return f"No other policy was run to its end {at_rate(runs.shown_rate)}, so no losses are known."
     if not losses:
         return (
             f"In none of the numbers compared is {winner} worse than another policy by over {share(NOTABLE)}."
@@ -175,8 +177,13 @@ def buckets_of(runs: RuleRuns) -> list[str]:
 
 def value_of(runs: RuleRuns, policy: str, key: str, bucket: str | None = None) -> float | None:
     """The median of a policy's repetitions at the rate that is shown, of all prompts or of a range."""
-    spread = spread_of([_of_run(run, key, bucket) for run in runs.at(policy, runs.shown_rate)])
+    spread = spread_of(values_of(runs, policy, key, bucket))
     return None if spread is None else spread[0]
+
+
+def values_of(runs: RuleRuns, policy: str, key: str, bucket: str | None = None) -> list[float | None]:
+    """The same of each repetition."""
+    return [_of_run(run, key, bucket) for run in runs.at(policy, runs.shown_rate)]
 
 
 def _of_run(run: RunRow, key: str, bucket: str | None) -> float | None:

@@ -148,6 +148,11 @@ def _notes(runs: RuleRuns) -> Iterator[str]:
             f"Numbers are medians of {max(repeats_of)} repetitions; ranges and bands reach from the least to "
             "the greatest."
         )
+        if runs.goodput:
+            yield (
+                "A policy reaches the goal at a rate if more than half of its repetitions do, there and at "
+                "every lower rate."
+            )
 
 
 def _page(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from loong.launcher.plot.answer import buckets_of, milliseconds, share, value_of
+from loong.launcher.plot.answer import buckets_of, milliseconds, share, value_of, values_of
 from loong.workloads.plot_curves import at_rate
 from loong.workloads.run_document import RuleRuns, RunDocument
 
@@ -78,17 +78,15 @@ def _comparison(runs: RuleRuns) -> Table:
 
 
 def _bucket_table(runs: RuleRuns, policy: str) -> Table:
-    rows = []
-    for bucket in buckets_of(runs):
-        sent = value_of(runs, policy, "sent", bucket)
-        rows.append(
-            (
-                bucket,
-                _plain(sent),
-                share(value_of(runs, policy, "slo_attainment", bucket)),
-                *(milliseconds(value_of(runs, policy, key, bucket)) for key in BUCKET_COLUMNS),
-            )
+    rows = [
+        (
+            bucket,
+            _plain(sum(value or 0 for value in values_of(runs, policy, "sent", bucket))),
+            share(value_of(runs, policy, "slo_attainment", bucket)),
+            *(milliseconds(value_of(runs, policy, key, bucket)) for key in BUCKET_COLUMNS),
         )
+        for bucket in buckets_of(runs)
+    ]
     caption = f"{policy}, by length of prompt before scaling, {at_rate(runs.shown_rate)}"
     return Table(caption, ("prompt tokens", "sent", "met the SLO", *BUCKET_COLUMNS.values()), rows)
 

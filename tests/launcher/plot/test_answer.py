@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from run_documents import run_row, sweep, write_run
+from run_documents import RULE, run_row, sweep, write_run
 
 from loong.launcher.plot.answer import answer, milliseconds, share
 from loong.workloads.run_document import by_rule
@@ -51,7 +51,7 @@ def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: 
     told = answer(runs)
     assert "tp at no rate that was run" in told.met
     assert told.gain.startswith(
-        "At 4 req/s, where esp still reached the goal, tp met it for 0 %, and the mean"
+        "At 4 req/s, where esp still reached the goal, tp met the SLO for 0 %, and the mean"
     )
 
 
@@ -91,3 +91,15 @@ def test_numbers_have_the_digits_that_matter() -> None:
         "123 s",
     ]
     assert [share(value) for value in (None, 1.0, 0.98765)] == ["n/a", "100 %", "98.8 %"]
+
+
+def test_where_no_other_was_run_at_the_rate_no_losses_are_claimed_or_denied(tmp_path: Path) -> None:
+    goodput = [
+        {"policy": policy, "slo": RULE, "request_rate": rate, "too_high_rate": 2 * rate}
+        for policy, rate in (("esp", 4.0), ("tp", 1.0))
+    ]
+    rows = [run_row("esp", request_rate=4.0), run_row("tp", request_rate=1.0)]
+    (runs,) = by_rule(write_run(tmp_path, rows, goodput=goodput))
+    told = answer(runs)
+    assert told.gain == "That is 4 times the rate of the best other policy, tp."
+    assert told.loss == "No other policy was run to its end at 4 req/s, so no losses are known."
