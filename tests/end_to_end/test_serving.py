@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_a_client_that_reads_nothing_holds_no_kv(server: Served) -> None:
 
 def test_nothing_but_the_api_listens_on_a_network(server: Served) -> None:
     pids = [server.process.pid, *server.worker_pids()]
-    links = [os.readlink(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+    links = [str(link.readlink()) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
     rows = [
         line.split()
         for table in ("tcp", "tcp6", "udp", "udp6")
