@@ -26,7 +26,7 @@ from loong.scheduler.survey import Survey
 SECOND_CHANCE_COST = 4  # a prompt that has missed its deadline counts as so much longer when one is put off
 USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
 MAX_REFUSED = 4  # prompts for which there is no room, after which no other is tried in a round
-MAX_WEIGHED = 512, 8  # waiting prompts that a plan weighs, and so many an instance if that is more
+MAX_WEIGHED = 512, 2  # waiting prompts that a plan weighs, and so many an instance if that is more
 PATIENCE = 4  # TTFT targets after which a prompt that finds no room is let past by no one any more
 
 
