@@ -16,13 +16,12 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from os import getloadavg
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 import aiohttp
-from result import print_result
+from result import print_result, script_parser
 
 from loong.decision_log.lines import Arrived, Planned
 from loong.decision_log.reader import read_log
@@ -107,15 +106,13 @@ def held_by_round(path: Path) -> Iterator[Held]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("choices", __doc__)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=4096)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--num-instances", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="append the line to results/choices.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     room = args.n * (args.prompt_tokens + args.output_tokens)
     with TemporaryDirectory() as folder:
         log = Path(folder) / "decisions.jsonl"
@@ -136,7 +133,7 @@ def main() -> None:
         numbers[way] = {"first": first, "last": last, "prompt_computed": computed, "most_kv": most}
     print(table(("", "s to all first tokens", "s to the last", "prompt tokens computed", "most KV"), rows))
     print(f"the prompt once, and all outputs: {args.prompt_tokens + args.n * (args.output_tokens - 1):,}")
-    print_result("choices", load_before, numbers, save=args.save)
+    print_result("choices", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,16 @@ counted apart. The last column is the median error of predictions corrected by t
 does nothing else.
 """
 
-import argparse
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from os import getloadavg
 from statistics import fmean, median
 
 import numpy as np
 from real_run import add_run_flags, chosen_load, chosen_workers
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
@@ -181,11 +179,9 @@ def summaries(compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("cost_model", __doc__)
     add_run_flags(parser, request_rate=10.0, num_requests=150)
-    parser.add_argument("--save", action="store_true", help="append the result to results/cost_model.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     cluster, model = chosen_workers(args)
     compared: list[Compared] = []
     planning: list[float] = []
@@ -217,7 +213,7 @@ def main() -> None:
         "planning": median(planning),
         "rows": rows,
     }
-    print_result("cost_model", load_before, numbers, save=args.save)
+    print_result("cost_model", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,14 @@ decode in leases of 16 steps on 8 instances in the simulator; only the observer'
 Ceiling at 64 requests: 0.1 ms a plan, 0.02 ms a step.
 """
 
-import argparse
 import asyncio
 from collections.abc import Sequence
-from os import getloadavg
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.cluster_state import ClusterState
 from loong.core.events import Event, TokensProduced
@@ -79,11 +77,9 @@ async def measure(num_requests: int, path: Path) -> Timed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_parser("decision_log", __doc__)
     parser.add_argument("--num-requests", type=int, nargs="+", default=[8, 64, 256])
-    parser.add_argument("--save", action="store_true", help="append the result to results/decision_log.jsonl")
     args = parser.parse_args()
-    load = getloadavg()[0]
     print(f"{'requests':>10}{'us a plan':>12}{'us a step':>12}{'bytes':>12}")
     rows = []
     for num_requests in args.num_requests:
@@ -94,7 +90,7 @@ def main() -> None:
         plan, step = median(timed.plans), median(timed.steps)
         print(f"{num_requests:>10}{1e6 * plan:>12.0f}{1e6 * step:>12.1f}{num_bytes:>12,}")
         rows.append({"num_requests": num_requests, "plan_seconds": plan, "step_seconds": step})
-    print_result("decision_log", load, {"ceilings": CEILINGS, "rows": rows}, save=args.save)
+    print_result("decision_log", {"ceilings": CEILINGS, "rows": rows}, save=args.save)
 
 
 if __name__ == "__main__":

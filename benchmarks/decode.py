@@ -6,17 +6,15 @@ floor: the bytes of the weights and of each instance's part of all KV over the r
 layer take is shown by themselves.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from os import getloadavg
 from statistics import median
 
 import torch
 from gpu_group import GpuGroup, GpuInstance, Requests
 from one_gpu import Floors, OneGpu
-from result import print_result
+from result import print_result, script_parser
 
 from loong.kernels import Partial
 from loong.model.shapes import find_config
@@ -127,20 +125,18 @@ def _event() -> torch.cuda.Event:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("decode", __doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
     parser.add_argument("--cases", nargs="+", default=CASES, help="requests x context (%(default)s)")
     parser.add_argument("--dop", type=int, default=1, help="GPUs of the group (%(default)s)")
     parser.add_argument("--masters", type=int, nargs="+", default=[1], help="of a group (%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/decode.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     if args.dop == 1:
         measured = measure_one(args.model, args.cases)
     else:
         measured = measure_group(args.model, args.dop, args.cases, args.masters)
     numbers = {"model": args.model, "torch": torch.__version__, "dop": args.dop, **measured}
-    print_result("decode", load_before, numbers, save=args.save)
+    print_result("decode", numbers, save=args.save)
 
 
 if __name__ == "__main__":

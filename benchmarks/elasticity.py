@@ -9,18 +9,16 @@
   Ceiling: their steps take 3 % longer.
 """
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
-from os import getloadavg
 from statistics import median
 
 import torch
 from gpu_group import GpuGroup, GpuInstance, Ran, Requests
 from one_gpu import PARAMS
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.instance import ESPGroup
 from loong.core.instructions import MoveKV, RequestInput, RunBatch
@@ -167,14 +165,12 @@ def _step_seconds(ran: Ran, until: float = inf) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("elasticity", __doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
     parser.add_argument(
         "--num-gpus", type=int, choices=CHANGES, default=4, help="2 have fewer changes (%(default)s)"
     )
-    parser.add_argument("--save", action="store_true", help="append the result to results/elasticity.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     group = GpuGroup(args.model, args.num_gpus, NUM_SLOTS)
     print(f"started in {group.seconds_to_start:.1f} s")
     numbers = {
@@ -186,7 +182,7 @@ def main() -> None:
         "beside": measure_beside(group) if args.num_gpus == 4 else None,
         "prompt_bytes_sent": measure_retention(group, args.num_gpus),
     }
-    print_result("elasticity", load_before, numbers, save=args.save)
+    print_result("elasticity", numbers, save=args.save)
 
 
 if __name__ == "__main__":

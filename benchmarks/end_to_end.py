@@ -9,11 +9,8 @@ time by default; on servers with `--device cuda` (dummy weights) or `--device cp
     python benchmarks/end_to_end.py --output-dir out --device cuda --num-instances 8            # GPUs, hours
 """
 
-import argparse
-from os import getloadavg
-
 from line_picture import write_lines
-from result import print_result
+from result import print_result, script_parser
 from serving_runs import (
     add_serving_flags,
     attainment_panel,
@@ -29,10 +26,9 @@ WORKLOADS = ("sharegpt", "leval", "lveval", "mixed")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("end_to_end", __doc__)
     add_serving_flags(parser, POLICIES, WORKLOADS)
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     results = []
     for workload in args.workload:
         served = serve(args, workload)
@@ -47,7 +43,7 @@ def main() -> None:
             served.workload: [(p.policy, p.rate, p.attainment) for p in served.points] for served in results
         },
     }
-    print_result("end_to_end", load_before, numbers, save=args.save)
+    print_result("end_to_end", numbers, save=args.save)
 
 
 if __name__ == "__main__":

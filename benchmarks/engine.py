@@ -7,12 +7,10 @@ them run. `gaps`: how long the GPU waits between two decode steps, from a trace.
 vLLM 0.26.0 took on the same kind of machine, for the same model.
 """
 
-import argparse
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from os import getloadavg
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,7 +18,7 @@ from typing import TypeAlias
 
 import aiohttp
 import torch
-from result import print_result
+from result import print_result, script_parser
 from step_gaps import gaps_of
 
 from loong.launcher.embedded import ServerConfig, embedded_server
@@ -175,7 +173,7 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("engine", __doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
     parser.add_argument("--device", default="cuda", help="of the server (%(default)s)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
@@ -185,9 +183,7 @@ def main() -> None:
     parser.add_argument("--num-requests", type=int, default=512, help="of `offline` (%(default)s)")
     parser.add_argument("--server-args", default="", help="more flags for `loong serve`")
     parser.add_argument("--logs", type=Path, help="a folder to keep the servers' logs in")
-    parser.add_argument("--save", action="store_true", help="append the result to results/engine.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     measures: Mapping[str, Measure] = {
         "ttft": partial(ttft, lengths=args.lengths),
         "tpot": tpot,
@@ -200,7 +196,7 @@ def main() -> None:
     found = measured(args.model, flags, bounded, args.logs)
     found |= measured(args.model, (*flags, *OFFLINE_FLAGS), unbounded, args.logs)
     numbers = {"model": args.model, "torch": torch.__version__, "server_args": args.server_args, **found}
-    print_result("engine", load_before, numbers, save=args.save)
+    print_result("engine", numbers, save=args.save)
 
 
 if __name__ == "__main__":

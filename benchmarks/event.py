@@ -10,19 +10,17 @@ Crowds of which no request fits one instance are left out. The policy `refill` d
 policy can do, to measure the rest at any size.
 """
 
-import argparse
 import asyncio
 import gc
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from operator import attrgetter
-from os import getloadavg
 from statistics import median, quantiles
 from time import perf_counter
 from typing import ParamSpec, TypedDict, TypeVar
 
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
@@ -153,14 +151,12 @@ def growth(rows: Sequence[Row], row: Row) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("event", __doc__)
     parser.add_argument("--policy", default="esp")
     parser.add_argument("--num-requests", type=int, nargs="+", default=[32, 128, 512])
     parser.add_argument("--num-instances", type=int, nargs="+", default=[8])
     parser.add_argument("--max-events", type=int, default=400)
-    parser.add_argument("--save", action="store_true", help="append the result to results/event.jsonl")
     args = parser.parse_args()
-    load = getloadavg()[0]
     policy = refill if args.policy == "refill" else make_policy(args.policy, PolicyConfig())
     print(f"us an event, policy {args.policy}: median (P95)\n")
     columns = "".join(f"{column:>18}" for column in (*PARTS, "all", REST))
@@ -179,7 +175,7 @@ def main() -> None:
         print(f"{num_instances:>9}{num_requests:>6}{len(spent['all']):>8}{growth(rows, row):>8}{shown}")
         rows.append(row)
     numbers = {"policy": args.policy, "ceiling": CEILING, "rows": rows}
-    print_result("event", load, numbers, save=args.save)
+    print_result("event", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ leave one GPU over what its links are built for (450 GB/s each way on an H200). 
 run back to back, collectives inside an instance in a captured graph, too.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -13,13 +12,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count, repeat
 from multiprocessing import get_context
-from os import getloadavg
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
-from result import print_result
+from result import print_result, script_parser
 from torch import Tensor
 
 from loong.fabric.cuda_fabrics import connect_gpus
@@ -215,12 +213,10 @@ def _event() -> torch.cuda.Event:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("fabric", __doc__)
     parser.add_argument("--num-gpus", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--fabric", default="symmetric", help="(%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/fabric.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     print(f"{args.fabric}, {args.num_gpus} GPUs")
     print(f"{'':<40} {'us':>10} {'floor us':>10} {'of floor':>9} {'GB/s':>7}")
     rows = []
@@ -243,7 +239,7 @@ def main() -> None:
         "torch": torch.__version__,
         "rows": [{**asdict(row), "floor": row.floor} for row in rows],
     }
-    print_result("fabric", load_before, numbers, save=args.save)
+    print_result("fabric", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from os import getloadavg
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import cast
 
 import uvloop
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.events import ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
@@ -298,9 +297,8 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("front_end", __doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each part (%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/front_end.jsonl")
     parser.add_argument("--be-server", nargs=3, type=float, help=argparse.SUPPRESS)
     parser.add_argument("--be-sink", nargs=2, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -309,7 +307,7 @@ def main() -> None:
         return uvloop.run(be_server(int(num_ticks), interval, origin))
     if args.be_sink is not None:
         return uvloop.run(be_sink(*args.be_sink))
-    load_before, seconds = getloadavg()[0], args.seconds
+    seconds = args.seconds
     os.sched_setaffinity(0, {1})
     tick = 2 * NUM_STREAMS / WANTED_TOKENS  # half of the rate wanted
     num_ticks = int(seconds / tick)
@@ -330,7 +328,7 @@ def main() -> None:
     }
     for name, numbers in found.items():
         print(f"{name:>16}: " + ", ".join(f"{key} {value:,.4g}" for key, value in numbers.items()))
-    print_result("front_end", load_before, found, save=args.save)
+    print_result("front_end", found, save=args.save)
     return None
 
 

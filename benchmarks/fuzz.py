@@ -5,17 +5,15 @@ messages, for so many minutes; hypothesis looks for new ways from what it has se
 the smallest example, if it finds one.
 """
 
-import argparse
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from os import getloadavg
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
-from result import print_result
+from result import print_result, script_parser
 
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.tokenizer import Tokenizer
@@ -51,11 +49,10 @@ def fuzz(examples: SearchStrategy[bytes], check: Callable[[bytes], None], second
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("fuzz", __doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="in all (%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/fuzz.jsonl")
     args = parser.parse_args()
-    load_before, seconds = getloadavg()[0], 60 * args.minutes
+    seconds = 60 * args.minutes
     num_frames = fuzz(frames(), check_frame, 0.2 * seconds)
     print(f"{num_frames:,} frames: every one refused or understood")
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +61,7 @@ def main() -> None:
             num_requests = fuzz(requests(), lambda data: check_answer(address, data), 0.8 * seconds)
     print(f"{num_requests:,} requests: none was the server's fault")
     numbers = {"minutes": args.minutes, "num_frames": num_frames, "num_requests": num_requests}
-    print_result("fuzz", load_before, numbers, save=args.save)
+    print_result("fuzz", numbers, save=args.save)
 
 
 if __name__ == "__main__":

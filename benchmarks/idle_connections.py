@@ -4,19 +4,17 @@ They are opened to a server of the tiny model. It tells how long a short complet
 them, what memory a connection costs, and that none is left when they have gone.
 """
 
-import argparse
 import asyncio
 import json
 import time
 from collections.abc import Sequence
-from os import getloadavg
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from urllib.request import Request, urlopen
 
 import uvloop
-from result import print_result
+from result import print_result, script_parser
 from streams import Server, child_pid
 
 from loong.launcher.embedded import ServerConfig, embedded_server
@@ -72,17 +70,15 @@ async def measure(server: Server, number: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("idle_connections", __doc__)
     parser.add_argument("--connections", type=int, default=10_000, help="(%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append to results/idle_connections.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     allow_many_connections()
     with TemporaryDirectory() as folder:
         config = ServerConfig(None, 2, 1, (), start_timeout=120.0)
         with embedded_server(config, "esp", Path(folder) / "server.log") as url:
             found = uvloop.run(measure(Server(url, child_pid()), args.connections))
-    print_result("idle_connections", load_before, found, save=args.save)
+    print_result("idle_connections", found, save=args.save)
 
 
 if __name__ == "__main__":

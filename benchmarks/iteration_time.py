@@ -13,11 +13,10 @@ its iteration-time model in figure 15. Ceiling: a mean error of 10 %.
 import argparse
 import asyncio
 from collections.abc import Sequence
-from os import getloadavg
 from statistics import fmean
 
 from line_picture import Panel, lines_of, write_lines
-from result import print_result
+from result import print_result, script_parser
 from stage_runs import add_stage_flags, dops_up_to, stage_runs
 
 from loong.workloads.report import table
@@ -78,12 +77,11 @@ def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("iteration_time", __doc__)
     add_stage_flags(parser)
     parser.add_argument("--prompts", nargs="*", default=PROMPTS, help="requests x tokens (%(default)s)")
     parser.add_argument("--decodes", nargs="*", default=DECODES, help="requests x context (%(default)s)")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     rows = asyncio.run(measure(args))
     cells = [
         (
@@ -101,7 +99,7 @@ def main() -> None:
     if args.output_dir is not None:
         write_lines(panels(rows), args.output_dir, "iteration_time")
     numbers = {"model": args.model, "device": args.device, "mean_error": mean_error, "rows": rows}
-    print_result("iteration_time", load_before, numbers, save=args.save)
+    print_result("iteration_time", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,14 @@ both measured on an H200. Calls are replayed from a CUDA graph that goes through
 call finds its data in a cache and none waits for the host.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from os import getloadavg
 from statistics import median
 from typing import TypeAlias
 
 import torch
-from result import print_result
+from result import print_result, script_parser
 from torch import Tensor
 
 from loong.kernels import Partial
@@ -320,11 +318,9 @@ def cases(shape: Shape) -> Iterator[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("kernels", __doc__)
     parser.add_argument("--only", default="", help="run the rows whose names contain this")
-    parser.add_argument("--save", action="store_true", help="append the result to results/kernels.jsonl")
     arguments = parser.parse_args()
-    load_before = getloadavg()[0]
     rows = {}
     print(f"{'':<42} {'us':>10} {'floor us':>10} {'of floor':>9}")
     for shape in SHAPES:
@@ -339,7 +335,7 @@ def main() -> None:
         "torch": torch.__version__,
         "rows": rows,
     }
-    print_result("kernels", load_before, numbers, save=arguments.save)
+    print_result("kernels", numbers, save=arguments.save)
 
 
 if __name__ == "__main__":

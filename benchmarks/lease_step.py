@@ -7,19 +7,17 @@ the difference is the fan-out. `start` is the lease's: its input for every reque
 Ceiling: 50 us a step at 64 requests, 150 us at 256.
 """
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from os import getloadavg
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import uvloop
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
@@ -163,12 +161,10 @@ def encode_time(lease: RunBatch) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("lease_step", __doc__)
     parser.add_argument("--num-requests", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--num-masters", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--save", action="store_true", help="append the result to results/lease_step.jsonl")
     args = parser.parse_args()
-    load = getloadavg()[0]
     print(f"{'requests':>8}{'masters':>8}{'step, us':>10}{'step and readers, us':>22}{'encode, us':>12}")
     rows = []
     for num_requests in args.num_requests:
@@ -187,7 +183,7 @@ def main() -> None:
                 }
             )
     numbers = {"ceilings": CEILINGS, "rows": rows}
-    print_result("lease_step", load, numbers, save=args.save)
+    print_result("lease_step", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,16 @@ and more long streams at once. Shown is how late requests were sent, and how far
 was measured is from the tick. Ceiling: 2,000 requests a second, sent with a P99 lateness below 10 ms.
 """
 
-import argparse
 import asyncio
 import multiprocessing
 import os
 import time
 from collections.abc import Sequence
 from multiprocessing.queues import SimpleQueue
-from os import getloadavg
 from typing import cast
 
 import uvloop
-from result import print_result
+from result import print_result, script_parser
 
 from loong.workloads.client import Target, run_load
 from loong.workloads.metrics import distribution_of
@@ -147,15 +145,11 @@ def _request(seed: int, time_due: float, num_tokens: int) -> WorkloadRequest:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("load_generator", __doc__)
     parser.add_argument("--rates", type=float, nargs="*", default=[500, 1000, 2000, 3000, 4000])
     parser.add_argument("--streams", type=int, nargs="*", default=[200, 500, 1000, 2000])
     parser.add_argument("--duration", type=float, default=5.0, help="of each rate, in seconds (%(default)s)")
-    parser.add_argument(
-        "--save", action="store_true", help="append the result to results/load_generator.jsonl"
-    )
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})
     found: dict[str, dict[str, float]] = {}
@@ -171,7 +165,7 @@ def main() -> None:
     print(table(HEADER, rows))
     on_time = [row["per_second"] for row in found.values() if row["p99_lateness"] < MAX_LATENESS]
     numbers = {"tick": TICK, "most_on_time": max(on_time, default=0.0), "loads": found}
-    print_result("load_generator", load_before, numbers, save=args.save)
+    print_result("load_generator", numbers, save=args.save)
 
 
 if __name__ == "__main__":

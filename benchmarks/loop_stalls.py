@@ -5,17 +5,15 @@ an engine that costs nothing; a watchdog in its event loop tells the longest tim
 is 50 ms.
 """
 
-import argparse
 import asyncio
 import gc
 import sys
 import tempfile
-from os import getloadavg
 from pathlib import Path
 from statistics import median
 
 import uvloop
-from result import print_result
+from result import print_result, script_parser
 
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.engine_client import EngineLimits
@@ -52,15 +50,13 @@ async def longest_stalls(tokenizer: Tokenizer, num_rounds: int) -> dict[str, lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("loop_stalls", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of each request (%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append to results/loop_stalls.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Tokenizer.from_folder(tiny_model(Path(folder)), CONFIG.eos_token_ids)
         found = uvloop.run(longest_stalls(tokenizer, args.rounds))
-    print_result("loop_stalls", load_before, found, save=args.save)
+    print_result("loop_stalls", found, save=args.save)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ same requests with the same KV on one group, and 1, 2 ... masters by turns. Loon
 import argparse
 import asyncio
 from collections.abc import Sequence
-from os import getloadavg
 
 from iteration_time import size_of
 from line_picture import Panel, lines_of, write_lines
-from result import print_result
+from result import print_result, script_parser
 from stage_runs import add_stage_flags, dops_up_to, stage_runs
 
 from loong.workloads.report import table
@@ -48,11 +47,10 @@ def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("multi_master", __doc__)
     add_stage_flags(parser)
     parser.add_argument("--cases", nargs="+", default=CASES, help="requests x context (%(default)s)")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     rows = asyncio.run(measure(args))
     cells = [
         (case, str(count), f"{1e3 * seconds:.2f}", f"{ratio:.3f}x") for case, count, seconds, ratio in rows
@@ -61,7 +59,7 @@ def main() -> None:
     if args.output_dir is not None:
         write_lines([panel(rows)], args.output_dir, "multi_master")
     numbers = {"model": args.model, "device": args.device, "rows": rows}
-    print_result("multi_master", load_before, numbers, save=args.save)
+    print_result("multi_master", numbers, save=args.save)
 
 
 if __name__ == "__main__":

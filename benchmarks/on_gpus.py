@@ -12,12 +12,11 @@ ones. Writes both documents, a table, and attainment over rate, measured and sim
 import argparse
 import os
 from collections.abc import Sequence
-from os import getloadavg
 from pathlib import Path
 
 from line_picture import Line, Panel, lines_of, write_lines
 from loong_runs import Point, points_of, run_loong
-from result import print_result
+from result import print_result, script_parser
 
 from loong.workloads.report import table
 
@@ -122,7 +121,7 @@ def lines(points: Sequence[Point], suffix: str) -> dict[str, Line]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("on_gpus", __doc__)
     parser.add_argument("--policy", default=POLICIES, help="(%(default)s)")
     parser.add_argument("--model", help="(llama-3.1-8b, and on CPUs the built-in tiny one)")
     parser.add_argument("--device", default="cuda", help="of the servers (%(default)s)")
@@ -138,11 +137,9 @@ def main() -> None:
     parser.add_argument("--slo", default="tight", help="(%(default)s)")
     parser.add_argument("--extra-server-args", default="", help="for `loong serve`, as one word")
     parser.add_argument("--output-dir", type=Path, default=Path("on_gpus"), help="(%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/on_gpus.jsonl")
     args = parser.parse_args()
     if args.model is None and args.device == "cuda":
         args.model = "llama-3.1-8b"
-    load_before = getloadavg()[0]
     virtual = simulated(args)
     real = measured(args)
     rows = comparison(real, virtual)
@@ -158,7 +155,6 @@ def main() -> None:
     print(f"Wrote {', '.join(map(str, written))}")
     print_result(
         "on_gpus",
-        load_before,
         {
             "model": args.model,
             "device": args.device,

@@ -5,14 +5,12 @@ All of it together is to stay below a millisecond, whatever the prompt's length:
 never enumerated. The last row is the same prompt after a prefill in chunks, each at another DoP.
 """
 
-import argparse
 from collections.abc import Callable
 from itertools import pairwise
-from os import getloadavg
 from statistics import median
 from time import perf_counter
 
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.check_plan import check_plan
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
@@ -102,13 +100,11 @@ def print_table(num_tokens: int, num_instances: int, rows: dict[str, dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("placement", __doc__)
     parser.add_argument("--num-tokens", type=int, default=2_000_000, help="length of the prompt")
     parser.add_argument("--num-instances", type=int, default=8, help="instances of the group")
     parser.add_argument("--num-repeats", type=int, default=2000, help="runs of each row")
-    parser.add_argument("--save", action="store_true", help="append the result to results/placement.jsonl")
     arguments = parser.parse_args()
-    load_before = getloadavg()[0]
     rows = measure(arguments.num_tokens, arguments.num_instances, arguments.num_repeats)
     print_table(arguments.num_tokens, arguments.num_instances, rows)
     numbers = {
@@ -119,7 +115,7 @@ def main() -> None:
         "is_below_ceiling": rows["all of these"]["median"] < CEILING,
         "rows": rows,
     }
-    print_result("placement", load_before, numbers, save=arguments.save)
+    print_result("placement", numbers, save=arguments.save)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,14 @@ it is made or, in another row, all on the first GPU (retention), whole and, in a
 ring's efficiency is one GPU's time over that of the group in all.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from functools import partial
-from os import getloadavg
 from statistics import median
 
 import torch
 from gpu_group import GpuGroup, GpuInstance
 from one_gpu import FLOPS_PER_SECOND, PARAMS, Floors, OneGpu
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
@@ -122,20 +120,18 @@ def striped_prompt(group: GpuGroup, length: int, dop: int, num_homes: int, chunk
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("prefill", __doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens (%(default)s)")
     parser.add_argument("--chunks", type=int, nargs="*", default=CHUNKS, help="tokens (%(default)s)")
     parser.add_argument("--dop", type=int, nargs="*", default=(), help="GPUs of a group, such as 1 2 4")
-    parser.add_argument("--save", action="store_true", help="append the result to results/prefill.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     if args.dop:
         rows = measure_groups(args.model, args.lengths, args.dop, args.chunks)
     else:
         rows = measure_one(args.model, args.lengths, args.chunks)
     numbers = {"model": args.model, "torch": torch.__version__, "rows": rows}
-    print_result("prefill", load_before, numbers, save=args.save)
+    print_result("prefill", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ load it compiled, and to add one request to the future KV of 256. With --check, 
 programs a second time by trying every way there is.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from math import inf, isclose
-from os import environ, getloadavg
+from os import environ
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -17,7 +16,7 @@ from subprocess import run
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.cost_model import PrefillTerms
 from loong.core.placement import Placement
@@ -109,11 +108,9 @@ def print_table(seconds: dict[tuple[int, int], float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("program", __doc__)
     parser.add_argument("--check", type=int, default=0, metavar="N", help="random programs to check")
-    parser.add_argument("--save", action="store_true", help="append the result to results/program.jsonl")
     arguments = parser.parse_args()
-    load_before = getloadavg()[0]
     seconds = {(n, m): measure(n, m) for n in NUM_REQUESTS for m in NUM_UNITS}
     print_table(seconds)
     compiling, loading = measure_starts()
@@ -133,7 +130,7 @@ def main() -> None:
         "num_checked": arguments.check,
         "num_equal": num_equal,
     }
-    print_result("program", load_before, numbers, save=arguments.save)
+    print_result("program", numbers, save=arguments.save)
 
 
 if __name__ == "__main__":

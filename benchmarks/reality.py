@@ -11,21 +11,19 @@ run. Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points.
         --output-dir out                                               # a curve of each
 """
 
-import argparse
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from os import getloadavg
 from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
 from line_picture import Panel, write_lines
 from real_run import add_run_flags, chosen_load, chosen_workers
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
@@ -151,13 +149,11 @@ def panel(policy: str, slo: str, found: Mapping[float, Sequence[tuple[Numbers, N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("reality", __doc__)
     add_run_flags(parser, request_rate=4.0, num_requests=200)
     parser.add_argument("--slo", default="ttft:100 tpot:20")
     parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/reality.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     config, model = chosen_workers(args)
     policy = make_policy(args.policy, PolicyConfig())
     limits_of = parse_slo(args.slo).limits_of(None)
@@ -181,7 +177,6 @@ def main() -> None:
         write_lines([panel(args.policy, args.slo, found)], args.output_dir, "reality")
     print_result(
         "reality",
-        load_before,
         {
             "policy": args.policy,
             "workload": args.workload,

@@ -1,6 +1,7 @@
-"""How a benchmark ends: one line of JSON with the machine beside the numbers, kept where it is asked for."""
+"""How a script begins and ends: its flags, and one line of JSON with the machine beside the numbers."""
 
 import json
+from argparse import ArgumentParser, RawTextHelpFormatter
 from collections.abc import Mapping
 from os import getloadavg
 from pathlib import Path
@@ -8,14 +9,22 @@ from pathlib import Path
 from loong.launcher.machine import machine_facts
 
 FOLDER = Path(__file__).parent / "results"
+LOAD_AT_START = getloadavg()[0]
 
 
-def print_result(name: str, load_before: float, numbers: Mapping[str, object], *, save: bool) -> None:
-    """Print the line; `save` appends it to NAME.jsonl. `load_before` is the load average at the start."""
+def script_parser(name: str, description: str | None) -> ArgumentParser:
+    """A parser with the flag `--save`, which says in its help what stands at the top of the script."""
+    parser = ArgumentParser(description=description, formatter_class=RawTextHelpFormatter)
+    parser.add_argument("--save", action="store_true", help=f"append the line to results/{name}.jsonl")
+    return parser
+
+
+def print_result(name: str, numbers: Mapping[str, object], *, save: bool) -> None:
+    """Print the line; `save` appends it to NAME.jsonl."""
     result = {
         "benchmark": name,
         "machine": machine_facts(),
-        "load_average": [load_before, getloadavg()[0]],
+        "load_average": [LOAD_AT_START, getloadavg()[0]],
         **numbers,
     }
     line = json.dumps(result)

@@ -8,7 +8,6 @@ The floor is max(compute, transfer). A socket's transfer is itself work for a pr
 the floor or the processor seconds of both, spread over the cores there are, whichever is more.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -16,14 +15,14 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import count, repeat
 from multiprocessing import get_context
-from os import getloadavg, sched_getaffinity
+from os import sched_getaffinity
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import NamedTuple
 
 import torch
-from result import print_result
+from result import print_result, script_parser
 from torch import Tensor
 
 from loong.attention.ring import ring_attention, ring_layout
@@ -226,13 +225,11 @@ def print_table(setup: Setup, rows: list[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("ring_overlap", __doc__)
     parser.add_argument("--num-instances", type=int, default=2, help="processes of the ring (default 2)")
     parser.add_argument("--num-kv-heads", type=int, default=8, help=f"KV heads of {NUM_HEADS} (default 8)")
     parser.add_argument("--num-repeats", type=int, default=41, help="repeats of each way (default 41)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/ring_overlap.jsonl")
     arguments = parser.parse_args()
-    load_before = getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="loong-") as folder:
         setup = Setup(Path(folder), arguments.num_instances, arguments.num_kv_heads, arguments.num_repeats)
         for name in ("a", "b"):
@@ -251,7 +248,7 @@ def main() -> None:
         "num_passes": NUM_PASSES,
         "rows": [asdict(row) for row in rows],
     }
-    print_result("ring_overlap", load_before, numbers, save=arguments.save)
+    print_result("ring_overlap", numbers, save=arguments.save)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ LoongServe shows it in its figure 14a, under 3 %. Ceiling: 3 %.
 import argparse
 import asyncio
 from collections.abc import Sequence
-from os import getloadavg
 from statistics import median
 
 from iteration_time import size_of
 from line_picture import Panel, lines_of, write_lines
-from result import print_result
+from result import print_result, script_parser
 from stage_runs import StageRuns, add_stage_flags, dops_up_to, stage_runs
 
 from loong.workloads.report import table
@@ -56,11 +55,10 @@ def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("scale_down", __doc__)
     add_stage_flags(parser)
     parser.add_argument("--prompts", nargs="+", default=PROMPTS, help="requests x tokens (%(default)s)")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     rows = asyncio.run(measure(args))
     cells = [
         (case, str(count), f"{1e3 * seconds:.2f}", f"{more:+.1%}") for case, count, seconds, more in rows
@@ -69,7 +67,7 @@ def main() -> None:
     if args.output_dir is not None:
         write_lines([panel(rows)], args.output_dir, "scale_down")
     numbers = {"model": args.model, "device": args.device, "ceiling": CEILING, "rows": rows}
-    print_result("scale_down", load_before, numbers, save=args.save)
+    print_result("scale_down", numbers, save=args.save)
 
 
 if __name__ == "__main__":

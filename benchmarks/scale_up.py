@@ -10,11 +10,8 @@ virtual time by default, or on servers.
     python benchmarks/scale_up.py --output-dir out --device cuda --num-instances 8 --request-rate 20:100:20
 """
 
-import argparse
-from os import getloadavg
-
 from line_picture import Panel, lines_of, write_lines
-from result import print_result
+from result import print_result, script_parser
 from serving_runs import Served, add_serving_flags, attainment_panel, goodput_table, serve, setting
 
 from loong.workloads.report import table
@@ -40,10 +37,9 @@ def frequency_panel(served: Served) -> Panel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("scale_up", __doc__)
     add_serving_flags(parser, POLICIES, ("sharegpt",))
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     results = [serve(args, workload) for workload in args.workload]
     panels = [panel for served in results for panel in (attainment_panel(served), frequency_panel(served))]
     write_lines(panels, args.output_dir, "scale_up")
@@ -60,7 +56,7 @@ def main() -> None:
         "goodputs": {served.workload: served.goodputs() for served in results},
         "scale_ups": rows,
     }
-    print_result("scale_up", load_before, numbers, save=args.save)
+    print_result("scale_up", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads:
     parser.add_argument("--repeat", type=int, default=1, help="of runs on servers (%(default)s)")
     parser.add_argument("--extra-server-args", default="", help="for `loong serve`, as one word")
     parser.add_argument("--output-dir", type=Path, required=True, help="documents and pictures")
-    parser.add_argument("--save", action="store_true", help="append the result to results/")
 
 
 def setting(args: argparse.Namespace) -> dict[str, object]:

@@ -4,13 +4,11 @@ The load grows with the cluster: 10,000 requests a minute on 512 instances. Ceil
 second of it simulates at least a second, at every size.
 """
 
-import argparse
 from dataclasses import asdict, dataclass
-from os import getloadavg
 from statistics import median, quantiles
 from time import perf_counter
 
-from result import print_result
+from result import print_result, script_parser
 
 from loong.core.cost_model import CostModel
 from loong.core.plan import IterationPlan
@@ -86,14 +84,12 @@ def measure(policy_name: str, workload: str, num_instances: int, duration: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_parser("simulation", __doc__)
     parser.add_argument("--policy", default="esp")
     parser.add_argument("--workload", default="sharegpt")
     parser.add_argument("--num-instances", type=int, nargs="+", default=[8, 32, 128, 512])
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals (%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/simulation.jsonl")
     args = parser.parse_args()
-    load = getloadavg()[0]
     print(f"policy {args.policy}, {args.workload}, {args.duration:g} s of arrivals\n")
     print("".join(f"{name:>16}" for name in HEADER))
     rows = []
@@ -109,7 +105,7 @@ def main() -> None:
         "slo": RULE,
         "rows": rows,
     }
-    print_result("simulation", load, numbers, save=args.save)
+    print_result("simulation", numbers, save=args.save)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ def add_stage_flags(parser: argparse.ArgumentParser) -> None:
     add_instance_flags(parser.add_argument_group("cluster"))
     parser.add_argument("--cost-model", type=Path, help="from `loong profile` (the device's roofline)")
     parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ steady clients get a second in both parts, and the server's memory and descripto
 leave; then no KV may be held, and no connection be open.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -17,14 +16,13 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import getloadavg
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 from urllib.request import urlopen
 
 import uvloop
-from result import print_result
+from result import print_result, script_parser
 
 from loong.launcher.embedded import ServerConfig, embedded_server
 
@@ -196,13 +194,11 @@ def child_pid() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("streams", __doc__)
     parser.add_argument("--streams", type=int, default=1000, help="open at a time (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="in which nobody leaves (%(default)s)")
     parser.add_argument("--leave-seconds", type=float, default=300.0, help="(%(default)s)")
-    parser.add_argument("--save", action="store_true", help="append the result to results/streams.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     random.seed(0)
     with TemporaryDirectory() as folder:
         config = ServerConfig(None, 2, 1, (), start_timeout=120.0)
@@ -210,7 +206,7 @@ def main() -> None:
         with embedded_server(config, "esp", log) as url:
             server = Server(url, child_pid())
             found = uvloop.run(measure(server, args.streams, args.seconds, args.leave_seconds))
-    print_result("streams", load_before, found, save=args.save)
+    print_result("streams", found, save=args.save)
 
 
 if __name__ == "__main__":

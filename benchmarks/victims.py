@@ -5,12 +5,10 @@ the chats' P99 TTFT with long prompts is at most 1.5 times that without, and a l
 times as long as on an idle cluster.
 """
 
-import argparse
 from collections.abc import Sequence
-from os import getloadavg
 
 import numpy as np
-from result import print_result
+from result import print_result, script_parser
 
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
@@ -36,14 +34,12 @@ def ttfts(hardware: Hardware, policy: str, load: Sequence[WorkloadRequest]) -> l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("victims", __doc__)
     parser.add_argument("--model", nargs="+", default=["llama-3.1-8b", "lwm-1m"])
     parser.add_argument("--policy", nargs="+", default=["esp", "esp-paper", "chunked", "replicas"])
     parser.add_argument("--num-instances", type=int, default=8)
     parser.add_argument("--num-requests", type=int, default=900)
-    parser.add_argument("--save", action="store_true", help="append the result to results/victims.jsonl")
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     load = make_workload("victim-attacker", args.num_requests, seed=0, request_rate=10.0)
     chats = [request for request in load if request.num_prompt_tokens < LONG]
     rows, results = [], []
@@ -75,7 +71,7 @@ def main() -> None:
         "slowest long prompt",
     )
     print(table(header, rows))
-    print_result("victims", load_before, {"ceiling": CEILING, "rows": results}, save=args.save)
+    print_result("victims", {"ceiling": CEILING, "rows": results}, save=args.save)
 
 
 if __name__ == "__main__":

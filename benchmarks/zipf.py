@@ -10,11 +10,8 @@ elasticity gives 1.5 to 3.1 times the goodput of each. In virtual time by defaul
     python benchmarks/zipf.py --output-dir out --device cuda --num-instances 8            # GPUs, hours
 """
 
-import argparse
-from os import getloadavg
-
 from line_picture import write_lines
-from result import print_result
+from result import print_result, script_parser
 from serving_runs import add_serving_flags, attainment_panel, goodput_table, serve, setting
 
 POLICIES = "esp,esp-paper,tp,static-sp,replicas"
@@ -22,10 +19,9 @@ WORKLOADS = ("zipf1.0", "zipf1.2", "zipf1.4")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser("zipf", __doc__)
     add_serving_flags(parser, POLICIES, WORKLOADS)
     args = parser.parse_args()
-    load_before = getloadavg()[0]
     results = [serve(args, workload) for workload in args.workload]
     write_lines([attainment_panel(served) for served in results], args.output_dir, "zipf", num_columns=3)
     print(goodput_table(results))
@@ -33,7 +29,7 @@ def main() -> None:
         **setting(args),
         "goodputs": {served.workload: served.goodputs() for served in results},
     }
-    print_result("zipf", load_before, numbers, save=args.save)
+    print_result("zipf", numbers, save=args.save)
 
 
 if __name__ == "__main__":
