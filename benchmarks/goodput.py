@@ -3,7 +3,7 @@
 A line for each model, workload, SLO rule and policy goes to results/goodput.jsonl as soon as it is found, and
 what is there already for the same commit and setting is not made again: a run can be stopped and resumed. The
 table compares each policy with the best of those that never change their groups. No device is needed; of
-packages, numpy, numba, msgspec and tqdm.
+packages, numpy, numba, msgspec, prometheus-client and tqdm.
 """
 
 import argparse
