@@ -113,7 +113,8 @@ async def leave_and_come_back(server: Server, until: float) -> int:
     num_left = 0
     while time.monotonic() < until:
         (client,) = await connect(server, 1)
-        await asyncio.sleep(random.expovariate(1 / MEAN_STAY))
+        stay = random.expovariate(1 / MEAN_STAY)
+        await asyncio.sleep(min(stay, max(0.0, until - time.monotonic())))
         client.leave()
         num_left += 1
     return num_left
