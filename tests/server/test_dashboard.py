@@ -4,7 +4,9 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from decision_logs import Teller, prefill_two
@@ -107,6 +109,21 @@ async def test_every_part_of_the_page_is_served_and_asks_nobody_else(serving: Se
         assert part.status_code == 200, name
         assert "://" not in part.text, name
         assert "default-src 'self'" in part.headers["Content-Security-Policy"]
+
+
+async def test_the_page_has_its_own_files_and_no_others(serving: Serving, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.html"
+    secret.write_text("secret")
+    names = ("../" * 20 + str(secret)[1:], str(secret), "../page/main.js", "n" * 300 + ".js", "\0.js")
+    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient() as client:
+        for name in names:
+            answer = await client.get(f"{url}/dashboard/page/{quote(name, safe='')}")
+            assert answer.status_code == 404, name
+
+
+async def test_numbers_of_batches_have_an_end(serving: Serving) -> None:
+    async with serving(ScriptedEngine(), source()) as url:
+        assert (await get_json(url, f"/dashboard/batches/{'9' * 5000}"))["error"]["code"] == "not_found"
 
 
 async def test_the_page_is_open_and_what_it_shows_is_not(serving: Serving) -> None:

@@ -18,7 +18,7 @@ from loong.server.sse import EventStream
 from loong.server.wire import json_response
 
 TICK_SECONDS = 0.5
-_PAGE = files("loong.server.dashboard").joinpath("page")
+_PARTS = {part.name: part for part in files("loong.server.dashboard").joinpath("page").iterdir()}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -27,19 +27,20 @@ _HEADERS = {
 }
 _INSIGHT = web.AppKey("insight", Insight)
 _STOPPING = web.AppKey("stopping", asyncio.Event)
+_TELLING = web.AppKey("telling", asyncio.Lock)  # one story at a time: each reads the whole log
 
 
 def add_dashboard(app: web.Application, insight: Insight) -> None:
     """Put the dashboard into a server."""
     app[_INSIGHT] = insight
-    app[_STOPPING] = asyncio.Event()
+    app[_STOPPING], app[_TELLING] = asyncio.Event(), asyncio.Lock()
     app.on_shutdown.append(_stop)
     app.add_routes(
         [
             web.get("/dashboard", page),
             web.get("/dashboard/page/{name}", page_file),
             web.get("/dashboard/events", events),
-            web.get("/dashboard/batches/{batch_id:\\d+}", batch),
+            web.get("/dashboard/batches/{batch_id:[0-9]{1,18}}", batch),
             web.get("/dashboard/requests/{request_id}", request),
         ]
     )
@@ -84,15 +85,17 @@ async def batch(http: web.Request) -> web.Response:
 async def request(http: web.Request) -> web.Response:
     """A request's story, as `loong explain` tells it."""
     request_id = http.match_info["request_id"]
-    story = await asyncio.to_thread(_story, http.app[_INSIGHT], request_id)
+    async with http.app[_TELLING]:
+        written = http.app[_INSIGHT].recent.written()  # here, where nobody adds a line meanwhile
+        story = await asyncio.to_thread(_story, written, request_id)
     if story is None:
         message = f"nothing is known of request {request_id!r}, or nothing any more"
         raise ApiError(404, message, "request_not_found")
     return json_response(story)
 
 
-def _story(insight: Insight, request_id: RequestId) -> dict[str, object] | None:
-    index = index_of(insight.recent.written())
+def _story(written: tuple[bytes, ...], request_id: RequestId) -> dict[str, object] | None:
+    index = index_of(written)
     if request_id not in index.arrivals:
         return None
     story = story_of(index, request_id)
@@ -101,11 +104,11 @@ def _story(insight: Insight, request_id: RequestId) -> dict[str, object] | None:
 
 
 def _file(name: str) -> web.Response:
-    path = _PAGE.joinpath(name)
+    part = _PARTS.get(name)  # never a path: a name may hold `../`
     content_type = _TYPES.get(name.rpartition(".")[2])
-    if content_type is None or not path.is_file():
+    if content_type is None or part is None:
         raise ApiError(404, f"the dashboard has no part {name!r}", "not_found")
-    return web.Response(text=path.read_text(), content_type=content_type, headers=_HEADERS)
+    return web.Response(text=part.read_text(encoding="utf-8"), content_type=content_type, headers=_HEADERS)
 
 
 async def _stop(app: web.Application) -> None:
