@@ -5,6 +5,7 @@ It reads one JSON string a line, a schema, and answers with one: empty if a gram
 
 import os
 import resource
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -12,10 +13,12 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import InvalidRequestError
-from loong.grammar.json_grammar import GrammarCompiler
+from loong.grammar.json_grammar import GrammarCompiler, allows_anything
 
 MAX_GRAMMAR_BYTES = 2**24  # each worker keeps some dozens
 _MAX_EXTRA_MEMORY = 2**29  # bytes
+_MAX_SECONDS = 60  # for one schema, should nobody be left to end the process
+_MAX_ANSWER = 1000  # characters: a schema may name things as long as itself
 _WARNING = "Warning: "
 
 
@@ -26,22 +29,27 @@ def main() -> None:
     with tempfile.TemporaryFile() as warnings:
         os.dup2(warnings.fileno(), sys.stderr.fileno())
         os.dup2(warnings.fileno(), sys.stdout.fileno())
+        signal.alarm(_MAX_SECONDS)
         compiler = GrammarCompiler(Path(folder), int(vocab_size))
         _limit_memory()
+        signal.alarm(0)
         os.write(answers, b'""\n')  # ready
         for line in sys.stdin.buffer:
             os.ftruncate(warnings.fileno(), 0)
             os.lseek(warnings.fileno(), 0, os.SEEK_SET)
-            why = _try(compiler, msgspec.json.decode(line, type=str))
+            signal.alarm(_MAX_SECONDS)
+            why = _try(compiler, msgspec.json.decode(line, type=str), int(vocab_size))
+            signal.alarm(0)
             if not why:
                 os.lseek(warnings.fileno(), 0, os.SEEK_SET)
                 why = _told(os.read(warnings.fileno(), 4096).decode(errors="replace"))
-            os.write(answers, msgspec.json.encode(why) + b"\n")
+            os.write(answers, msgspec.json.encode(_cut(why)) + b"\n")
 
 
-def _try(compiler: GrammarCompiler, schema: str) -> str:
+def _try(compiler: GrammarCompiler, schema: str, vocab_size: int) -> str:
     try:
-        num_bytes = compiler.compile(schema).memory_size_bytes
+        grammar = compiler.compile(schema)
+        num_bytes, is_possible = grammar.memory_size_bytes, allows_anything(grammar, vocab_size)
     except InvalidRequestError as error:
         return str(error)
     except (RuntimeError, MemoryError, msgspec.DecodeError) as error:
@@ -51,7 +59,11 @@ def _try(compiler: GrammarCompiler, schema: str) -> str:
     if num_bytes > MAX_GRAMMAR_BYTES:
         most = f"{MAX_GRAMMAR_BYTES} are the most"
         return f"the schema's grammar takes {num_bytes} bytes, and {most}"
-    return ""
+    return "" if is_possible else "no answer fits the schema"
+
+
+def _cut(why: str) -> str:
+    return why if len(why) <= _MAX_ANSWER else f"{why[:_MAX_ANSWER]} ..."
 
 
 def _told(warnings: str) -> str:

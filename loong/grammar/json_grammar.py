@@ -34,3 +34,12 @@ class GrammarCompiler:
         content = supported(msgspec.json.decode(schema))
         text = msgspec.json.encode(content).decode()
         return self._compiler.compile_json_schema(text, strict_mode=False, max_whitespace_cnt=_MAX_BLANKS)
+
+
+def allows_anything(grammar: "CompiledGrammar", vocab_size: int) -> bool:
+    """Whether any token may begin an answer: none may if a schema is nothing but itself."""
+    from xgrammar import GrammarMatcher, allocate_token_bitmask
+
+    mask = allocate_token_bitmask(1, vocab_size)
+    matcher = GrammarMatcher(grammar, terminate_without_stop_token=True)
+    return not matcher.fill_next_token_bitmask(mask) or bool(mask.any())

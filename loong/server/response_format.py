@@ -37,8 +37,8 @@ class SchemaChecker:
             raise _refusal(message, "unsupported_parameter")
         if self._folder is None:
             raise _refusal("needs a model folder with a tokenizer.json", "unsupported_parameter")
-        if len(schema) > MAX_SCHEMA_BYTES:
-            raise _refusal(f"the schema has {len(schema)} bytes, and {MAX_SCHEMA_BYTES} are the most")
+        if (num_bytes := len(schema.encode())) > MAX_SCHEMA_BYTES:
+            raise _refusal(f"the schema has {num_bytes} bytes, and {MAX_SCHEMA_BYTES} are the most")
         if why := await asyncio.shield(self._task(schema)):  # a client that leaves does not end it
             raise _refusal(why, "invalid_schema")
 

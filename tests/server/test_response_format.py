@@ -75,6 +75,19 @@ async def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_is_not(t
         await checker.close()
 
 
+async def test_a_schema_that_no_answer_fits_is_refused_in_few_words(tokenizer: Tokenizer) -> None:
+    long_name = {"properties": {"n" * (2**16 - 100): {"type": "nothing"}}}
+    checker = SchemaChecker(tokenizer.folder, 264)
+    try:
+        for schema in (long_name, {"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}):
+            with pytest.raises(ApiError, match=r"which there is not|no answer fits the schema") as refused:
+                await checker.check(json.dumps(schema))
+            assert len(str(refused.value)) < 2000
+        await checker.check(json.dumps({"anyOf": [{"$ref": "#"}, {"type": "null"}]}))
+    finally:
+        await checker.close()
+
+
 async def test_without_the_extra_or_a_tokenizer_the_refusal_says_what_to_do(
     serving: Serving, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
