@@ -15,6 +15,7 @@ import aiohttp
 START_SECONDS = 30.0
 ANSWER_SECONDS = 30.0
 POLL_SECONDS = 0.1
+PRESS_SECONDS = 0.1  # as a person's, in which the page may change
 _GREETING = "DevTools listening on "
 
 
@@ -93,8 +94,9 @@ class Page:
 
     async def click(self, x: float, y: float) -> None:
         """Press and release the mouse at a point of the window."""
-        for kind in ("mousePressed", "mouseReleased"):
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            await asyncio.sleep(PRESS_SECONDS)
 
     async def click_on(self, selector: str) -> None:
         """Scroll an element into sight and click in its middle."""

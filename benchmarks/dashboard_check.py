@@ -59,7 +59,6 @@ async def check_clicks(page: Page, folder: Path) -> None:
     await page.screenshot(folder / "dashboard-story.png")
     await page.click_on("#story form button")
     await page.until("!document.getElementById('story').open")
-    await page.evaluate("document.activeElement.blur()")
     await page.click_on("#pause")
     point = await page.until(SOME_BATCH)
     await page.click(*point)

@@ -42,9 +42,10 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A request; the targets are its own or the policy's."""
+    """A request, which came at a time of the run's clock; the targets are its own or the policy's."""
 
     id: str
+    arrived: float
     prompt: int
     output: int
     end: str | None
@@ -150,6 +151,7 @@ class Feed:
         target = self._insight.target_of(run)
         return Run(
             run.request_id,
+            run.arrived_at,
             prompt=run.num_prompt_tokens,
             output=run.num_output_tokens if view is None else view.num_output_tokens,
             end=run.end,

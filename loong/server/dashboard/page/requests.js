@@ -53,18 +53,40 @@ export async function openBatch({ id, phase, instances }) {
   }
 }
 
-/** Newest first; a table whose rows have the focus is left alone, or a key press would miss its aim. */
-export function drawRequests(table, live, over, filter) {
-  if (table.contains(document.activeElement)) return;
-  const runs = [...[...live].reverse(), ...[...over].reverse()].filter(FILTERS[filter]).slice(0, MAX_ROWS);
-  const rows = runs.map((run) => [
-    linkTo(run.id),
+const rows = new Map(); // of the requests shown, by id
+
+function cellsOf(run) {
+  return [
     run.state,
     tokens(run.prompt),
     tokens(run.output),
     against(run.ttft, run.ttft_target),
     against(run.tpot, run.tpot_target),
     run.dops.slice(-6).join("→"),
-  ]);
-  fillTable(table, HEADINGS, rows);
+  ];
+}
+
+function rowOf(run) {
+  const made = element("tr", {}, element("td", {}, linkTo(run.id)), ...HEADINGS.slice(1).map(() => element("td")));
+  rows.set(run.id, made);
+  return made;
+}
+
+/** Newest first. Rows stay the same elements, and none comes or goes under the mouse, so that a click meets its aim. */
+export function drawRequests(table, live, over, filter) {
+  if (!table.tBodies.length) fillTable(table, HEADINGS, []);
+  const isHeld = matchMedia("(hover: hover)").matches && table.matches(":hover");
+  const runs = [...live, ...over].filter(FILTERS[filter]).sort((a, b) => b.arrived - a.arrived).slice(0, MAX_ROWS);
+  const body = table.tBodies[0], shown = new Set(runs.map((run) => run.id));
+  for (const [id, row] of rows) {
+    if (isHeld || shown.has(id)) continue;
+    row.remove();
+    rows.delete(id);
+  }
+  runs.forEach((run, i) => {
+    if (isHeld && !rows.has(run.id)) return;
+    const row = rows.get(run.id) ?? rowOf(run);
+    cellsOf(run).forEach((content, column) => row.cells[column + 1].replaceChildren(content));
+    if (!isHeld && body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null);
+  });
 }
