@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from uuid import uuid4
 
 from aiohttp import web
@@ -92,10 +91,9 @@ async def complete(
         await server.schemas.check(schema)
     shape = shape_type(asked, server.tokenizer)
     options = OutputOptions(tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens)
-    with ExitStack() as admitted:
-        for request in (choices.request for choices in by_prompt):
-            num_tokens, key = len(request.prompt_token_ids), http.get(KEY_NUMBER)
-            admitted.enter_context(server.admission.admit(request.request_id, num_tokens, key))
+    requests = [choices.request for choices in by_prompt]
+    num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
+    with server.admission.admit(num_prompt_tokens, http.get(KEY_NUMBER)):
         deltas = generate_choices(server, by_prompt, options, arrived_at)
         if fields.stream:
             return await send_stream(http, server, shape, deltas)

@@ -28,6 +28,7 @@ NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the valu
     "continue_final_message": False,
     "bad_words": [],
 }
+_MAX_NAME = 64  # characters
 
 Fields = TypeVar("Fields", bound=Schema)
 
@@ -60,7 +61,7 @@ def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str,
 
 
 def _name_field(error: ErrorDetails) -> ApiError:
-    names = [str(part) for part in error["loc"]]
+    names = [_short(str(part)) for part in error["loc"]]
     field = names[0] if names else None
     path = ".".join(names)
     if error["type"] != "extra_forbidden":
@@ -68,3 +69,8 @@ def _name_field(error: ErrorDetails) -> ApiError:
         return bad_request(f"{path}: {error['msg']}{given}", field)
     but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else ""
     return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
+
+
+def _short(name: str) -> str:
+    """A client may call a field anything."""
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."

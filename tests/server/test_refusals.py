@@ -104,6 +104,23 @@ async def test_chats_that_cannot_be_served_are_refused_by_name(
     assert field in error["message"]
 
 
+async def test_a_long_name_is_cut_where_it_is_refused(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        error = await error_of(url, PATH, 400, prompt="a", **{"n" * 10_000: 1})
+    assert len(error["message"]) < 200
+
+
+async def test_several_prompts_wait_together_or_not_at_all(serving: Serving) -> None:
+    engine = ScriptedEngine(pause_at=0)
+    async with serving(engine, max_waiting_requests=2) as url:
+        first = asyncio.create_task(post(url, PATH, prompt=["a", "b", "c"]))  # nothing waits before them
+        await engine.paused.wait()
+        assert (await error_of(url, PATH, 503, prompt=["a", "b"]))["code"] == "queue_full"
+        engine.resume.set()
+        assert (await first).status_code == 200
+        assert (await post(url, PATH, prompt="a")).status_code == 200
+
+
 async def test_a_missing_prompt_is_named(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         assert (await error_of(url, PATH, 400))["param"] == "prompt"
@@ -259,10 +276,10 @@ async def test_several_keys_are_told_apart_and_each_is_bounded(serving: Serving)
     engine = ScriptedEngine(pause_at=0)
     settings = {"api_keys": ("one", "two"), "max_requests_per_key": 1, "retry_after": 3}
 
-    async def ask(key: str) -> httpx.Response:
+    async def ask(key: str, prompt: object = "a") -> httpx.Response:
         async with httpx.AsyncClient(timeout=30) as client:
             headers = {"Authorization": f"Bearer {key}"}
-            return await client.post(url + PATH, json={"prompt": "a", "user": "me"}, headers=headers)
+            return await client.post(url + PATH, json={"prompt": prompt, "user": "me"}, headers=headers)
 
     async with serving(engine, **settings) as url:
         first = asyncio.create_task(ask("one"))
@@ -272,6 +289,7 @@ async def test_several_keys_are_told_apart_and_each_is_bounded(serving: Serving)
         engine.resume.set()
         assert [(await answer).status_code for answer in (first, second)] == [200, 200]
         assert (await ask("one")).status_code == 200
+        assert (await ask("one", ["a", "b"])).status_code == 400  # to come back would not help
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "3")
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert [request.user for request in engine.requests] == ["key 0", "key 1", "key 0"]
