@@ -31,7 +31,7 @@ from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.profile.measure import batch_sample
 from loong.launcher.profile.stage import SMALLEST_VOCABULARY
-from loong.scheduler.calibration import Calibration
+from loong.scheduler.calibration import Calibration, kind_of
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 from loong.scheduling import Scheduling
@@ -113,10 +113,10 @@ def compare(ran: Sequence[Ran], model: CostModel, tp_size: int, num_cores: int) 
         busy = sum(overlap(batch, other) * other.plan.group.dop for other in ran) / seconds
         crowding = busy * tp_size / num_cores
         predicted = sample.predicted(model) * max(1.0, crowding)
-        corrected = predicted * calibration.corrections[work.phase].factor
+        corrected = calibration.of(work).seconds(predicted)
         kind = f"{'lease' if later else work.phase.value}, DoP {batch.plan.group.dop}"
         compared.append(Compared(kind, seconds, crowding, seconds / predicted - 1, seconds / corrected - 1))
-        calibration = calibration.observe(work.phase, predicted, seconds)
+        calibration = calibration.observe(kind_of(work), predicted, seconds)
     return compared
 
 

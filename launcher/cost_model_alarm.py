@@ -8,7 +8,7 @@ from loong.core.events import BatchFinished, Event
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.core.work import Phase
+from loong.scheduler.calibration import Correction, Kind, mean_error
 from loong.scheduler.recalibration import Recalibration
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class CostModelAlarm:
         self._warned_at = -inf
 
     def took_in(self, event: Event, /) -> None:
-        """Warn if a phase is far off, unless that was said a moment ago."""
+        """Warn if a kind of batch is far off, unless that was said a moment ago."""
         if not isinstance(event, BatchFinished) or event.time - self._warned_at < INTERVAL_SECONDS:
             return
         if findings := self._findings():
@@ -42,11 +42,26 @@ class CostModelAlarm:
         """Nothing is known of what only starts."""
 
     def _findings(self) -> list[str]:
-        """What to say of each phase that is too far off."""
-        corrections = self._recalibration.calibration.corrections
+        """What to say of each kind of batch that is too far off."""
+        recalibration = self._recalibration
+        settled = (
+            (kind, correction, mean_error(correction.distances(is_applied=recalibration.is_applied)))
+            for kind, correction in recalibration.calibration.corrections.items()
+            if correction.is_settled
+        )
         return [
-            f"{name} batches take {corrections[Phase(name)].factor:.2g} times as long as it says, and "
+            f"{_name(kind)} take {_slower(correction)} as it says, and "
             f"what plans count on is off by a factor of {1 + error:.2g} in the mean"
-            for name, error in self._recalibration.errors.items()
-            if error > LARGEST_ERROR and corrections[Phase(name)].is_settled
+            for kind, correction, error in settled
+            if error > LARGEST_ERROR
         ]
+
+
+def _name(kind: Kind) -> str:
+    return f"{kind.phase.value} batches{' of several instances' if kind.is_group else ''}"
+
+
+def _slower(correction: Correction) -> str:
+    if correction.delay:
+        return f"{1e3 * correction.delay:.0f} ms more and then as long"
+    return f"{correction.factor:.2g} times as long"

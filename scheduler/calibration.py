@@ -1,67 +1,126 @@
 """Corrections of a cost model from what its predictions turned out to be."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from math import exp, inf, log
 from statistics import fmean, median
+from typing import NamedTuple
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.placement import InstanceId
 from loong.core.work import InstanceWork, Phase, StepWork, phase_of
 
-WINDOW = 51  # batches of a phase that count
+WINDOW = 51  # batches of a kind that count
 NUM_BELIEVED = 9  # predictions taken to have come true before the first batch, while the window has room
 LARGEST_FACTOR = 16.0  # either way; in errors, a batch that was further off counts as if by this much
+DELAY_MARGIN = 0.9  # a delay is believed if its errors are less than this part of a factor's
+
+
+class Kind(NamedTuple):
+    """Batches that are corrected together: what they compute, and whether several instances do it."""
+
+    phase: Phase
+    is_group: bool = False
+
+
+class Timed(NamedTuple):
+    """Seconds of a batch."""
+
+    predicted: float  # by the uncorrected model
+    measured: float
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What predictions of one phase are multiplied by: as many of the last batches were slower as quicker.
+    """What predictions of one kind are multiplied by, or what is added to each of their steps.
 
-    So while most of the batches in the window are alike, the factor is as one of theirs, whatever the others
-    were; and a change is learned as soon as most of the window has seen it, at first after ten batches.
+    As many of the last batches were slower as quicker. So while most of the batches in the window are alike,
+    it is as for one of theirs, whatever the others were; and a change is learned as soon as most of the
+    window has seen it, at first after ten batches.
+
+    A delay is what a step takes whatever is in it. Were it learned as a factor, steps would be planned
+    smaller, which would make the factor larger, and the steps smaller yet.
     """
 
-    ratios: tuple[float, ...] = ()  # measured to predicted times of the last batches, uncorrected
+    batches: tuple[Timed, ...] = ()  # the last
     factor: float = 1.0
+    delay: float = 0.0  # seconds a step
 
     @property
     def is_settled(self) -> bool:
         """Whether the window is full."""
-        return len(self.ratios) == WINDOW
+        return len(self.batches) == WINDOW
 
-    def observe(self, predicted: float, measured: float) -> "Correction":
-        """Take in a batch, given what the uncorrected model predicted."""
-        ratios = (*self.ratios[1 - WINDOW :], measured / predicted)
-        believed = (1.0,) * min(NUM_BELIEVED, WINDOW - len(ratios))
-        return Correction(ratios, _bounded(median((*believed, *ratios))))
+    def observe(self, predicted: float, measured: float, *, may_delay: bool) -> "Correction":
+        """Take in a batch of one step; of more only if it `may_delay` not."""
+        batches = (*self.batches[1 - WINDOW :], Timed(predicted, measured))
+        num_believed = min(NUM_BELIEVED, WINDOW - len(batches))
+        ratios = (batch.measured / batch.predicted for batch in batches)
+        by_factor = Correction(batches, _bounded(median((*(1.0,) * num_believed, *ratios))))
+        if not may_delay or by_factor.factor <= 1:
+            return by_factor
+        delays = (batch.measured - batch.predicted for batch in batches)
+        by_delay = Correction(batches, delay=max(0.0, median((*(0.0,) * num_believed, *delays))))
+        is_better = fmean(by_delay.distances()) < DELAY_MARGIN * fmean(by_factor.distances())
+        return by_delay if is_better else by_factor
 
-    def error(self, factor: float) -> float:
-        """How far predictions times `factor` are from the window's batches: 1 is twice or half as long.
+    def seconds(self, predicted: float) -> float:
+        """The corrected prediction of a step."""
+        return self.factor * predicted + self.delay
 
-        The geometric mean, of at least one batch.
-        """
-        return exp(fmean(abs(log(_bounded(ratio / factor))) for ratio in self.ratios)) - 1
+    def distances(self, *, is_applied: bool = True) -> list[float]:
+        """How far the window's batches are from what was predicted, corrected or not: |log| of the ratio."""
+        used = self if is_applied else Correction()
+        ratios = (batch.measured / used.seconds(batch.predicted) for batch in self.batches)
+        return [abs(log(_bounded(ratio))) for ratio in ratios]
+
+
+def mean_error(distances: Iterable[float]) -> float:
+    """Of at least one batch, the geometric mean: 1 is twice or half as long."""
+    return exp(fmean(distances)) - 1
 
 
 def _bounded(ratio: float) -> float:
     return min(max(ratio, 1 / LARGEST_FACTOR), LARGEST_FACTOR)
 
 
+def _uncorrected() -> dict[Kind, Correction]:
+    return {Kind(phase, is_group): Correction() for phase, is_group in product(Phase, (False, True))}
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A correction for each phase."""
+    """A correction for each kind of batch."""
 
-    corrections: Mapping[Phase, Correction] = field(
-        default_factory=lambda: dict.fromkeys(Phase, Correction())
-    )
+    corrections: Mapping[Kind, Correction] = field(default_factory=_uncorrected)
 
-    def observe(self, phase: Phase, predicted: float, measured: float) -> "Calibration":
-        """Take in a batch, given what the uncorrected model predicted; one of no time is ignored."""
+    def observe(self, kind: Kind, predicted: float, measured: float) -> "Calibration":
+        """Take in a batch, given what the uncorrected model predicted; one of no time is ignored.
+
+        Batches of decodes have many steps, the others one.
+        """
         if not (0 < predicted < inf and 0 < measured < inf):
             return self
-        correction = self.corrections[phase].observe(predicted, measured)
-        return Calibration({**self.corrections, phase: correction})
+        may_delay = kind.phase is not Phase.DECODE
+        correction = self.corrections[kind].observe(predicted, measured, may_delay=may_delay)
+        return Calibration({**self.corrections, kind: correction})
+
+    def of(self, work: StepWork) -> Correction:
+        """For such a step."""
+        return self.corrections[kind_of(work)]
+
+    def errors(self, *, is_applied: bool) -> Mapping[str, float]:
+        """How far off predictions are, corrected or not, by phase, of those that ran."""
+        by_phase: dict[str, list[float]] = {}
+        for kind, correction in self.corrections.items():
+            by_phase.setdefault(kind.phase.value, []).extend(correction.distances(is_applied=is_applied))
+        return {phase: mean_error(distances) for phase, distances in by_phase.items() if distances}
+
+
+def kind_of(work: StepWork) -> Kind:
+    """Of the batch of such a step."""
+    return Kind(work.phase, work.group.dop > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +132,23 @@ class CalibratedCostModel:
 
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch."""
-        return self._factor(work.phase) * self.base.step_time(work)
+        return self.calibration.of(work).seconds(self.base.step_time(work))
 
     def instance_time(self, work: InstanceWork, /) -> float:
-        """The part of a step that one instance computes by itself, as if the others did the same kind."""
-        return self._factor(phase_of((work,))) * self.base.instance_time(work)
+        """The part of a step that one instance computes by itself, as if the others did the same kind.
+
+        Delays are the group's, and no part of it.
+        """
+        kind = Kind(phase_of((work,)), work.num_sent_queries + work.num_ring_keys > 0)
+        return self.calibration.corrections[kind].factor * self.base.instance_time(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances."""
-        terms, factor = self.base.prefill_terms(dop), self._factor(Phase.PREFILL)
+        terms = self.base.prefill_terms(dop)
+        correction = self.calibration.corrections[Kind(Phase.PREFILL, dop > 1)]
+        factor = correction.factor
         return PrefillTerms(
-            overhead=terms.overhead * factor,
+            overhead=correction.seconds(terms.overhead),
             floor=terms.floor * factor,
             per_token=terms.per_token * factor,
             per_cached_pair=terms.per_cached_pair * factor,
@@ -94,6 +159,3 @@ class CalibratedCostModel:
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
         """Moving KV."""
         return self.base.migration_time(num_tokens, source_id, destination_id)
-
-    def _factor(self, phase: Phase) -> float:
-        return self.calibration.corrections[phase].factor

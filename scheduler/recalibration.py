@@ -12,25 +12,21 @@ from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.core.work import InstanceWork, StepWork, batch_work
-from loong.scheduler.calibration import CalibratedCostModel, Calibration
+from loong.scheduler.calibration import CalibratedCostModel, Calibration, kind_of
 
 
 class Recalibration:
     """An observer of the loop. What it learns `is_applied`, or plans are made with the `base` as it is."""
 
     def __init__(self, base: CostModel, *, is_applied: bool = True) -> None:
-        self.base, self._is_applied = base, is_applied
+        self.base, self.is_applied = base, is_applied
         self.calibration = Calibration()
         self._running: dict[int, tuple[RunBatch, float]] = {}  # and when it started
 
     @property
     def errors(self) -> Mapping[str, float]:
         """How far off the model is that plans are made with, by phase, of those that ran."""
-        return {
-            phase.value: correction.error(correction.factor if self._is_applied else 1.0)
-            for phase, correction in self.calibration.corrections.items()
-            if correction.ratios
-        }
+        return self.calibration.errors(is_applied=self.is_applied)
 
     def took_in(self, event: Event, /) -> None:
         """Compare what has finished with what was predicted."""
@@ -60,7 +56,9 @@ class Recalibration:
         placements = {given.request_id: given.placement for given in batch.inputs}
         steps = batch_work(batch.plan, placements, finished.num_steps)
         predicted = sum(count * self.base.step_time(work) for work, count in steps)
-        self.calibration = self.calibration.observe(steps[0][0].phase, predicted, finished.time - started_at)
+        self.calibration = self.calibration.observe(
+            kind_of(steps[0][0]), predicted, finished.time - started_at
+        )
 
 
 class RecalibratedCostModel:

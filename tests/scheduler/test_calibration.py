@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from loong.core.cost_model import prefill_time
 from loong.core.work import Phase, phase_of, step_work
-from loong.scheduler.calibration import LARGEST_FACTOR, WINDOW, CalibratedCostModel, Calibration
+from loong.scheduler.calibration import (
+    LARGEST_FACTOR,
+    WINDOW,
+    CalibratedCostModel,
+    Calibration,
+    Correction,
+    Kind,
+    kind_of,
+    mean_error,
+)
 from loong.scheduler.cost_model import WorkCostModel
 
 BASE = WorkCostModel()
@@ -18,19 +27,26 @@ seconds = st.floats(1e-9, 1e9)
 
 
 def factor(calibration: Calibration, phase: Phase = Phase.DECODE) -> float:
-    return calibration.corrections[phase].factor
+    return calibration.corrections[Kind(phase)].factor
 
 
-def error(calibration: Calibration, phase: Phase = Phase.DECODE) -> float:
+def error(calibration: Calibration) -> float:
     """Of corrected predictions."""
-    return calibration.corrections[phase].error(factor(calibration, phase))
+    return calibration.errors(is_applied=True)["decode"]
 
 
 def after(ratios: list[float], phase: Phase = Phase.DECODE) -> Calibration:
     calibration = Calibration()
     for ratio in ratios:
-        calibration = calibration.observe(phase, 0.01, 0.01 * ratio)
+        calibration = calibration.observe(Kind(phase), 0.01, 0.01 * ratio)
     return calibration
+
+
+def after_steps(steps: list[tuple[float, float]], phase: Phase = Phase.MIXED) -> Correction:
+    calibration = Calibration()
+    for predicted, measured in steps:
+        calibration = calibration.observe(Kind(phase), predicted, measured)
+    return calibration.corrections[Kind(phase)]
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.9, 1.0, 1.1, 5.0])
@@ -77,19 +93,19 @@ def test_a_few_slow_batches_at_the_start_teach_nothing(outlier: float) -> None:
 def test_corrections_and_errors_are_never_more_than_is_sane(batches: list[tuple[float, float]]) -> None:
     calibration = Calibration()
     for predicted, measured in batches:
-        calibration = calibration.observe(Phase.DECODE, predicted, measured)
+        calibration = calibration.observe(Kind(Phase.DECODE), predicted, measured)
         assert 1 / LARGEST_FACTOR <= factor(calibration) <= LARGEST_FACTOR
         assert 0 <= error(calibration) <= LARGEST_FACTOR - 1
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
 def test_an_error_of_1_is_twice_or_half_as_long(ratio: float) -> None:
-    assert after([ratio] * 3).corrections[Phase.DECODE].error(1.0) == pytest.approx(1.0)
+    assert after([ratio] * 3).errors(is_applied=False)["decode"] == pytest.approx(1.0)
 
 
 def test_the_window_is_full_after_as_many_batches() -> None:
     for num_batches in (0, 1, WINDOW - 1, WINDOW, 3 * WINDOW):
-        is_settled = after([1.0] * num_batches).corrections[Phase.DECODE].is_settled
+        is_settled = after([1.0] * num_batches).corrections[Kind(Phase.DECODE)].is_settled
         assert is_settled == (num_batches >= WINDOW)
 
 
@@ -97,14 +113,15 @@ def test_phases_are_corrected_apart() -> None:
     calibration = after([2.0] * WINDOW, Phase.MIXED)
     assert factor(calibration, Phase.MIXED) == pytest.approx(2.0, rel=0.01)
     for phase in (Phase.PREFILL, Phase.DECODE):
-        assert calibration.corrections[phase].factor == 1.0
-        assert not calibration.corrections[phase].ratios
+        assert calibration.corrections[Kind(phase)].factor == 1.0
+        assert not calibration.corrections[Kind(phase)].batches
+    assert calibration.corrections[Kind(Phase.MIXED, is_group=True)].factor == 1.0
 
 
 @pytest.mark.parametrize("absurd", [0.0, -1.0, inf, nan])
 def test_what_is_no_time_is_ignored(absurd: float) -> None:
-    assert Calibration().observe(Phase.DECODE, absurd, 1.0) == Calibration()
-    assert Calibration().observe(Phase.DECODE, 1.0, absurd) == Calibration()
+    assert Calibration().observe(Kind(Phase.DECODE), absurd, 1.0) == Calibration()
+    assert Calibration().observe(Kind(Phase.DECODE), 1.0, absurd) == Calibration()
 
 
 def test_the_same_batches_give_the_same_corrections() -> None:
@@ -113,19 +130,68 @@ def test_the_same_batches_give_the_same_corrections() -> None:
     assert after(ratios) == after(ratios)
 
 
-def test_every_step_is_corrected_by_its_phase() -> None:
-    calibration = Calibration()
-    for phase, ratio in zip(Phase, (0.5, 2.0, 3.0), strict=True):
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.MIXED])
+def test_what_a_step_takes_whatever_is_in_it_is_learned_as_a_delay(phase: Phase) -> None:
+    correction = after_steps([(predicted, predicted + 0.1) for predicted in (0.05, 0.017, 0.004) * 9], phase)
+    assert correction.delay == pytest.approx(0.1)
+    assert correction.seconds(0.03) == pytest.approx(0.13)
+
+
+def test_a_delay_is_found_while_steps_are_planned_by_what_is_learned() -> None:
+    calibration, kind = Calibration(), Kind(Phase.MIXED, is_group=True)
+    for _ in range(WINDOW):  # each step is as large as seems to take 50 ms
+        correction = calibration.corrections[kind]
+        predicted = max(0.001, (0.05 - correction.delay) / correction.factor)
+        calibration = calibration.observe(kind, predicted, predicted + 0.1)
+    assert calibration.corrections[kind].delay == pytest.approx(0.1)
+
+
+@given(st.floats(1.2, 5), st.lists(st.floats(1e-3, 1), min_size=30, max_size=60))
+def test_what_grows_with_the_work_is_learned_as_a_factor(true: float, predicted: list[float]) -> None:
+    correction = after_steps([(each, true * each) for each in predicted])
+    assert correction.factor == pytest.approx(true)
+    assert not correction.delay
+
+
+def test_leases_have_no_delay_for_they_have_many_steps() -> None:
+    correction = after_steps([(each, each + 0.1) for each in (0.05, 0.017, 0.004) * 9], Phase.DECODE)
+    assert not correction.delay
+    assert mean_error(correction.distances()) > 0.5
+
+
+def test_every_step_is_corrected_by_its_kind() -> None:
+    calibration, ratios = Calibration(), (0.5, 2.0, 3.0, 0.7, 1.3, 5.0)
+    for kind, ratio in zip(calibration.corrections, ratios, strict=True):
         for _ in range(WINDOW):
-            calibration = calibration.observe(phase, 1.0, ratio)
+            calibration = calibration.observe(kind, 1.0, ratio)
     model = CalibratedCostModel(BASE, calibration)
     for batch, placements in chaotic_batches(range(2)):
         work = step_work(batch, placements)
-        assert model.step_time(work) == pytest.approx(BASE.step_time(work) * factor(calibration, work.phase))
-        alone = max(work.instances.values(), key=BASE.instance_time)
-        if phase_of((alone,)) is work.phase:
-            expected = BASE.instance_time(alone) * factor(calibration, work.phase)
+        expected = BASE.step_time(work) * calibration.corrections[kind_of(work)].factor
+        assert model.step_time(work) == pytest.approx(expected)
+        for alone in work.instances.values():
+            is_group = alone.num_sent_queries > 0 or alone.num_ring_keys > 0
+            kind = Kind(phase_of((alone,)), is_group)
+            expected = BASE.instance_time(alone) * calibration.corrections[kind].factor
             assert model.instance_time(alone) == pytest.approx(expected)
-    expected = prefill_time(BASE, 500, 100, 2) * factor(calibration, Phase.PREFILL)
-    assert prefill_time(model, 500, 100, 2) == pytest.approx(expected)
+    for dop in (1, 2):
+        expected = prefill_time(BASE, 500, 100, dop)
+        expected *= calibration.corrections[Kind(Phase.PREFILL, dop > 1)].factor
+        assert prefill_time(model, 500, 100, dop) == pytest.approx(expected)
     assert model.migration_time(10, 0, 1) == BASE.migration_time(10, 0, 1)
+
+
+def test_a_delay_is_the_groups_and_no_part_of_what_an_instance_computes() -> None:
+    calibration = Calibration()
+    for predicted in (0.05, 0.017, 0.004) * 9:
+        for kind in calibration.corrections:
+            calibration = calibration.observe(kind, predicted, predicted + 0.1)
+    model = CalibratedCostModel(BASE, calibration)
+    assert prefill_time(model, 500, 100, 2) == pytest.approx(prefill_time(BASE, 500, 100, 2) + 0.1)
+    for batch, placements in chaotic_batches(range(1)):
+        work = step_work(batch, placements)
+        if work.phase is not Phase.DECODE:
+            assert model.step_time(work) == pytest.approx(BASE.step_time(work) + 0.1)
+            for alone in work.instances.values():
+                if phase_of((alone,)) is not Phase.DECODE:
+                    assert model.instance_time(alone) == BASE.instance_time(alone)

@@ -17,7 +17,7 @@ from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 from loong.core.work import InstanceWork, Phase, StepWork
 from loong.executor.simulated import SimulatedExecutor
-from loong.scheduler.calibration import Calibration
+from loong.scheduler.calibration import Calibration, Kind
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.policy import make_policy
@@ -73,12 +73,12 @@ class Recording:
 def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
     recalibration = Recalibration(BASE)
     run(SLOWER, [recalibration])
-    decode = recalibration.calibration.corrections[Phase.DECODE]
+    decode = recalibration.calibration.corrections[Kind(Phase.DECODE)]
     assert decode.factor == pytest.approx(1.5, rel=0.1)
     assert recalibration.errors["decode"] < 0.1
     model, factor = (
         RecalibratedCostModel(recalibration),
-        recalibration.calibration.corrections[Phase.PREFILL].factor,
+        recalibration.calibration.corrections[Kind(Phase.PREFILL)].factor,
     )
     assert factor > 1
     assert prefill_time(model, 100, 10, 1) == pytest.approx(factor * prefill_time(BASE, 100, 10, 1))
@@ -94,7 +94,7 @@ def test_predictions_that_come_true_are_left_as_they_are() -> None:
     run(BASE, [recalibration])
     for name, error in recalibration.errors.items():
         assert error < 0.02, name
-        assert recalibration.calibration.corrections[Phase(name)].factor == pytest.approx(1, abs=0.02)
+        assert recalibration.calibration.corrections[Kind(Phase(name))].factor == pytest.approx(1, abs=0.02)
 
 
 def test_errors_are_of_the_model_that_plans_are_made_with() -> None:
