@@ -14,6 +14,7 @@ from loong.core.work import InstanceWork, Phase, StepWork, phase_of
 WINDOW = 51  # batches of a kind that count
 NUM_BELIEVED = 9  # predictions taken to have come true before the first batch, while the window has room
 LARGEST_FACTOR = 16.0  # either way; in errors, a batch that was further off counts as if by this much
+_FARTHEST = log(LARGEST_FACTOR)
 DELAY_MARGIN = 0.9  # a delay is believed if its errors are less than this part of a factor's
 
 
@@ -56,11 +57,11 @@ class Correction:
         """Take in a batch of one step; of more only if it `may_delay` not."""
         batches = (*self.batches[1 - WINDOW :], Timed(predicted, measured))
         num_believed = min(NUM_BELIEVED, WINDOW - len(batches))
-        ratios = (batch.measured / batch.predicted for batch in batches)
+        ratios = [measured / predicted for predicted, measured in batches]
         by_factor = Correction(batches, _bounded(median((*(1.0,) * num_believed, *ratios))))
         if not may_delay or by_factor.factor <= 1:
             return by_factor
-        delays = (batch.measured - batch.predicted for batch in batches)
+        delays = [measured - predicted for predicted, measured in batches]
         by_delay = Correction(batches, delay=max(0.0, median((*(0.0,) * num_believed, *delays))))
         is_better = fmean(by_delay.distances()) < DELAY_MARGIN * fmean(by_factor.distances())
         return by_delay if is_better else by_factor
@@ -71,9 +72,11 @@ class Correction:
 
     def distances(self, *, is_applied: bool = True) -> list[float]:
         """How far the window's batches are from what was predicted, corrected or not: |log| of the ratio."""
-        used = self if is_applied else Correction()
-        ratios = (batch.measured / used.seconds(batch.predicted) for batch in self.batches)
-        return [abs(log(_bounded(ratio))) for ratio in ratios]
+        factor, delay = (self.factor, self.delay) if is_applied else (1.0, 0.0)
+        distances = [
+            abs(log(measured / (factor * predicted + delay))) for predicted, measured in self.batches
+        ]
+        return [min(distance, _FARTHEST) for distance in distances]
 
 
 def mean_error(distances: Iterable[float]) -> float:
