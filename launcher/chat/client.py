@@ -21,24 +21,25 @@ class ChatError(LoongError):
 
 @dataclass(frozen=True, slots=True)
 class ChatServer:
-    """Where to send conversations; `options` go with each of them. Raises `ConfigError` for a wrong URL."""
+    """Where to send conversations. Raises `ConfigError` for a wrong URL, or a key that no header can hold."""
 
     base_url: str
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_http(self.base_url):
             raise ConfigError(f"--base-url {self.base_url!r} is no URL such as http://localhost:8000")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError("--api-key has characters that no header can hold")
 
     def model(self) -> str:
         """The first model that is served. Raises `ChatError`."""
         with closing(self._connection()) as connection:
-            listed = json.loads(self._ask(connection, "GET", "/v1/models").read())
-        try:
-            name: str = listed["data"][0]["id"]
-        except (KeyError, IndexError, TypeError):
-            raise ChatError(f"{self.base_url} serves no model") from None
+            response = self._ask(connection, "GET", "/v1/models")
+            try:
+                name: str = json.loads(response.read())["data"][0]["id"]
+            except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
+                raise ChatError(f"{self.base_url} does not tell which models it serves") from None
         return name
 
     def answer(
@@ -52,7 +53,7 @@ class ChatServer:
                 for line in response:
                     if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                         yield _text(json.loads(data))
-            except (OSError, http.client.HTTPException) as error:
+            except (ValueError, OSError, http.client.HTTPException) as error:
                 raise ChatError(f"the answer broke off: {error}") from None
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -76,6 +77,14 @@ class ChatServer:
         if response.status != http.HTTPStatus.OK:
             raise ChatError(_reason(response.status, response.read()))
         return response
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # as the port is none
+        return False
 
 
 def _text(event: Any) -> str:

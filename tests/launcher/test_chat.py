@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from listening import serving_with
 from scripted_engine import ScriptedEngine, say
 
@@ -88,5 +90,30 @@ async def test_a_wrong_key_or_address_is_told(tmp_path: Path) -> None:
         assert await asyncio.to_thread(served.model) == "tiny"
     with pytest.raises(ChatError, match="does not answer: Connection refused"):
         ChatServer(served.base_url).model()
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", '{"data": []}'])
+async def test_a_server_of_another_kind_is_told(text: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", answer)
+    async with TestServer(app) as server:
+        with pytest.raises(ChatError, match="does not tell which models"):
+            await asyncio.to_thread(ChatServer(str(server.make_url("")).rstrip("/")).model)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "http://", "http://localhost:port", "http://localhost:99999", "http://[::1"]
+)
+def test_what_is_no_address_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match="no URL such as"):
-        ChatServer("localhost:8000")
+        ChatServer(url)
+
+
+@pytest.mark.parametrize("key", ["clé", "a\nb"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_told(key: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key") as refused:
+        ChatServer("http://localhost:8000", key)
+    assert key not in str(refused.value)
