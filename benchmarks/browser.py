@@ -52,11 +52,11 @@ class Page:
         message: dict[str, object] = {"id": number, "method": method, "params": params}
         if self._session_id is not None:
             message["sessionId"] = self._session_id
-        self._answers[number] = asyncio.get_running_loop().create_future()
+        coming = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json(message)
         async with asyncio.timeout(ANSWER_SECONDS):
-            answer = await self._answers[number] if number in self._answers else None
-        if answer is None or "error" in answer:
+            answer = await coming
+        if "error" in answer:
             raise RuntimeError(f"{method}: {answer}")
         return answer["result"]
 
