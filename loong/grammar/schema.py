@@ -56,11 +56,12 @@ def supported(schema: object) -> object:
 
     An object that names properties has no others unless `additionalProperties` says so.
     """
-    return _Walk().schema(schema, "#", 0)
+    return _Walk(schema).schema(schema, "#", 0)
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, root: object) -> None:
+        self._root = root
         self._num_schemas = 0
         self._num_repetitions = 0
 
@@ -74,8 +75,19 @@ class _Walk:
         if not isinstance(schema, dict):
             raise UnsupportedSchemaError(path, "holds something that is neither an object nor true")
         _check_keywords(schema, path)
+        self._check_reference(schema.get("$ref"), path)
         self._count_repetitions(schema.get("pattern", ""), path)
         return {name: self._keyword(name, value, path, depth) for name, value in _closed(schema).items()}
+
+    def _check_reference(self, reference: object, path: str) -> None:
+        """Raise if it leads back to itself, by nothing but references: no answer would fit."""
+        seen: set[str] = set()
+        while isinstance(reference, str):
+            if reference in seen:
+                raise UnsupportedSchemaError(path, "refers to nothing but itself")
+            seen.add(reference)
+            target = _target(self._root, reference)
+            reference = target.get("$ref") if isinstance(target, dict) else None
 
     def _count_repetitions(self, pattern: object, path: str) -> None:
         if not isinstance(pattern, str):
@@ -97,6 +109,15 @@ class _Walk:
         if name in ("items", "additionalProperties", "propertyNames") and value is not False:
             return self.schema(value, path, depth + 1)
         return value
+
+
+def _target(root: object, reference: str) -> object:
+    """What a reference within a schema is to, None if to nothing."""
+    found = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def _closed(schema: Mapping[str, object]) -> dict[str, object]:

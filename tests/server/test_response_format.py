@@ -79,7 +79,7 @@ async def test_a_schema_that_no_answer_fits_is_refused_in_few_words(tokenizer: T
     long_name = {"properties": {"n" * (2**16 - 100): {"type": "nothing"}}}
     checker = SchemaChecker(tokenizer.folder, 264)
     try:
-        for schema in (long_name, {"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}):
+        for schema in (long_name, {"anyOf": [{"$ref": "#"}]}):
             with pytest.raises(ApiError, match=r"which there is not|no answer fits the schema") as refused:
                 await checker.check(json.dumps(schema))
             assert len(str(refused.value)) < 2000
