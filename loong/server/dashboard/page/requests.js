@@ -54,6 +54,14 @@ export async function openBatch({ id, phase, instances }) {
 }
 
 const rows = new Map(); // of the requests shown, by id
+let isHeld = false; // while a mouse or a finger is on the table
+
+function begin(table) {
+  fillTable(table, HEADINGS, []);
+  for (const [kind, holds] of [["pointerenter", true], ["pointerdown", true], ["pointerleave", false], ["pointercancel", false]]) {
+    table.addEventListener(kind, () => (isHeld = holds));
+  }
+}
 
 function cellsOf(run) {
   return [
@@ -72,10 +80,9 @@ function rowOf(run) {
   return made;
 }
 
-/** Newest first. Rows stay the same elements, and none comes or goes under the mouse, so that a click meets its aim. */
+/** Newest first. Rows stay the same elements, and none comes or goes under a pointer, so that a click meets its aim. */
 export function drawRequests(table, live, over, filter) {
-  if (!table.tBodies.length) fillTable(table, HEADINGS, []);
-  const isHeld = matchMedia("(hover: hover)").matches && table.matches(":hover");
+  if (!table.tBodies.length) begin(table);
   const runs = [...live, ...over].filter(FILTERS[filter]).sort((a, b) => b.arrived - a.arrived).slice(0, MAX_ROWS);
   const body = table.tBodies[0], shown = new Set(runs.map((run) => run.id));
   for (const [id, row] of rows) {
