@@ -16,9 +16,9 @@ from serving_runs import (
     attainment_panel,
     goodput_table,
     latency_panels,
+    numbers_of,
     scale_panel,
     serve,
-    setting,
 )
 
 POLICIES = "esp,tp,static-sp,replicas,chunked,disaggregated,esp-paper"
@@ -35,10 +35,9 @@ def main() -> None:
         panels = [attainment_panel(served), scale_panel(served), *latency_panels(served)]
         write_lines(panels, args.output_dir, f"end_to_end-{workload}", num_columns=3)
         results.append(served)
-    print(goodput_table(results))
+    print(goodput_table(args, results))
     numbers = {
-        **setting(args),
-        "goodputs": {served.workload: served.goodputs() for served in results},
+        **numbers_of(args, results),
         "attainment": {
             served.workload: [(p.policy, p.rate, p.attainment) for p in served.points] for served in results
         },

@@ -72,7 +72,7 @@ def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
         )
         if lines:
             title = f"{phase}: requests x tokens"
-            found.append(Panel(title, "degree of parallelism", "ms an iteration", lines, is_log_y=True))
+            found.append(Panel(title, "degree of parallelism", "an iteration", lines, has_log_times=True))
     return found
 
 

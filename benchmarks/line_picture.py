@@ -12,6 +12,7 @@ from loong.workloads.plot_style import (
     LineStyle,
     house_style,
     is_available,
+    log_scale,
     new_figure,
     styles_of,
     write_figure,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 Line = Sequence[tuple[float, float]]
 
-
 MAX_TICKS = 8  # values of x that are named one by one
 LEGEND_INCHES = 1.6
 
@@ -32,6 +32,7 @@ class Panel:
     """One plot: a line of (x, y) for each name, and where a level counts, that.
 
     A name with a comma, such as `esp, simulated`, is of a line that belongs to `esp`: in its color, dashed.
+    Times along y that are to be logarithmic are in ms, and told with their unit.
     """
 
     title: str
@@ -40,7 +41,7 @@ class Panel:
     lines: Mapping[str, Line]
     level: float | None = None
     is_log_x: bool = False
-    is_log_y: bool = False
+    has_log_times: bool = False
 
 
 def lines_of(points: Iterable[tuple[str, float, float]]) -> dict[str, Line]:
@@ -91,9 +92,9 @@ def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
         axes.axhline(panel.level, color=PALE_INK, linestyle=":")
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.is_log_x:
-        axes.set_xscale("log")
-    if panel.is_log_y:
-        axes.set_yscale("log")
+        log_scale(axes, "x")
+    if panel.has_log_times:
+        log_scale(axes, "y", is_time=True)
     ticks = sorted({x for points in panel.lines.values() for x, _ in points})
     if len(ticks) <= MAX_TICKS:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -12,7 +12,7 @@ virtual time by default, or on servers.
 
 from line_picture import Panel, lines_of, write_lines
 from result import print_result, script_parser
-from serving_runs import Served, add_serving_flags, attainment_panel, goodput_table, serve, setting
+from serving_runs import Served, add_serving_flags, attainment_panel, goodput_table, numbers_of, serve
 
 from loong.workloads.report import table
 
@@ -50,13 +50,8 @@ def main() -> None:
             [(workload, policy, f"{rate:.4g}", f"{count:.1f}") for workload, policy, rate, count in rows],
         )
     )
-    print("\n" + goodput_table(results))
-    numbers = {
-        **setting(args),
-        "goodputs": {served.workload: served.goodputs() for served in results},
-        "scale_ups": rows,
-    }
-    print_result("scale_up", numbers, save=args.save)
+    print("\n" + goodput_table(args, results))
+    print_result("scale_up", {**numbers_of(args, results), "scale_ups": rows}, save=args.save)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from line_picture import Line, Panel
 from loong_runs import Document, Point, points_of, run_loong
 
+from loong.launcher.run_tables import NOT_RUN, rate_found
 from loong.workloads.report import table
 
 SLO_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -41,12 +42,6 @@ def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads:
     parser.add_argument("--output-dir", type=Path, required=True, help="documents and pictures")
 
 
-def setting(args: argparse.Namespace) -> dict[str, object]:
-    """What a result is to say of how it came about."""
-    names = ("device", "num_instances", "length_scale", "slo", "seed", "repeat")
-    return {name: getattr(args, name) for name in names}
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """What came of one workload."""
@@ -61,8 +56,15 @@ class Served:
         return list(dict.fromkeys(run["policy"] for run in self.document["runs"]))
 
     def goodputs(self) -> dict[str, float]:
-        """The highest rate at which each policy attains."""
+        """The highest rate at which each policy attains, 0 if none was low enough."""
         return {found["policy"]: found["request_rate"] for found in self.document["goodput"]}
+
+    def told_goodput(self, policy: str) -> str:
+        """The same in words, which say where a higher or lower rate would have to be tried."""
+        for found in self.document["goodput"]:
+            if found["policy"] == policy:
+                return rate_found(found["request_rate"], found["too_high_rate"])
+        return NOT_RUN
 
     def line(self, policy: str, key: str, factor: float = 1.0) -> Line:
         """A number over the rate."""
@@ -135,23 +137,30 @@ def latency_panels(served: Served) -> list[Panel]:
         Panel(
             f"{served.workload}: {WORDS[name]}",
             "requests per second",
-            "mean (ms)",
+            "mean",
             _known({policy: served.line(policy, f"mean_{name}_ms") for policy in served.policies}),
-            is_log_y=True,
+            has_log_times=True,
         )
         for name in NORMALIZED
     ]
 
 
-def goodput_table(results: Sequence[Served]) -> str:
-    """P90 goodput, a row a workload."""
-    policies = list(dict.fromkeys(policy for served in results for policy in served.policies))
+def numbers_of(args: argparse.Namespace, results: Sequence[Served]) -> dict[str, object]:
+    """What a result is to say of how it came about, and the goodputs."""
+    names = ("device", "num_instances", "length_scale", "slo", "seed", "repeat")
+    setting = {name: getattr(args, name) for name in names}
+    return {**setting, "goodputs": {served.workload: served.goodputs() for served in results}}
+
+
+def goodput_table(args: argparse.Namespace, results: Sequence[Served]) -> str:
+    """P90 goodput, a row a workload and a column a policy that was asked for, whether it ran or not."""
+    policies = args.policy.split(",")
     rows = []
     for served in results:
         goodputs = served.goodputs()
         best = max((goodputs.get(p, 0.0) for p in policies if not p.startswith("esp")), default=0.0)
-        gain = f"{goodputs.get('esp', 0.0) / best:.2f}x" if best and "esp" in goodputs else "-"
-        rows.append((served.workload, *(f"{goodputs.get(p, 0.0):.3g}" for p in policies), gain))
+        gain = f"{goodputs.get('esp', 0.0) / best:.2f}x" if best and "esp" in goodputs else NOT_RUN
+        rows.append((served.workload, *map(served.told_goodput, policies), gain))
     return table(("goodput, req/s", *policies, "esp / best static"), rows)
 
 

@@ -12,7 +12,7 @@ elasticity gives 1.5 to 3.1 times the goodput of each. In virtual time by defaul
 
 from line_picture import write_lines
 from result import print_result, script_parser
-from serving_runs import add_serving_flags, attainment_panel, goodput_table, serve, setting
+from serving_runs import add_serving_flags, attainment_panel, goodput_table, numbers_of, serve
 
 POLICIES = "esp,esp-paper,tp,static-sp,replicas"
 WORKLOADS = ("zipf1.0", "zipf1.2", "zipf1.4")
@@ -24,12 +24,8 @@ def main() -> None:
     args = parser.parse_args()
     results = [serve(args, workload) for workload in args.workload]
     write_lines([attainment_panel(served) for served in results], args.output_dir, "zipf", num_columns=3)
-    print(goodput_table(results))
-    numbers = {
-        **setting(args),
-        "goodputs": {served.workload: served.goodputs() for served in results},
-    }
-    print_result("zipf", numbers, save=args.save)
+    print(goodput_table(args, results))
+    print_result("zipf", numbers_of(args, results), save=args.save)
 
 
 if __name__ == "__main__":

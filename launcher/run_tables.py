@@ -64,16 +64,22 @@ def goodput(goodputs: Sequence[Goodput[A]], goal: float) -> str:
     best = max(goodputs, key=lambda g: g.rate)
     is_known = best.best is not None and all(g.too_high_rate is not None for g in goodputs)
     rows = [
-        (g.policy, _rate(g), f"{g.rate / best.rate:.2f}" if is_known else NOT_RUN, str(len(g.points)))
+        (
+            g.policy,
+            rate_found(g.rate, g.too_high_rate),
+            f"{g.rate / best.rate:.2f}" if is_known else NOT_RUN,
+            str(len(g.points)),
+        )
         for g in goodputs
     ]
     return table((f"P{goal * 100:.0f} goodput", "req/s", "of best", "rates"), rows)
 
 
-def _rate(goodput: Goodput[A]) -> str:
-    if goodput.too_high_rate is None:
-        return f">= {goodput.rate:.4g}"
-    return f"< {goodput.too_high_rate:.4g}" if goodput.best is None else f"{goodput.rate:.4g}"
+def rate_found(rate: float, too_high_rate: float | None) -> str:
+    """A goodput, or on which side of the rates that were tried it is; a rate of 0 is none that attains."""
+    if too_high_rate is None:
+        return f">= {rate:.4g}"
+    return f"{rate:.4g}" if rate else f"< {too_high_rate:.4g}"
 
 
 def _attainment(runs: Sequence[Run]) -> str:
