@@ -52,7 +52,7 @@ def _write_traces(folder: Path, runs: Sequence[MeasuredRun]) -> dict[str, Path]:
     for run in runs:
         if run.history is not None:
             path = folder / f"trace-{re.sub(r'[^A-Za-z0-9._-]+', '-', run.policy)}.json"
-            path.write_bytes(msgspec.json.encode(chrome_trace(run.history)))
+            path.write_bytes(chrome_trace(run.history))
             paths[run.policy] = path
     return paths
 

@@ -75,7 +75,7 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     written += [path for picture in alone for path in picture.paths(folder)]
     for title in files.logged:
         written.append(folder / f"trace-{title}.json")
-        written[-1].write_bytes(msgspec.json.encode(chrome_trace(files.histories[title])))
+        written[-1].write_bytes(chrome_trace(files.histories[title]))
     written.append(folder / "report.html")
     page = _page(sections, figures, document, list(files.histories))
     written[-1].write_text(page, encoding="utf-8")

@@ -96,7 +96,7 @@ def _write_traces(folder: Path, config: SimulateConfig, results: Sequence[PointR
     paths = {}
     for result in results:
         path = folder / f"trace-{result.policy}{_suffix(config, result.asked.rule)}.json"
-        path.write_bytes(msgspec.json.encode(chrome_trace(result.history or ClusterHistory())))
+        path.write_bytes(chrome_trace(result.history or ClusterHistory()))
         paths[result.asked] = path
     return paths
 

@@ -1,5 +1,7 @@
 """The application: routes over one engine."""
 
+import asyncio
+
 from aiohttp import web
 
 from loong.server import profiling, status, tokenization
@@ -34,7 +36,7 @@ def create_app(
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
     schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
     app.on_cleanup.append(lambda _: schemas.close())
-    app[EVENT_WRITES] = EventWrites()
+    app[EVENT_WRITES], app[status.TRACING] = EventWrites(), asyncio.Lock()
     metrics = ServerMetrics(settings.served_model_name, engine.snapshot)
     app[SERVER] = Server(
         engine=engine,

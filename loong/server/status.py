@@ -1,5 +1,6 @@
 """What the server tells about itself."""
 
+import asyncio
 import time
 
 from aiohttp import web
@@ -9,6 +10,8 @@ from loong.server.context import SERVER
 from loong.server.errors import ApiError
 from loong.server.trace import chrome_trace
 from loong.server.wire import json_response
+
+TRACING = web.AppKey("tracing", asyncio.Lock)  # one trace at a time: it may have hundreds of megabytes
 
 
 async def health(http: web.Request) -> web.Response:
@@ -39,7 +42,10 @@ async def metrics(http: web.Request) -> web.Response:
 
 async def trace(http: web.Request) -> web.Response:
     """The last minutes of the cluster, to be opened in Perfetto."""
-    return json_response(chrome_trace(http.app[SERVER].engine.history()))
+    history = http.app[SERVER].engine.history()
+    async with http.app[TRACING]:
+        written = await asyncio.to_thread(chrome_trace, history)
+    return web.Response(body=written, content_type="application/json")
 
 
 async def models(http: web.Request) -> web.Response:

@@ -1,14 +1,27 @@
 import asyncio
 
+import httpx
 import pytest
 from large_requests import LARGE_REQUESTS, request_bytes, send_and_wait, watched
 from scripted_engine import ScriptedEngine, Serving
 
+from loong.core.instance import ESPGroup
+from loong.core.timeline import BatchSlice, ClusterHistory
 from loong.server.engine_client import EngineLimits
 from loong.server.large_json import compile_ahead
 
 BIG = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 LOOSE_SECONDS = 0.4  # on a busy machine; `benchmarks/loop_stalls.py` has the bound that is meant
+
+
+async def test_a_long_trace_does_not_hold_up_the_others(serving: Serving) -> None:
+    group, kv = ESPGroup((0, 1, 2, 3)), tuple((i, 1000) for i in range(4))
+    batches = [BatchSlice(i, group, "decode", i, i + 1, ("a",) * 20, kv, kv) for i in range(10_000)]
+    async with serving(ScriptedEngine(past=ClusterHistory(tuple(batches)))) as url, watched() as stalls:
+        answer = await asyncio.to_thread(httpx.get, f"{url}/trace", timeout=60)
+    assert answer.status_code == 200
+    assert len(answer.content) > 10_000_000
+    assert stalls.longest < LOOSE_SECONDS
 
 
 @pytest.mark.parametrize("name", LARGE_REQUESTS)

@@ -3,6 +3,8 @@
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from loong.core.instance import ESPGroup
 from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
 from loong.server.trace import chrome_trace, letters
@@ -18,7 +20,7 @@ HISTORY = ClusterHistory((PREFILL, CHUNK, DECODE), MOVES, {0: 100, 1: 100, 2: 10
 
 
 def events_of(history: ClusterHistory = HISTORY) -> list[dict[str, Any]]:
-    events = chrome_trace(history)["traceEvents"]
+    events = msgspec.json.decode(chrome_trace(history))["traceEvents"]
     assert isinstance(events, list)
     return events
 

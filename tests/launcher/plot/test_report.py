@@ -5,7 +5,6 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import msgspec
 import pytest
 from run_documents import LOOSE, RULE, run_row, sweep, write_run
 
@@ -70,7 +69,7 @@ def history() -> ClusterHistory:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("single")
-    (folder / "trace-esp.json").write_bytes(msgspec.json.encode(chrome_trace(history())))
+    (folder / "trace-esp.json").write_bytes(chrome_trace(history()))
     write_run(folder, [run_row("esp", trace="trace-esp.json"), run_row("static-sp", 2.0, trace="gone.json")])
     report_folder(folder)
     return folder
