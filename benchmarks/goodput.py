@@ -1,9 +1,9 @@
 """P90 goodput of every policy, in virtual time on rooflines: the highest rate at which 90 % meet their SLO.
 
-A line for each model, workload, SLO rule and policy goes to results/goodput.jsonl as soon as it is found, and
-what is there already for the same commit and setting is not made again: a run can be stopped and resumed. The
-table compares each policy with the best of those that never change their groups. No device is needed; of
-packages, numpy, numba, msgspec, prometheus-client and tqdm.
+A line for each model, workload, SLO rule and policy goes to results/goodput.jsonl (or `--file`) as soon as it
+is found, and what is there already for the same commit and setting is not made again: a run can be stopped
+and resumed. The table compares each policy with the best of those that never change their groups. No device
+is needed; of packages, numpy, numba, msgspec, prometheus-client and tqdm.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from os import cpu_count
+from pathlib import Path
 from time import perf_counter
 
 from result import FOLDER
@@ -36,7 +37,6 @@ WORKLOADS = ("sharegpt", "leval", "lveval", "mixed", "zipf1.0", "zipf1.2", "zipf
 RULES = ("tight", "loongserve-12")
 STATIC_POLICIES = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas", "disaggregated")
 SHORT_SECONDS = 10.0  # of sharegpt, whose requests come by the hundred and are over in seconds
-FILE = FOLDER / "goodput.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ def _numbers(goodput: Goodput[PointResult]) -> dict[str, object]:
     return {"request_rate": goodput.rate, "attainment_by_length": by_length, "runs": attained}
 
 
-def known(setting: Setting, commit: str | None) -> dict[Cell, float]:
-    """Goodputs that the file has for this commit and setting."""
+def known(file: Path, setting: Setting, commit: str | None) -> dict[Cell, float]:
+    """Goodputs that a file has for this commit and setting."""
     shared = {"git_commit": commit, **asdict(setting)}
     found = {}
-    for line in FILE.read_text().splitlines() if FILE.exists() else ():
+    for line in file.read_text().splitlines() if file.exists() else ():
         row = json.loads(line)
         if all(row.get(name) == value for name, value in shared.items()):
             cell = Cell(row["model"], row["workload"], row["slo"], row["policy"])
@@ -136,14 +136,15 @@ def main() -> None:
     parser.add_argument("--precision", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=cpu_count())
+    parser.add_argument("--file", type=Path, default=FOLDER / "goodput.jsonl", help="lines, old and new")
     args = parser.parse_args()
     setting = Setting(args.device, args.num_instances, args.duration, args.precision, args.seed)
     facts = machine_facts()
     commit = facts.get("git_commit")
-    goodputs = known(setting, commit)
+    goodputs = known(args.file, setting, commit)
     cells = [Cell(*names) for names in product(args.model, args.workload, args.slo, args.policy)]
     missing = [cell for cell in cells if cell not in goodputs]
-    with FILE.open("a") as file:
+    with args.file.open("a") as file:
         for index, line in done(partial(find, setting), missing, args.jobs, "search"):
             file.write(json.dumps({"benchmark": "goodput", "git_commit": commit, **line}) + "\n")
             file.flush()
