@@ -37,10 +37,12 @@ def chrome_trace(history: ClusterHistory) -> bytes:
             track_ids.add(int(_number(event["tid"])))
         told.append((_number(event["ts"]), -_number(event.get("dur", 0.0)), encode(event)))
     told.sort(key=itemgetter(0, 1))
-    tracks = [encode(track) for track in _tracks(history.instance_ids, track_ids)]
+    written = [encode(track) for track in _tracks(history.instance_ids, track_ids)]  # one at least
+    written += [event for *_, event in told]
     capacity = {str(instance_id): tokens for instance_id, tokens in sorted(history.kv_capacity.items())}
     rest = encode({"displayTimeUnit": "ms", "otherData": {"kv_capacity": capacity}})
-    return b'{"traceEvents":[%b],%b' % (b",".join((*tracks, *(event for *_, event in told))), rest[1:])
+    written[0], written[-1] = b'{"traceEvents":[' + written[0], written[-1] + b"]," + rest[1:]
+    return b",".join(written)
 
 
 def letters(instance_id: InstanceId) -> str:
