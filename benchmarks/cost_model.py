@@ -16,12 +16,12 @@ from itertools import product
 from statistics import fmean, median
 
 import numpy as np
-from real_run import add_run_flags, chosen_load, chosen_workers
+from real_run import add_run_flags, chosen_load, chosen_workers, served
 from result import print_result, script_parser
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.events import BatchFinished, Drained, Event, RequestArrived
+from loong.core.events import BatchFinished, Event
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
@@ -129,25 +129,23 @@ async def serve(
     config: ClusterConfig, model: CostModel, policy_name: str, requests: Sequence[WorkloadRequest]
 ) -> Watch:
     """Serve all requests as they come, and return what was seen."""
-    prompts = [tuple(request.prompt_token_ids(SMALLEST_VOCABULARY)) for request in requests]
+    sent = [request_of(number, request) for number, request in enumerate(requests)]
     async with local_workers(config) as executor:
         watch = Watch(make_policy(policy_name, PolicyConfig()), executor)
-
-        async def arrive() -> None:
-            start = executor.now
-            for number, request in enumerate(requests):
-                await asyncio.sleep(start + request.arrival_time - executor.now)
-                params = SamplingParams(max_tokens=request.num_output_tokens, temperature=0.0)
-                now = executor.now
-                executor.post(RequestArrived(now, Request(f"r{number}", prompts[number], params, now)))
-
-        arrivals = asyncio.create_task(arrive())
-        state = ClusterState(config.instances)
-        async for event in Scheduling(state, watch.plan, model, executor, (watch,)).events():
-            if state.snapshot(event.time).stats.num_ended == len(requests):
-                executor.post(Drained())
-        await arrivals
+        scheduling = Scheduling(ClusterState(config.instances), watch.plan, model, executor, (watch,))
+        async for _ in served(scheduling, executor, sent):
+            pass
     return watch
+
+
+def request_of(number: int, sent: WorkloadRequest) -> Request:
+    """What is sent, without an SLO."""
+    return Request(
+        f"r{number}",
+        tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY)),
+        SamplingParams(max_tokens=sent.num_output_tokens, temperature=0.0),
+        sent.arrival_time,
+    )
 
 
 def summary(rows: Iterable[Compared]) -> dict[str, float]:

@@ -22,16 +22,17 @@ from statistics import fmean
 from typing import TypeAlias
 
 from line_picture import Panel, write_lines
-from real_run import add_run_flags, chosen_load, chosen_workers
+from real_run import add_run_flags, chosen_load, chosen_workers, served
 from result import print_result, script_parser
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.events import Drained, RequestArrived
 from loong.core.plan import IterationPlan
+from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.profile.stage import SMALLEST_VOCABULARY
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.run import record_of, request_id_of, request_of, simulate
@@ -47,7 +48,6 @@ from loong.workloads.slo import LimitsOf, parse_slo
 
 CEILING, CEILING_POINTS = 0.15, 0.05
 NUM_WARM_UP = 20  # requests before those that count
-VOCABULARY = 256
 TIMES = ("mean_ttft", "mean_tpot")
 
 Numbers: TypeAlias = dict[str, float]
@@ -79,35 +79,25 @@ async def serve(
     """Serve a load by real workers; what became of it, and the mean time of planning."""
     watch = Watch(inf, [request_id_of(number) for number in range(len(load))])
     state = ClusterState(config.instances)
+    requests = [real_request_of(number, sent, limits_of) for number, sent in enumerate(load)]
     async with local_workers(config) as executor:
         planning = Planning(policy, executor, [])
         start = executor.now
-
-        async def arrive() -> None:
-            for number, sent in enumerate(load):
-                await asyncio.sleep(start + sent.arrival_time - executor.now)
-                request = request_of(number, sent, limits_of)
-                tokens = tuple(sent.prompt_token_ids(VOCABULARY))
-                params = replace(request.sampling_params, temperature=0.0)
-                now = executor.now
-                executor.post(
-                    RequestArrived(
-                        now,
-                        replace(request, prompt_token_ids=tokens, sampling_params=params, arrival_time=now),
-                    )
-                )
-
-        arrivals = asyncio.create_task(arrive())
-        async for event in Scheduling(state, planning.plan, model, executor).events():
+        async for event in served(Scheduling(state, planning.plan, model, executor), executor, requests):
             watch.take(event)
-            if state.snapshot(event.time).stats.num_ended == len(load):
-                executor.post(Drained())
-        await arrivals
     records = []
     for number, sent in enumerate(load):
         due = replace(sent, arrival_time=sent.arrival_time + start)
         records.append(record_of(due, watch.token_times[request_id_of(number)], None))
     return records, fmean(planning.seconds)
+
+
+def real_request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Request:
+    """What the simulator is sent, with tokens."""
+    request = request_of(number, sent, limits_of)
+    tokens = tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY))
+    params = replace(request.sampling_params, temperature=0.0)
+    return replace(request, prompt_token_ids=tokens, sampling_params=params)
 
 
 def summary(records: Sequence[RequestRecord], limits_of: LimitsOf) -> Numbers:

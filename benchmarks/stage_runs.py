@@ -13,15 +13,14 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from real_run import add_worker_flags, chosen_workers
+
 from loong.core.cost_model import CostModel
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import RequestId
-from loong.launcher.chosen_cost_model import chosen_cost_model
-from loong.launcher.cluster_flags import ChosenCluster, add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.local import local_workers
-from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.measure import batch_sample
 from loong.launcher.profile.stage import Stage
 from loong.scheduler.striping import batch_of, decode_share, retained_share, striped_share
@@ -32,9 +31,7 @@ LEASE_STEPS = 16
 
 def add_stage_flags(parser: argparse.ArgumentParser) -> None:
     """What runs, on how many of what, and where the picture goes."""
-    add_model_flags(parser.add_argument_group("model"))
-    add_instance_flags(parser.add_argument_group("cluster"))
-    parser.add_argument("--cost-model", type=Path, help="from `loong profile` (the device's roofline)")
+    add_worker_flags(parser)
     parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
 
 
@@ -123,16 +120,7 @@ class StageRuns:
 @asynccontextmanager
 async def stage_runs(args: argparse.Namespace) -> AsyncIterator[StageRuns]:
     """Start the workers that the flags name, and end them."""
-    chosen: ChosenCluster = chosen_cluster(args, start_timeout=600.0)
-    cluster = chosen.cluster
-    model = chosen_cost_model(
-        args.cost_model,
-        shape_of(chosen.model),
-        chosen.device,
-        num_instances=cluster.num_instances,
-        tp_size=cluster.tp_size,
-        greatest={},
-    )
+    cluster, model = chosen_workers(args)
     async with local_workers(cluster) as executor:
         yield StageRuns(Stage(cluster.instances, executor), model)
 
