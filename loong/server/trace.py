@@ -41,7 +41,8 @@ def chrome_trace(history: ClusterHistory) -> bytes:
     written += [event for *_, event in told]
     capacity = {str(instance_id): tokens for instance_id, tokens in sorted(history.kv_capacity.items())}
     rest = encode({"displayTimeUnit": "ms", "otherData": {"kv_capacity": capacity}})
-    written[0], written[-1] = b'{"traceEvents":[' + written[0], written[-1] + b"]," + rest[1:]
+    written[0] = b'{"traceEvents":[' + written[0]
+    written[-1] += b"]," + rest[1:]
     return b",".join(written)
 
 
