@@ -12,7 +12,7 @@ from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.roofline import ModelShape
 
-FORMAT = 1
+FORMAT = 2
 
 T = TypeVar("T", ModelShape, Coefficients)
 
@@ -106,7 +106,10 @@ def read_cost_model(path: Path) -> CostModelFile:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no cost model that this version can read: {error}") from error
     if file.format != FORMAT:
-        raise ConfigError(f"{path} has format {file.format}, but this version reads format {FORMAT}")
+        raise ConfigError(
+            f"{path} has format {file.format}, but this version reads format {FORMAT}; "
+            "measure it again by `loong profile`"
+        )
     _check_names(path, "shape", file.shape, ModelShape)
     _check_names(path, "coefficients", file.coefficients, Coefficients)
     for name, value in (*file.coefficients.items(), ("overlap", file.overlap)):

@@ -157,6 +157,8 @@ class CalibratedCostModel:
             per_cached_pair=terms.per_cached_pair * factor,
             per_new_pair=terms.per_new_pair * factor,
             per_prompt=terms.per_prompt * factor,
+            launch=terms.launch * factor,
+            launch_beside=terms.launch_beside * factor,
         )
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:

@@ -24,7 +24,8 @@ class Coefficients:
     ring: float = 0.0  # each hop of a step in which KV travels
     segment: float = 0.0  # each segment of its requests' KV, on every instance
     weights: float = 0.0  # reading the weights: a step with any token takes no less
-    launch: float = 0.0  # and with a prompt, whose kernels start one by one, no less than this in addition
+    launch: float = 0.0  # a step with a prompt, whose kernels are started one by one
+    mixed: float = 0.0  # and in addition if there are decodes beside it
     token: float = 20e-6  # computing a token
     attend: float = 0.0  # an attention call a layer
     decode_key: float = 50e-9  # a key and value that single queries meet
@@ -42,8 +43,9 @@ class Coefficients:
 class WorkCostModel:
     """A step takes what binds its group and then as long as its busiest instance.
 
-    `overlap` is the part of attention under which ring transfers hide: 0 on CPUs, 1 with copy engines.
-    Instances from `first_host_tier_id` on are host tiers.
+    `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
+    goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Instances from
+    `first_host_tier_id` on are host tiers.
     """
 
     coefficients: Coefficients = Coefficients()
@@ -68,13 +70,18 @@ class WorkCostModel:
         """The part of a step that one instance computes by itself."""
         seconds = self.coefficients
         attention = max(seconds.pair * work.num_pairs, seconds.key * work.num_keys)
-        floor = seconds.weights + (seconds.launch if work.num_keys else 0.0)
+        computing = seconds.decode_key * work.num_decode_keys + attention
+        if work.num_tokens:
+            launch = 0.0
+            if work.num_keys:
+                launch = seconds.launch + (seconds.mixed if work.num_decode_keys else 0.0)
+            hidden = self.overlap * launch
+            floor = seconds.weights + launch - hidden
+            computing = max(hidden, computing + hypot(floor, seconds.token * work.num_tokens))
         return (
-            (hypot(floor, seconds.token * work.num_tokens) if work.num_tokens else 0.0)
+            computing
             + seconds.segment * work.num_segments
             + seconds.attend * work.num_attends
-            + seconds.decode_key * work.num_decode_keys
-            + attention
             + max(0.0, seconds.ring_key * work.num_ring_keys - self.overlap * attention)
             + seconds.sent_query * work.num_sent_queries
             + seconds.kept_key * work.num_kept_keys
@@ -87,7 +94,9 @@ class WorkCostModel:
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
             per_prompt=seconds.told_request + seconds.attend * dop,
-            floor=seconds.weights + seconds.launch,
+            floor=seconds.weights + (1 - self.overlap) * seconds.launch,
+            launch=self.overlap * seconds.launch,
+            launch_beside=self.overlap * (seconds.launch + seconds.mixed),
             per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop,
             per_cached_pair=seconds.pair / dop,
             per_new_pair=seconds.pair / (2 * dop),

@@ -48,7 +48,7 @@ class Scan:
     def _is_compute_bound(self, prompts: list[RequestView], dop: int) -> bool:
         """Whether a step takes twice as long as one that does nothing but begin, and read the weights."""
         terms = self.cluster.cost_model.prefill_terms(dop)
-        return self.cluster.prefill_time(prompts, dop) > 2 * (terms.overhead + terms.floor)
+        return self.cluster.prefill_time(prompts, dop) > 2 * terms.least
 
 
 def dispatch(cluster: PaperCluster) -> tuple[list[RequestView], list[DecodeBatch]]:

@@ -56,7 +56,7 @@ def scale_up(cluster: PaperCluster, batch: DecodeBatch, idle: list[InstanceId]) 
     It does once its tokens take an instance longer than beginning a step and reading the weights.
     """
     terms = cluster.cost_model.prefill_terms(1)
-    bound = (terms.overhead + terms.floor) / terms.per_token if terms.per_token else float("inf")
+    bound = terms.least / terms.per_token if terms.per_token else float("inf")
     while (
         cluster.num_free(batch.instance_ids) < cluster.num_wished(batch)
         or len(batch.views) > bound * len(batch.instance_ids)

@@ -105,9 +105,9 @@ def warm_up() -> None:
 # Columns of the tables below.
 _SLOTS, _TOKENS, _NEW_PAIRS, _WEIGHT = range(4)
 _INSTANCES, _FREE, _DELAYED_WEIGHT = range(3)
-_OVERHEAD, _FLOOR, _PER_PROMPT, _PER_TOKEN, _PER_NEW_PAIR = range(5)
+_OVERHEAD, _LAUNCH, _FLOOR, _PER_PROMPT, _PER_TOKEN, _PER_NEW_PAIR = range(6)
 
-_COEFFICIENTS = ("overhead", "floor", "per_prompt", "per_token", "per_new_pair")
+_COEFFICIENTS = ("overhead", "launch", "floor", "per_prompt", "per_token", "per_new_pair")
 _coefficients_of = attrgetter(*_COEFFICIENTS)
 
 
@@ -135,7 +135,7 @@ def _fill(
     cuts: Indices,  # [2 n + 1], scratch
     demands: Table,  # [n + 1, 4], prefix sums
     offers: Table,  # [m + 1, 3], prefix sums
-    terms: Table,  # [largest DoP, 5]
+    terms: Table,  # [largest DoP, 6]
 ) -> None:
     """Compute f. Loops over single numbers alone, as those over arrays take seconds to compile."""
     for k in range(1, costs.shape[0]):
@@ -181,13 +181,10 @@ def _batch_cost(demands: Table, offers: Table, terms: Table, j: int, i: int, h: 
         return inf
     row = int(offers[k, _INSTANCES] - offers[h, _INSTANCES]) - 1
     floor = terms[row, _FLOOR]
-    computing = terms[row, _PER_TOKEN] * (demands[i, _TOKENS] - demands[j, _TOKENS])
-    time = (
-        terms[row, _OVERHEAD]
-        + sqrt(floor * floor + computing * computing)
-        + terms[row, _PER_PROMPT] * (i - j)
-        + terms[row, _PER_NEW_PAIR] * (demands[i, _NEW_PAIRS] - demands[j, _NEW_PAIRS])
-    )
+    tokens = terms[row, _PER_TOKEN] * (demands[i, _TOKENS] - demands[j, _TOKENS])
+    pairs = terms[row, _PER_NEW_PAIR] * (demands[i, _NEW_PAIRS] - demands[j, _NEW_PAIRS])
+    computing = max(terms[row, _LAUNCH], sqrt(floor * floor + tokens * tokens) + pairs)
+    time = terms[row, _OVERHEAD] + terms[row, _PER_PROMPT] * (i - j) + computing
     weight = demands[i, _WEIGHT] - demands[j, _WEIGHT]
     delayed_weight = offers[k, _DELAYED_WEIGHT] - offers[h, _DELAYED_WEIGHT]
     return float(time * (weight + delayed_weight))

@@ -13,8 +13,9 @@ class PrefillTerms:
     """Seconds of a prefill step at one DoP, in closed form, so that a planner can weigh thousands.
 
     n new tokens on c cached ones take
-    overhead + per_prompt + hypot(floor, per_token n) + per_cached_pair n c + per_new_pair n^2;
-    several prompts together take their number and the sums of n, n c and n^2.
+    overhead + per_prompt + max(launch, hypot(floor, per_token n) + per_cached_pair n c + per_new_pair n^2);
+    several prompts together take their number and the sums of n, n c and n^2. Beside decodes, to launch
+    takes `launch_beside`.
     """
 
     overhead: float
@@ -23,23 +24,30 @@ class PrefillTerms:
     per_cached_pair: float
     per_new_pair: float
     per_prompt: float = 0.0
+    launch: float = 0.0
+    launch_beside: float = 0.0
+
+    @property
+    def least(self) -> float:
+        """Seconds of a step, however little is in it."""
+        return self.overhead + max(self.launch, self.floor)
 
     def time(
         self, num_tokens: float, num_cached_pairs: float, num_new_pairs: float, num_prompts: int = 1
     ) -> float:
         """Seconds, given the sums of n, n c and n^2."""
-        return (
-            self.overhead
-            + self.per_prompt * num_prompts
-            + hypot(self.floor, self.per_token * num_tokens)
+        computing = (
+            hypot(self.floor, self.per_token * num_tokens)
             + self.per_cached_pair * num_cached_pairs
             + self.per_new_pair * num_new_pairs
         )
+        return self.overhead + self.per_prompt * num_prompts + max(self.launch, computing)
 
     def max_tokens(self, seconds: float, num_cached: int) -> int:
         """The most tokens of one prompt that a step of `seconds` computes; 0 if not even one."""
-        left = seconds - self.overhead - self.per_prompt - self.floor
-        if left <= 0:
+        computing = seconds - self.overhead - self.per_prompt
+        left = computing - self.floor
+        if left <= 0 or computing < self.launch:
             return 0
         # hypot(floor, x) <= floor + x: never too many, and few too few once x is above the floor.
         slope = self.per_token + self.per_cached_pair * num_cached

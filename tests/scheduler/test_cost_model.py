@@ -11,7 +11,7 @@ from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.core.work import step_work
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.striping import batch_of, decode_share, striped_share
+from loong.scheduler.striping import batch_of, decode_share, striped_share, whole_share
 
 MODEL = WorkCostModel(Coefficients(exchange=2e-3, weights=5e-3))
 
@@ -43,7 +43,13 @@ def test_the_closed_form_of_a_chunk_is_the_time_of_its_batch(
 
 
 @given(
-    st.builds(PrefillTerms, *[st.floats(1e-6, 1e-2)] * 2, *[st.floats(1e-9, 1e-4)] * 2, st.floats(0, 1e-6)),
+    st.builds(
+        PrefillTerms,
+        *[st.floats(1e-6, 1e-2)] * 2,
+        *[st.floats(1e-9, 1e-4)] * 2,
+        st.floats(0, 1e-6),
+        launch=st.floats(0, 1e-1),
+    ),
     st.floats(0, 10),
     st.integers(0, 10**6),
 )
@@ -112,9 +118,31 @@ def test_a_ring_hides_under_attention_as_far_as_they_overlap() -> None:
 def test_prompts_together_pay_for_the_step_once_and_for_each_of_them() -> None:
     terms = WorkCostModel(Coefficients(told_request=1e-4, attend=3e-4)).prefill_terms(2)
     together, alone = terms.time(200, 0, 2 * 100**2, num_prompts=2), terms.time(100, 0, 100**2)
-    assert (
-        terms.overhead + terms.floor < 2 * alone - together < terms.overhead + terms.floor + terms.per_prompt
-    )
+    assert 2 * alone - together == pytest.approx(terms.overhead)
+
+
+def test_launching_hides_what_is_computed_meanwhile_as_far_as_they_overlap() -> None:
+    def of(num_tokens: int, overlap: float) -> float:
+        view = RequestView("p", num_tokens, 0, 1, 0.0, None, Placement())
+        model = WorkCostModel(Coefficients(step=0.0, launch=10e-3, key=0.0), overlap)
+        batch = batch_of(ESPGroup((0,)), [whole_share(view, num_tokens, 0)])
+        return seconds(batch, view, model=model)
+
+    assert of(2, overlap=1.0) == of(100, overlap=1.0) == pytest.approx(10e-3)
+    alone = replace(MODEL, coefficients=Coefficients(step=0.0, key=0.0))
+    assert of(4000, overlap=1.0) == pytest.approx(prefill_time(alone, 4000, 0, 1), rel=1e-3)
+    assert of(500, overlap=0.0) > of(500, overlap=1.0)
+
+
+def test_decodes_beside_a_prompt_launch_kernels_of_their_own() -> None:
+    model = WorkCostModel(Coefficients(launch=10e-3, mixed=8e-3), overlap=1.0)
+    prompt, decode = RequestView("p", 10, 0, 1, 0.0, None, Placement()), decoding_view("d", 10)
+    shares = [whole_share(prompt, 10, 0), decode_share(decode, 0)]
+    alone, beside = (batch_of(ESPGroup((0,)), shares[:n]) for n in (1, 2))
+    both = seconds(beside, prompt, decode, model=model)
+    assert both - seconds(alone, prompt, model=model) == pytest.approx(8e-3)
+    terms = model.prefill_terms(1)
+    assert terms.launch_beside - terms.launch == pytest.approx(8e-3)
 
 
 def test_a_batch_is_told_once_and_a_lease_settles_at_every_step() -> None:

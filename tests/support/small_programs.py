@@ -36,6 +36,7 @@ def random_program(random: Random, max_demands: int, max_offers: int) -> Program
             per_cached_pair=0.0,
             per_new_pair=1e-6 * random.random() / dop,
             per_prompt=random.choice([0.0, random.random()]) * scale,
+            launch=random.choice([0.0, 2 * random.random()]) * scale,
         )
         for dop in range(1, 1 + random.randint(num_instances // 2, num_instances))
     ]
