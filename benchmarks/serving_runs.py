@@ -159,7 +159,8 @@ def goodput_table(args: argparse.Namespace, results: Sequence[Served]) -> str:
     for served in results:
         goodputs = served.goodputs()
         best = max((goodputs.get(p, 0.0) for p in policies if not p.startswith("esp")), default=0.0)
-        gain = f"{goodputs.get('esp', 0.0) / best:.2f}x" if best and "esp" in goodputs else NOT_RUN
+        is_known = all(found["too_high_rate"] is not None for found in served.document["goodput"])
+        gain = f"{goodputs['esp'] / best:.2f}x" if is_known and best and "esp" in goodputs else NOT_RUN
         rows.append((served.workload, *map(served.told_goodput, policies), gain))
     return table(("goodput, req/s", *policies, "esp / best static"), rows)
 

@@ -6,7 +6,7 @@ elasticity gives 1.5 to 3.1 times the goodput of each. In virtual time by defaul
 
     python benchmarks/zipf.py --output-dir out                                            # simulated, minutes
     python benchmarks/zipf.py --output-dir out --device cpu --num-instances 2 --length-scale 1/64 \\
-        --workload zipf1.2 --num-requests 40 --request-rate 4,8                           # CPUs, two minutes
+        --workload zipf1.2 --num-requests 100 --request-rate 8,40                         # CPUs, two minutes
     python benchmarks/zipf.py --output-dir out --device cuda --num-instances 8            # GPUs, hours
 """
 
