@@ -18,6 +18,11 @@ TIMES = {
     "mean_e2el_ms": "mean end-to-end latency",
     "p99_e2el_ms": "P99 end-to-end latency",
 }
+HIGH_IS_GOOD = {
+    "slo_attainment": "SLO attainment",
+    "request_throughput": "requests completed per second",
+    "output_throughput": "output tokens per second",
+}
 HEADLINES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 BUCKET_TIMES = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
 
@@ -157,12 +162,13 @@ def _losses(runs: RuleRuns, winner: str, others: Sequence[str]) -> Iterator[Diff
         found = _difference(runs, winner, others, key)
         if found is not None and found.ratio > 1 + NOTABLE:
             yield found
+    yield from (lost for key in HIGH_IS_GOOD if (lost := _shortfall(runs, winner, others, key)))
     for bucket in buckets_of(runs):
         for key in BUCKET_TIMES:
             found = _difference(runs, winner, others, key, bucket)
             if found is not None and found.ratio > 1 + NOTABLE:
                 yield found
-        found = _attainment_lost(runs, winner, others, bucket)
+        found = _shortfall(runs, winner, others, "slo_attainment", bucket)
         if found is not None:
             yield found
 
@@ -202,22 +208,30 @@ def _difference(
     if not own or not there:
         return None
     best = min(there, key=lambda policy: there[policy])
-    what = TIMES[key] + ("" if bucket is None else f" of prompts of {bucket} tokens")
-    return Difference(what, milliseconds(own), milliseconds(there[best]), best, own / there[best])
+    return Difference(
+        _told(TIMES[key], bucket), milliseconds(own), milliseconds(there[best]), best, own / there[best]
+    )
 
 
-def _attainment_lost(runs: RuleRuns, winner: str, others: Sequence[str], bucket: str) -> Difference | None:
-    """The share of a range that met the SLO, if it is less than another policy's."""
-    own = value_of(runs, winner, "slo_attainment", bucket)
-    known = {policy: value_of(runs, policy, "slo_attainment", bucket) for policy in others}
+def _shortfall(
+    runs: RuleRuns, winner: str, others: Sequence[str], key: str, bucket: str | None = None
+) -> Difference | None:
+    """What of the winner is to be high, if it is less than another policy's."""
+    own = value_of(runs, winner, key, bucket)
+    known = {policy: value_of(runs, policy, key, bucket) for policy in others}
     there = {policy: value for policy, value in known.items() if value is not None}
     if own is None or not there:
         return None
     best = max(there, key=lambda policy: there[policy])
     if there[best] <= own * (1 + NOTABLE):
         return None
-    what = f"SLO attainment of prompts of {bucket} tokens"
-    return Difference(what, share(own), share(there[best]), best, there[best] / own if own else inf)
+    write = share if key == "slo_attainment" else "{:,.4g}".format
+    what = _told(HIGH_IS_GOOD[key], bucket)
+    return Difference(what, write(own), write(there[best]), best, there[best] / own if own else inf)
+
+
+def _told(what: str, bucket: str | None) -> str:
+    return what if bucket is None else f"{what} of prompts of {bucket} tokens"
 
 
 def _start(words: str) -> str:

@@ -66,6 +66,12 @@ def test_losses_of_a_range_of_lengths_are_told(tmp_path: Path) -> None:
     ]
 
 
+def test_fewer_requests_a_second_are_a_loss_though_more_met_the_slo(tmp_path: Path) -> None:
+    rows = [run_row("esp", request_throughput=9.0), run_row("tp", 2.0, request_throughput=10.0)]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    assert "requests completed per second: 9 against 10 of tp" in map(str, answer(runs).losses)
+
+
 def test_a_policy_alone_is_compared_with_nothing(tmp_path: Path) -> None:
     (runs,) = by_rule(write_run(tmp_path, [run_row("esp")]))
     told = answer(runs)
