@@ -121,6 +121,11 @@ async def test_the_page_has_its_own_files_and_no_others(serving: Serving, tmp_pa
             assert answer.status_code == 404, name
 
 
+async def test_what_goes_on_and_on_has_no_head(serving: Serving) -> None:
+    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient() as client:
+        assert (await client.head(f"{url}/dashboard/events")).status_code == 405
+
+
 async def test_numbers_of_batches_have_an_end(serving: Serving) -> None:
     async with serving(ScriptedEngine(), source()) as url:
         assert (await get_json(url, f"/dashboard/batches/{'9' * 5000}"))["error"]["code"] == "not_found"

@@ -39,7 +39,7 @@ def add_dashboard(app: web.Application, insight: Insight) -> None:
         [
             web.get("/dashboard", page),
             web.get("/dashboard/page/{name}", page_file),
-            web.get("/dashboard/events", events),
+            web.get("/dashboard/events", events, allow_head=False),  # it would go on and on
             web.get("/dashboard/batches/{batch_id:[0-9]{1,18}}", batch),
             web.get("/dashboard/requests/{request_id}", request),
         ]
