@@ -30,13 +30,12 @@ from loong.core.snapshot import Snapshot
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.profile.measure import batch_sample
-from loong.launcher.profile.stage import SMALLEST_VOCABULARY
 from loong.scheduler.calibration import Calibration, kind_of
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 from loong.scheduling import Scheduling
 from loong.workloads.report import table
-from loong.workloads.request import WorkloadRequest
+from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
 
 CEILING = 0.10
 QUICKEST = 1.05  # busy processes over cores, up to which a batch had a core for each of its own

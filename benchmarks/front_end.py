@@ -42,7 +42,7 @@ from loong.stream import Stream
 NUM_CONNECTIONS = 64
 NUM_STREAMS = 500
 SHORT_TOKENS = 8
-WANTED_REQUESTS, WANTED_TOKENS, WANTED_LATENCY = 2000, 50_000, 0.010  # a second, a second, seconds
+WANTED_REQUESTS, WANTED_TOKENS = 2000, 50_000  # a second
 START_SECONDS = 8.0  # for the server to start and all streams to be open, before the first tick
 LETTERS = 64  # tick k says the k-th letter, so that a client knows which tick a token is of
 FIRST_LETTER = 48

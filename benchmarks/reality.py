@@ -32,7 +32,6 @@ from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
-from loong.launcher.profile.stage import SMALLEST_VOCABULARY
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.run import record_of, request_id_of, request_of, simulate
@@ -43,7 +42,7 @@ from loong.scheduling import Scheduling
 from loong.workloads.metrics import compute_metrics
 from loong.workloads.record import RequestRecord
 from loong.workloads.report import table
-from loong.workloads.request import WorkloadRequest
+from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
 from loong.workloads.slo import LimitsOf, parse_slo
 
 CEILING, CEILING_POINTS = 0.15, 0.05

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from loong.core.errors import ConfigError
-from loong.launcher.flags import add_workload_flags, positive, ratio, seconds
+from loong.launcher.flags import add_goal_flags, add_workload_flags, positive, ratio, seconds
 from loong.workloads.backends import Backend
+from loong.workloads.request import SMALLEST_VOCABULARY
 from loong.workloads.slo import RULE_NAMES
 
 T = TypeVar("T")
@@ -17,7 +18,6 @@ DEFAULT_POLICY = "esp"
 DEFAULT_SLO = "tight"
 DEFAULT_NUM_REQUESTS = 100
 DEFAULT_PRECISION = 0.1
-SMALLEST_VOCABULARY = 256  # ids below it are in every model's vocabulary, byte-level ones included
 
 
 def add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -95,9 +95,7 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         metavar="METRIC:MS",
         help="bounds in ms on ttft, tpot, e2el: ttft:2000 tpot:50",
     )
-    group.add_argument(
-        "--slo-scale", type=ratio, default=1.0, metavar="X", help="multiply every bound (default: 1)"
-    )
+    add_goal_flags(group)
     group.add_argument(
         "--find-goodput",
         type=ratio,
@@ -106,13 +104,6 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="from --request-rate on, search the highest rate at which enough meet their SLO, to this "
         f"relative precision ({DEFAULT_PRECISION})",
-    )
-    group.add_argument(
-        "--attainment",
-        type=ratio,
-        default=90.0,
-        metavar="%",
-        help="of requests, from which a run attains (90)",
     )
     group.add_argument(
         "--output-dir",

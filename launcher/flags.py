@@ -107,6 +107,18 @@ def add_drawing_flags(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_goal_flags(group: argparse._ActionsContainer) -> None:
+    """How much of an SLO rule is asked for."""
+    group.add_argument("--slo-scale", type=ratio, default=1.0, metavar="X", help="multiply every bound (1)")
+    group.add_argument(
+        "--attainment",
+        type=ratio,
+        default=90.0,
+        metavar="%",
+        help="of requests, from which a run attains (90)",
+    )
+
+
 def or_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
     """A value, or `auto` for None."""
     return lambda text: None if text == "auto" else parse(text)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MIN_PROMPT_TOKENS = 4
+SMALLEST_VOCABULARY = 256  # ids below it are in every model's vocabulary, byte-level ones included
 MIN_OUTPUT_TOKENS = 2  # one token has no time per output token
 
 

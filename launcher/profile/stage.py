@@ -20,8 +20,8 @@ from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId, RequestView, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.executor.protocol import Executor
+from loong.workloads.request import SMALLEST_VOCABULARY
 
-SMALLEST_VOCABULARY = 256  # every model has these token ids
 MAX_TOKENS = 1_000_000  # of output: no request ends by itself
 
 

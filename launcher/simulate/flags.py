@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from loong.launcher.flags import add_workload_flags, positive, ratio, seconds, token_count
+from loong.launcher.flags import add_goal_flags, add_workload_flags, positive, ratio, seconds, token_count
 from loong.launcher.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.launcher.simulate.config import DEFAULT_DURATION
@@ -84,7 +84,7 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         help=f"{', '.join(RULE_NAMES)}, or bounds in ms such as 'ttft:2000 tpot:50'; may be given "
         f"repeatedly ({DEFAULT_SLO})",
     )
-    group.add_argument("--slo-scale", type=ratio, default=1.0, metavar="X", help="multiply every bound (1)")
+    add_goal_flags(group)
     group.add_argument(
         "--goodput",
         "--find-goodput",
@@ -94,13 +94,6 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="search the highest rate at which enough meet their SLO, to this relative precision "
         f"({DEFAULT_PRECISION})",
-    )
-    group.add_argument(
-        "--attainment",
-        type=ratio,
-        default=90.0,
-        metavar="%",
-        help="of requests, from which a run attains (90)",
     )
     group.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (%(default)s)")
     group.add_argument(
