@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 from loong.core.cost_model import CostModel
-from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
@@ -38,9 +37,9 @@ class NoScaleUp(ElasticPlanner):
 
 
 class _InPlaceStep(Step):
-    def keepers(self, view: RequestView, num_tokens: int, by_ring: int) -> dict[InstanceId, int]:  # noqa: ARG002
-        """Only who has room, if not all have."""
-        return Step.keepers(self, view, num_tokens, by_ring=0)
+    def is_kept_whole(self, view: RequestView, by_ring: int) -> bool:  # noqa: ARG002
+        """Only by who has room, if not all have."""
+        return False
 
 
 class _InPlace(Scaling):

@@ -13,10 +13,11 @@ from loong.scheduler.dispatch import Prefill, target_tpot
 from loong.scheduler.group import Group
 from loong.scheduler.step import Step, choose_masters
 from loong.scheduler.survey import Survey
+from loong.scheduler.turns import TPOT_MARGIN, Turns
 
-TPOT_MARGIN = 0.85  # of a TPOT target that a step may take
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
 SPARED_SHARE = 0.5  # of the free slots that a long lease may take, so that the next prompt finds room
+TURNS_GAIN = 1.5  # times the speed of prompts beside decodes, from which they go in turn
 LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
 
 
@@ -36,7 +37,7 @@ class Scaling:
         decodes = [view for unit in group.units for view in unit.decodes]
         instance_ids = tuple(sorted(i for unit in group.units for i in unit.instance_ids))
         if group.prefills:
-            return self._mixed(instance_ids, decodes, group.prefills)
+            return self._with_prompts(instance_ids, decodes, group.prefills)
         return self.lease(instance_ids, decodes)
 
     def lease(
@@ -44,11 +45,17 @@ class Scaling:
         instance_ids: tuple[InstanceId, ...],
         decodes: Sequence[RequestView],
         seconds: float | None = None,
+        most_steps: int | None = None,
     ) -> BatchPlan | None:
-        """Decode steps, as many as a lease has, as there is room for, and as fit into `seconds`."""
+        """Decode steps, as many as there is room for, and as fit into `seconds`.
+
+        At most `most_steps`, or as many as a lease has.
+        """
         if not decodes:
             return None
-        num_steps = min(self._most_steps(instance_ids, decodes), max(v.num_remaining_tokens for v in decodes))
+        if most_steps is None:
+            most_steps = self._most_steps(instance_ids, decodes)
+        num_steps = min(most_steps, max(v.num_remaining_tokens for v in decodes))
         while (step := self._decode_step(instance_ids, decodes, num_steps)) is None:
             num_steps //= 2
             if not num_steps:
@@ -77,22 +84,48 @@ class Scaling:
             step.add_decode(view, master_id)
         return step
 
-    def _mixed(
+    def _with_prompts(
         self,
         instance_ids: tuple[InstanceId, ...],
         decodes: Sequence[RequestView],
         prefills: Sequence[Prefill],
     ) -> BatchPlan | None:
-        """One token of every decode, and chunks of prompts in order as long as decodes keep their TPOT."""
-        step = self._decode_step(instance_ids, decodes, 1)
-        if step is None:
+        """Prompts beside decodes, or if that is much slower and decodes lose nothing, one or the other."""
+        only_decodes = self._decode_step(instance_ids, decodes, 1)
+        if only_decodes is None:
             return None
-        step.reckon()
-        decode_seconds = step.seconds
+        if not decodes:
+            return self._planned(self._filled(only_decodes, prefills, self.budget(())))
+        turns = Turns(only_decodes.seconds, min(target_tpot(view, self.config) for view in decodes))
         budget = self.budget(decodes)
-        if self._is_hopeless(decodes, decode_seconds):
-            budget = max(budget, 2 * decode_seconds)
-        is_alone = not decodes and len(prefills) == 1
+        if turns.is_hopeless:
+            budget = max(budget, 2 * turns.decode_seconds)
+        mixed = self._filled(only_decodes, prefills, budget)
+        budget = min(self.budget(()), turns.saved * self.config.lease_steps)
+        only_prompts = self._decode_step(instance_ids, (), 1)
+        assert only_prompts is not None, "without decodes it needs no room"
+        self._filled(only_prompts, prefills, budget)
+        if TURNS_GAIN * mixed.prompt_speed >= turns.prompt_share * only_prompts.prompt_speed:
+            return self._planned(mixed)
+        num_due = turns.num_due(
+            decodes, self.survey.snapshot.now, only_prompts.seconds, self.config.lease_steps
+        )
+        return self.lease(instance_ids, decodes, most_steps=num_due) if num_due else only_prompts.plan()
+
+    @staticmethod
+    def _planned(step: Step) -> BatchPlan | None:
+        return None if step.is_empty else step.plan()
+
+    def _filled(self, step: Step, prefills: Sequence[Prefill], budget: float) -> Step:
+        """The step, with chunks of prompts in order, as far as they fit into `budget`.
+
+        Without decodes, they have as much of the step as it takes besides, at least.
+        """
+        step.reckon()
+        if not step.decodes:
+            budget = max(budget, 2 * step.least_seconds)
+        decode_seconds = step.seconds
+        is_alone = not step.decodes and len(prefills) == 1
         if overdue := [p for p in prefills if p.is_late or p.is_missed]:
             oldest = min(overdue, key=lambda p: p.view.arrival_time)
             least = decode_seconds + self.config.late_share * (budget - decode_seconds)
@@ -110,7 +143,7 @@ class Scaling:
         for prefill in prefills if not num_added else ():
             if self._add(step, prefill, budget, is_alone):
                 break
-        return None if step.is_empty else step.plan()
+        return step
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Seconds that a step may take."""
@@ -123,13 +156,6 @@ class Scaling:
                 seconds = max(LEAST_TPOT * tpot, min(seconds, slack))
             budget = min(budget, seconds)
         return budget
-
-    def _is_hopeless(self, decodes: Iterable[RequestView], seconds: float) -> bool:
-        """Whether decodes alone take all the time there is: to hold prompts up would not bring them in time.
-
-        Prompts then have as much of a step as they have. Else a machine would do the less the slower it is.
-        """
-        return any(seconds > TPOT_MARGIN * target_tpot(view, self.config) for view in decodes)
 
     def _add(self, step: Step, prefill: Prefill, budget: float, is_alone: bool) -> int:
         """The next chunk of a prompt: on one instance if that will do, else over all of the group."""

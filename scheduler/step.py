@@ -7,7 +7,7 @@ from math import ceil, sqrt
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, striped
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.core.work import InstanceWork, StepWork, WorkCount
@@ -67,6 +67,11 @@ class Step:
         """Predicted."""
         return self.cost_model.step_time(self.count.step(self.group))
 
+    @property
+    def prompt_speed(self) -> float:
+        """Tokens of prompts that it computes in a second."""
+        return sum(len(block.positions) for share in self.shares for block in share.queries) / self.seconds
+
     def plan(self) -> BatchPlan:
         """The batch."""
         shares = [decode_share(view, master_id, self.num_steps) for view, master_id in self.decodes]
@@ -107,8 +112,9 @@ class Step:
         """As much of a prompt as all instances compute within a step of `budget`, in stripes.
 
         The last chunk of a prompt that has all its KV on one instance, or none yet, goes round the ring, and
-        its KV stays on that instance, so that the group is free again. Other chunks stay where they are made
-        if there is room, and travel by the quicker way. Returns the number of tokens.
+        its KV stays on that instance, so that the group is free again; so do the chunks before, if its decode
+        is no slower for that. Other chunks stay where they are made if there is room, and travel by the
+        quicker way. Returns the number of tokens.
         """
         held = view.placement.tokens_by_instance()
         by_exchange, by_ring = self._num_exchanged(held, budget), self._num_ringed(held, budget)
@@ -132,7 +138,7 @@ class Step:
     def keepers(self, view: RequestView, num_tokens: int, by_ring: int) -> dict[InstanceId, int]:
         """The instances that are to keep a chunk, and their room; none if it is to stay where it is made."""
         held, num_new = view.placement.instance_ids, view.num_uncomputed_tokens
-        if by_ring >= num_new and len(held) <= 1:
+        if len(held) <= 1 and self.is_kept_whole(view, by_ring):
             roomy = [i for i in held or self.instance_ids if self.free[i] > num_new]
             if roomy:
                 keeper_id = max(roomy, key=lambda i: (self.free[i], -i))
@@ -141,6 +147,21 @@ class Step:
         if num_tokens <= self.dop * min(self.free.values()):
             return {}
         return self._roomiest(num_tokens) or {i: slots for i, slots in self.free.items() if slots}
+
+    def is_kept_whole(self, view: RequestView, by_ring: int) -> bool:
+        """Whether one instance keeps all of a prompt: by its last chunk, or as its decode is no slower so."""
+        if by_ring >= view.num_uncomputed_tokens:
+            return True
+        whole, spread = (
+            self._decode_seconds(view, ids) for ids in (self.instance_ids[:1], self.instance_ids)
+        )
+        return whole <= spread
+
+    def _decode_seconds(self, view: RequestView, instance_ids: tuple[InstanceId, ...]) -> float:
+        count = WorkCount(instance_ids)
+        placement = striped(view.request_id, range(view.num_known_tokens), instance_ids)
+        count.add_decode(instance_ids[0], placement)
+        return self.cost_model.step_time(count.step(ESPGroup(instance_ids)))
 
     def _roomiest(self, num_tokens: int) -> dict[InstanceId, int]:
         """As many instances as have room for equal parts of so many tokens, in ring order."""
@@ -154,7 +175,7 @@ class Step:
         work = self.count.step(ESPGroup(self.instance_ids))
         self.used = {i: self.cost_model.instance_time(part) for i, part in work.instances.items()}
         overhead = self.cost_model.step_time(work) - max(self.used.values())
-        self.overhead = max(overhead, self.wide.overhead)
+        self.overhead = max(overhead, self._overhead_with_chunk())
         for instance_id, seconds in self.used.items():
             self.used[instance_id] = max(seconds, self.alone.floor)  # the first token costs no less
 
@@ -165,27 +186,36 @@ class Step:
     def num_fitting(self, instance_id: InstanceId, num_cached: int, budget: float) -> int:
         """New tokens on `num_cached` that one instance computes within a step of `budget`."""
         slope = self.alone.per_token + self.alone.per_cached_pair * num_cached
-        return self._largest(instance_id, slope, self.alone.per_new_pair, num_cached, budget, dop=1)
+        left = budget - self.overhead
+        return self._largest(instance_id, slope, self.alone.per_new_pair, num_cached, left, dop=1)
 
     def _largest(
-        self, instance_id: InstanceId, slope: float, square: float, num_keys: int, budget: float, dop: int
+        self, instance_id: InstanceId, slope: float, square: float, num_keys: int, seconds: float, dop: int
     ) -> int:
-        """The largest n with slope n + square n^2 within what an instance has left of a step of `budget`.
+        """The largest n with slope n + square n^2 within what an instance has left of `seconds` of its own.
 
         It computes n / dop of them, and reads `num_keys` keys however few they are.
         """
-        left = budget - self.overhead - self.wide.per_prompt - self.used[instance_id]
+        in_step = seconds - self.wide.per_prompt
+        left, launch = in_step - self.used[instance_id], self._launch(instance_id)
+        reading = self.cost_model.instance_time(InstanceWork(num_keys=num_keys))
         num_tokens = 0
-        if left > max(LEAST_PART * budget, self.cost_model.instance_time(InstanceWork(num_keys=num_keys))):
+        if in_step >= launch and left > max(LEAST_PART * seconds, reading):
             num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
         room = dop * (self.max_tokens - self.count.instances[instance_id].num_tokens)
         return max(self.min_tokens, min(num_tokens, room))
+
+    def _launch(self, instance_id: InstanceId) -> float:
+        """Seconds that starting a prompt's kernels takes, under which others compute."""
+        has_decodes = self.count.instances[instance_id].num_decode_keys > 0
+        return self.alone.launch_beside if has_decodes else self.alone.launch
 
     def _num_exchanged(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if queries travel: an instance attends all to what it holds."""
         token, pair, square = self.wide.per_token, self.alone.per_cached_pair, self.wide.per_new_pair
         num_held = ((i, held.get(i, 0)) for i in self.instance_ids)
-        return min(self._largest(i, token + pair * n, square, n, budget, self.dop) for i, n in num_held)
+        left = budget - self._exchange_overhead
+        return min(self._largest(i, token + pair * n, square, n, left, self.dop) for i, n in num_held)
 
     def _num_ringed(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if KV travels: an instance attends its stripe to everything.
@@ -206,15 +236,33 @@ class Step:
 
         slope = self.alone.per_token / self.dop + self.wide.per_cached_pair * num_cached
         busiest = max(self.used, key=self.used.__getitem__)
-        most = self._largest(busiest, slope, self.wide.per_new_pair, num_cached, budget, self.dop)
-        overhead = max(self.overhead, self._ring_overhead()) + self.wide.per_prompt
-        left = budget - overhead - self.used[busiest]
+        left = budget - self._ring_overhead
+        most = self._largest(busiest, slope, self.wide.per_new_pair, num_cached, left, self.dop)
+        left -= self.wide.per_prompt + self.used[busiest]
         return max(self.min_tokens, bisect_right(range(most + 1), left, key=seconds) - 1)
 
+    @property
+    def least_seconds(self) -> float:
+        """Of a step with a chunk, however short, that goes the way that costs less."""
+        overhead = self.overhead if self.dop == 1 else min(self._exchange_overhead, self._ring_overhead)
+        return overhead + max(self.alone.launch, *self.used.values())
+
+    @property
+    def _exchange_overhead(self) -> float:
+        """Seconds of the group in a step in which queries travel."""
+        return max(self.overhead, self._overhead_with_chunk(has_exchange=True))
+
+    @property
     def _ring_overhead(self) -> float:
         """Seconds of the group in a step in which KV travels."""
-        idle = {instance_id: InstanceWork() for instance_id in self.instance_ids}
-        return self.cost_model.step_time(StepWork(ESPGroup(self.instance_ids), idle, True, False))
+        return max(self.overhead, self._overhead_with_chunk(has_ring=True))
+
+    def _overhead_with_chunk(self, *, has_ring: bool = False, has_exchange: bool = False) -> float:
+        """Seconds of the group in a step of prompts beside what decodes it has."""
+        work = InstanceWork(num_keys=1, num_decode_keys=min(1, len(self.decodes)))
+        works = dict.fromkeys(self.instance_ids, work)
+        step = StepWork(ESPGroup(self.instance_ids), works, has_ring, has_exchange)
+        return self.cost_model.step_time(step) - self.cost_model.instance_time(work)
 
     def _add(self, view: RequestView, share: Share) -> None:
         self.shares.append(share)

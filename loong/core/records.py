@@ -33,6 +33,7 @@ class LiveRequest:
     has_lost_kv: bool = False
     last_dop: int | None = None
     first_token_time: float | None = None
+    last_token_time: float | None = None
     num_batch_tokens: int = 0
     is_noted: bool = False
     forks: "list[LiveRequest]" = field(default_factory=list, repr=False, compare=False)
@@ -54,6 +55,7 @@ class LiveRequest:
         """Take in its next output token, told at `time`."""
         if self.first_token_time is None:
             self.first_token_time = time
+        self.last_token_time = time
         self.output_token_ids.append(token.token_id)
         self.has_ended = token.finish_reason is not None
         num_tokens, max_tokens = len(self.output_token_ids), self.request.sampling_params.max_tokens
@@ -83,6 +85,7 @@ class LiveRequest:
             self.shared.family_id if self.shared is not None and shared.segments else None,
             shared,
             request.priority,
+            self.last_token_time,
         )
 
     def input_for(self, batch: BatchPlan) -> RequestInput:

@@ -162,7 +162,8 @@ NOTHING = Placement()
 class RequestView:
     """What a policy sees of a live request. Known tokens are the prompt's and those produced so far.
 
-    `first_token_time` is that of the event that told the first output token; a preemption keeps it.
+    `first_token_time` is that of the event that told the first output token, `last_token_time` that of the
+    newest; a preemption keeps both.
     `num_forks` is how many requests are to begin with the KV of its prompt, once that is computed; policies
     see them from then on. `shared` is what of its KV others of the family hold too, in the same slots.
     """
@@ -183,6 +184,7 @@ class RequestView:
     family_id: RequestId | None = None  # None unless something is shared
     shared: Placement = NOTHING
     priority: int = 0
+    last_token_time: float | None = None
 
     @property
     def has_begun(self) -> bool:

