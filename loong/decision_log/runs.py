@@ -17,7 +17,6 @@ class RequestRun:
     arrived_at: float
     ttft_slo: float | None = None
     tpot_slo: float | None = None
-    user: str = ""
     started_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
@@ -66,7 +65,6 @@ class RequestRuns:
                     line.time,
                     line.ttft_slo,
                     line.tpot_slo,
-                    line.user,
                 )
                 if line.choice_of is not None:
                     self._choices.setdefault(line.choice_of, []).append(come)

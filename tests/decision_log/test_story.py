@@ -321,6 +321,12 @@ def test_a_request_on_a_real_clock_is_told_with_the_date(tmp_path: Path) -> None
     assert "It came at 1.000 s of the run, 1970-01-02 00:00:01 UTC." in text
 
 
+def test_names_that_clients_give_themselves_do_nothing_to_terminals() -> None:
+    log = [Arrived(1.0, "r", 4, 9, instances=(), user=name) for name in ("Zoë", "\x1b[2J")]
+    assert "Request r of user Zoë:" in story(log[:1], "r")
+    assert r"Request r of user '\x1b[2J':" in story(log[1:], "r")
+
+
 def test_a_first_token_that_takes_no_time_is_in_time() -> None:
     log = (
         Arrived(1.0, "r", num_prompt_tokens=4, max_tokens=9, instances=(), ttft_slo=2.0),

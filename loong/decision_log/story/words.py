@@ -50,7 +50,7 @@ def _filled(text: str, first_indent: str = "", indent: str = "") -> str:
 def heading(story: Story) -> Iterator[str]:
     """Who it is, what it was promised and got, and how long it waited."""
     summary = story.summary
-    user = f" of user {summary.user}" if summary.user else ""
+    user = f" of user {_harmless(summary.user)}" if summary.user else ""
     prompt, output = counted(summary.num_prompt_tokens, "token"), counted(summary.max_tokens, "token")
     yield f"Request {summary.request_id}{user}: a prompt of {prompt}, at most {output} of output."
     came = f"It came at {summary.arrived_at:.3f} s"
@@ -67,6 +67,11 @@ def heading(story: Story) -> Iterator[str]:
         measured, predicted = summary.measured_seconds, summary.predicted_seconds
         waited += f"; its steps took {duration(measured)}, {difference(measured, predicted)}"
     yield f"{waited}."
+
+
+def _harmless(name: str) -> str:
+    """What a client calls itself, without what a terminal would obey."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _verdict(summary: Summary) -> str:
