@@ -71,10 +71,10 @@ class WorkCostModel:
         seconds = self.coefficients
         attention = max(seconds.pair * work.num_pairs, seconds.key * work.num_keys)
         computing = seconds.decode_key * work.num_decode_keys + attention
-        if work.num_tokens:
-            launch = 0.0
-            if work.num_keys:
-                launch = seconds.launch + (seconds.mixed if work.num_decode_keys else 0.0)
+        if work.num_tokens and not work.num_keys:
+            computing += hypot(seconds.weights, seconds.token * work.num_tokens)
+        elif work.num_tokens:
+            launch = seconds.launch + (seconds.mixed if work.num_decode_keys else 0.0)
             hidden = self.overlap * launch
             floor = seconds.weights + launch - hidden
             computing = max(hidden, computing + hypot(floor, seconds.token * work.num_tokens))
