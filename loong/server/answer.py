@@ -1,5 +1,6 @@
 """How an answer is sent: whole, or as a stream of the same text."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -19,6 +20,8 @@ from loong.server.tokenizer import Tokenizer
 from loong.server.wire import json_response
 
 Json: TypeAlias = dict[str, object]
+
+_LONG_ANSWER = 512  # tokens, of all choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,12 @@ def finish_fields(delta: Delta) -> Json:
 
 
 async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) -> web.Response:
-    """Wait for the whole answer, then send it."""
+    """Wait for the whole answer, then send it; a long one is put together in a thread."""
     async with aclosing(deltas):
-        return json_response(shape.whole([delta async for delta in deltas]))
+        told = [delta async for delta in deltas]
+    if len(told) <= _LONG_ANSWER:
+        return json_response(shape.whole(told))
+    return await asyncio.to_thread(lambda: json_response(shape.whole(told)))
 
 
 async def send_stream(

@@ -41,6 +41,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.chat_template = chat_template
         self.folder = folder
+        self._names: dict[TokenId, tuple[str, bytes]] = {}
 
     @classmethod
     def from_folder(cls, folder: Path, eos_token_ids: Iterable[TokenId] = ()) -> "Tokenizer":
@@ -124,13 +125,23 @@ class Tokenizer:
 
     def token_text(self, token_id: TokenId) -> str:
         """What to call one token; one that is no whole text is shown as its bytes."""
-        text = self.decode([token_id], skip_special_tokens=False)
-        if "\ufffd" not in text:
-            return text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token_id))
+        return self._named(token_id)[0]
 
     def token_bytes(self, token_id: TokenId) -> bytes:
         """UTF-8 of one token, which may begin or end inside a character."""
+        return self._named(token_id)[1]
+
+    def _named(self, token_id: TokenId) -> tuple[str, bytes]:
+        """Its text and its bytes, kept: log probabilities name twenty tokens for each that is told."""
+        named = self._names.get(token_id)
+        if named is None:
+            text, encoded = self.decode([token_id], skip_special_tokens=False), self._bytes_of(token_id)
+            if "\ufffd" in text:
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in encoded)
+            named = self._names[token_id] = text, encoded
+        return named
+
+    def _bytes_of(self, token_id: TokenId) -> bytes:
         token = self._backend.id_to_token(token_id) or ""
         if match := _FALLBACK_BYTE.fullmatch(token):
             return bytes.fromhex(match[1])

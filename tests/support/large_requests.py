@@ -30,6 +30,10 @@ LARGE_REQUESTS: Mapping[str, tuple[str, dict[str, object]]] = {
         "/tokenize",
         {"prompt": _MILLION_CHARACTERS[:500_000], "return_token_strs": True},
     ),
+    "sixteen choices with log probabilities": (
+        "/v1/completions",
+        {"prompt": [*range(250)], "n": 16, "max_tokens": 500, "logprobs": 20},
+    ),
     "a million token ids to detokenize": ("/detokenize", {"tokens": [77] * 1_000_000}),
 }
 
