@@ -69,6 +69,7 @@ class SchemaChecker:
                 return await self._answer(process, self.max_seconds)
             except TimeoutError:
                 await self._stop()
+                self._checks.pop(schema, None)  # at another time it may be quicker
                 return f"no grammar could be made of the schema within {self.max_seconds:g} s"
             except (ConnectionError, msgspec.DecodeError):  # it ended over it
                 await self._stop()

@@ -63,14 +63,14 @@ async def test_the_official_client_parses_structured_answers(serving: Serving) -
     assert schema["required"] == ["name", "age"]
 
 
-async def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_is_not(tokenizer: Tokenizer) -> None:
-    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
+async def test_a_schema_that_takes_too_long_is_refused_until_it_does_not(tokenizer: Tokenizer) -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(200)}}
     checker = SchemaChecker(tokenizer.folder, 264, max_seconds=0.001)
     try:
         with pytest.raises(ApiError, match=r"within 0.001 s"):
             await checker.check(json.dumps(large))
         checker.max_seconds = 60
-        await checker.check(json.dumps(SCHEMA))
+        await checker.check(json.dumps(large))
     finally:
         await checker.close()
 
