@@ -30,7 +30,8 @@ VAGUE = 0.5  # a coefficient with a greater standard error, relative, is not tol
 
 NAMES = tuple(field.name for field in fields(Coefficients))
 # Seconds to search from where the prior has none: from 0, a delay is not found beside larger times.
-# A search may end where `launch` hides under all that is computed, and is not told; the next begins elsewhere.
+# A search may end where `launch` hides under all that is computed, and is not told; the next begins
+# elsewhere.
 LEAST_STARTS = tuple(
     {"batch": 1e-3, "told_request": 5e-5, "launch": launch, "mixed": 5e-3} for launch in (5e-3, 10e-3)
 )
