@@ -18,7 +18,7 @@ DOTS_PER_INCH = 200
 FONT_POINTS = 9
 PANEL_INCHES = (4.8, 3.4)  # two beside each other on a page, one on a telephone
 PICTURE_KINDS = ("png", "svg")
-NO_PICTURES = "No pictures: they need matplotlib; pip install 'loong[bench]'"
+NO_PICTURES = "No pictures: they need matplotlib; pip install matplotlib"
 INK, PALE_INK, PAPER = "#1f2328", "#8a9199", "#ffffff"
 ON_COLOR = "#fefefe"  # for words on bars, which stay as they are on a dark page
 

@@ -28,7 +28,7 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
   then an event a token, and `[DONE]`. What fails later is an event with an error. The text of all events is
   the text of the same answer unstreamed.
 - A client that leaves ends its request, and its KV is freed when the step in flight ends.
-- `response_format` needs xgrammar (`pip install 'loong[structured]'`) and is refused without. A schema is
+- `response_format` needs xgrammar (`pip install xgrammar`) and is refused without. A schema is
   tried before its request is queued, and refused by name if it says what answers could not be held to, has
   more than 64 KiB, or its grammar takes more than 2 s or 16 MiB. Grammars let bytes pass that are no UTF-8;
   models that write text do not.

@@ -33,7 +33,7 @@ class SchemaChecker:
     async def check(self, schema: str) -> None:
         """Raise a 400 that says why answers cannot be held to a schema."""
         if find_spec("xgrammar") is None:
-            message = "needs xgrammar, which the server lacks: pip install 'loong[structured]'"
+            message = "needs xgrammar, which the server lacks: pip install xgrammar"
             raise _refusal(message, "unsupported_parameter")
         if self._folder is None:
             raise _refusal("needs a model folder with a tokenizer.json", "unsupported_parameter")

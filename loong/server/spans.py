@@ -30,7 +30,8 @@ def otlp_exporter(endpoint: str) -> "SpanExporter":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise ConfigError(
-            f"--otlp-traces-endpoint needs the extra `otel`: pip install 'loong[otel]' ({error})"
+            "--otlp-traces-endpoint needs OpenTelemetry: pip install opentelemetry-sdk "
+            f"opentelemetry-exporter-otlp-proto-http ({error})"
         ) from None
     return OTLPSpanExporter(endpoint)
 

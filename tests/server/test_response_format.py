@@ -98,4 +98,4 @@ async def test_without_the_extra_or_a_tokenizer_the_refusal_says_what_to_do(
     monkeypatch.setattr(response_format, "find_spec", lambda name: None)
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, PATH, 400, messages=MESSAGES, response_format={"type": "json_object"})
-    assert "pip install 'loong[structured]'" in error["message"]
+    assert "pip install xgrammar" in error["message"]
