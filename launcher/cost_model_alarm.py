@@ -6,7 +6,7 @@ from math import inf
 
 from loong.core.events import BatchFinished, Event
 from loong.core.instructions import Instruction
-from loong.core.plan import IterationPlan
+from loong.core.plan import IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
 from loong.scheduler.calibration import Correction, Kind, mean_error
 from loong.scheduler.recalibration import Recalibration
@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST_ERROR = 1.0  # twice or half as long as predicted, in the mean of a full window
 INTERVAL_SECONDS = 60.0  # between two warnings
+_TRAVELING = {None: "", Transfer.QUERY: " in which queries travel", Transfer.KV: " in which KV travels"}
 
 
 class CostModelAlarm:
@@ -58,7 +59,7 @@ class CostModelAlarm:
 
 
 def _name(kind: Kind) -> str:
-    return f"{kind.phase.value} batches{' of several instances' if kind.is_group else ''}"
+    return f"{kind.phase.value} batches{_TRAVELING[kind.transfer]}"
 
 
 def _slower(correction: Correction) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.placement import InstanceId
+from loong.core.plan import Transfer
 from loong.core.work import InstanceWork, Phase, StepWork, phase_of
 
 WINDOW = 51  # batches of a kind that count
@@ -19,10 +20,10 @@ DELAY_MARGIN = 0.9  # a delay is believed if its errors are less than this part 
 
 
 class Kind(NamedTuple):
-    """Batches that are corrected together: what they compute, and whether several instances do it."""
+    """Batches that are corrected together: what they compute, and what of it travels among instances."""
 
     phase: Phase
-    is_group: bool = False
+    transfer: Transfer | None = None  # queries where both do
 
 
 class Timed(NamedTuple):
@@ -89,7 +90,7 @@ def _bounded(ratio: float) -> float:
 
 
 def _uncorrected() -> dict[Kind, Correction]:
-    return {Kind(phase, is_group): Correction() for phase, is_group in product(Phase, (False, True))}
+    return {Kind(*kind): Correction() for kind in product(Phase, (None, *Transfer))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,15 @@ class Calibration:
         return {phase: mean_error(distances) for phase, distances in by_phase.items() if distances}
 
 
+def _transfer(has_exchange: bool, has_ring: bool) -> Transfer | None:
+    if has_exchange:
+        return Transfer.QUERY
+    return Transfer.KV if has_ring else None
+
+
 def kind_of(work: StepWork) -> Kind:
     """Of the batch of such a step."""
-    return Kind(work.phase, work.group.dop > 1)
+    return Kind(work.phase, _transfer(work.has_exchange, work.has_ring))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +149,14 @@ class CalibratedCostModel:
 
         Delays are the group's, and no part of it.
         """
-        kind = Kind(phase_of((work,)), work.num_sent_queries + work.num_ring_keys > 0)
+        transfer = _transfer(work.num_sent_queries > 0, work.num_ring_keys > 0)
+        kind = Kind(phase_of((work,)), transfer)
         return self.calibration.corrections[kind].factor * self.base.instance_time(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances."""
         terms = self.base.prefill_terms(dop)
-        correction = self.calibration.corrections[Kind(Phase.PREFILL, dop > 1)]
+        correction = self.calibration.corrections[Kind(Phase.PREFILL, _transfer(dop > 1, False))]
         factor = correction.factor
         return PrefillTerms(
             overhead=correction.seconds(terms.overhead),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.cost_model import prefill_time
+from loong.core.plan import Transfer
 from loong.core.work import Phase, phase_of, step_work
 from loong.scheduler.calibration import (
     LARGEST_FACTOR,
@@ -115,7 +116,7 @@ def test_phases_are_corrected_apart() -> None:
     for phase in (Phase.PREFILL, Phase.DECODE):
         assert calibration.corrections[Kind(phase)].factor == 1.0
         assert not calibration.corrections[Kind(phase)].batches
-    assert calibration.corrections[Kind(Phase.MIXED, is_group=True)].factor == 1.0
+    assert calibration.corrections[Kind(Phase.MIXED, Transfer.QUERY)].factor == 1.0
 
 
 @pytest.mark.parametrize("absurd", [0.0, -1.0, inf, nan])
@@ -138,7 +139,7 @@ def test_what_a_step_takes_whatever_is_in_it_is_learned_as_a_delay(phase: Phase)
 
 
 def test_a_delay_is_found_while_steps_are_planned_by_what_is_learned() -> None:
-    calibration, kind = Calibration(), Kind(Phase.MIXED, is_group=True)
+    calibration, kind = Calibration(), Kind(Phase.MIXED, Transfer.QUERY)
     for _ in range(WINDOW):  # each step is as large as seems to take 50 ms
         correction = calibration.corrections[kind]
         predicted = max(0.001, (0.05 - correction.delay) / correction.factor)
@@ -160,7 +161,7 @@ def test_leases_have_no_delay_for_they_have_many_steps() -> None:
 
 
 def test_every_step_is_corrected_by_its_kind() -> None:
-    calibration, ratios = Calibration(), (0.5, 2.0, 3.0, 0.7, 1.3, 5.0)
+    calibration, ratios = Calibration(), (0.5, 2.0, 3.0, 0.7, 1.3, 5.0, 0.8, 1.7, 4.0)
     for kind, ratio in zip(calibration.corrections, ratios, strict=True):
         for _ in range(WINDOW):
             calibration = calibration.observe(kind, 1.0, ratio)
@@ -170,13 +171,13 @@ def test_every_step_is_corrected_by_its_kind() -> None:
         expected = BASE.step_time(work) * calibration.corrections[kind_of(work)].factor
         assert model.step_time(work) == pytest.approx(expected)
         for alone in work.instances.values():
-            is_group = alone.num_sent_queries > 0 or alone.num_ring_keys > 0
-            kind = Kind(phase_of((alone,)), is_group)
+            rings = Transfer.KV if alone.num_ring_keys else None
+            kind = Kind(phase_of((alone,)), Transfer.QUERY if alone.num_sent_queries else rings)
             expected = BASE.instance_time(alone) * calibration.corrections[kind].factor
             assert model.instance_time(alone) == pytest.approx(expected)
     for dop in (1, 2):
         expected = prefill_time(BASE, 500, 100, dop)
-        expected *= calibration.corrections[Kind(Phase.PREFILL, dop > 1)].factor
+        expected *= calibration.corrections[Kind(Phase.PREFILL, Transfer.QUERY if dop > 1 else None)].factor
         assert prefill_time(model, 500, 100, dop) == pytest.approx(expected)
     assert model.migration_time(10, 0, 1) == BASE.migration_time(10, 0, 1)
 

@@ -79,5 +79,5 @@ async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) ->
 
 def test_what_is_not_installed_is_refused_with_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match="--otlp-traces-endpoint .* pip install opentelemetry-sdk"):
+    with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint .* pip install opentelemetry-sdk"):
         otlp_exporter("http://localhost:4318/v1/traces")
