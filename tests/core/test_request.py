@@ -5,7 +5,15 @@ import pytest
 
 from loong.core.errors import InvalidRequestError
 from loong.core.placement import striped
-from loong.core.request import MAX_CHOICES, SLO, FinishReason, Request, RequestView, SamplingParams
+from loong.core.request import (
+    MAX_CHOICES,
+    MAX_PRIORITY,
+    SLO,
+    FinishReason,
+    Request,
+    RequestView,
+    SamplingParams,
+)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +136,11 @@ def test_choices_are_requests_whose_seeds_count_up() -> None:
 def test_more_choices_than_there_may_be_are_refused(num_choices: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"n must be from 1 to 16, but is {num_choices}"):
         Request("r", (1,), SamplingParams(), 0.0, num_choices=num_choices)
+
+
+@pytest.mark.parametrize("priority", [-MAX_PRIORITY - 1, MAX_PRIORITY + 1])
+def test_a_priority_out_of_bounds_is_refused_with_the_bounds(priority: int) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=f"from {-MAX_PRIORITY} to {MAX_PRIORITY}, but is {priority}"
+    ):
+        Request("r", (1,), SamplingParams(), 0.0, priority=priority)
