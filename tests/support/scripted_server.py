@@ -12,7 +12,7 @@ Script: TypeAlias = Callable[[dict[str, Any], web.StreamResponse], Awaitable[Non
 
 
 @contextlib.asynccontextmanager
-async def serve_script(script: Script) -> AsyncIterator[str]:
+async def serve_script(script: Script, path: str = "/v1/completions") -> AsyncIterator[str]:
     """Yield the base URL."""
 
     async def complete(request: web.Request) -> web.StreamResponse:
@@ -23,7 +23,7 @@ async def serve_script(script: Script) -> AsyncIterator[str]:
         return response
 
     app = web.Application(client_max_size=2**26)
-    app.router.add_post("/v1/completions", complete)
+    app.router.add_post(path, complete)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,13 +1,12 @@
 """LightLLM's wire format, on a small server that speaks it."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from aiohttp import web
+from scripted_server import serve_script
 
 from loong.workloads.backends import Backend
 from loong.workloads.client import Target, run_load
@@ -30,32 +29,14 @@ def light_event(number: int, last: int, prompt_tokens: int, reason: str = "lengt
     return f"data:{json.dumps({'token': token, 'generated_text': None, **ending})}\n\n".encode()
 
 
-@contextlib.asynccontextmanager
-async def light_server(bodies: list[dict[str, Any]], reason: str = "length") -> AsyncIterator[str]:
-    async def generate(request: web.Request) -> web.StreamResponse:
-        body = json.loads(await request.read())
+async def sent(bodies: list[dict[str, Any]], reason: str = "length") -> RequestRecord:
+    async def generate(body: dict[str, Any], response: web.StreamResponse) -> None:
         bodies.append(body)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
         last = body["parameters"]["max_new_tokens"]
         for number in range(1, last + 1):
             await response.write(light_event(number, last, len(body["inputs"]), reason))
-        return response
 
-    app = web.Application()
-    app.router.add_post("/generate_stream", generate)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
-
-
-async def sent(bodies: list[dict[str, Any]], reason: str = "length") -> RequestRecord:
-    async with light_server(bodies, reason) as base_url:
+    async with serve_script(generate, "/generate_stream") as base_url:
         target = Target(base_url, "", vocab_size=100, backend=Backend.LIGHTLLM)
         request = WorkloadRequest(0.0, RequestShape((TokenRun(3, 5),), 4))
         [record] = await run_load(target, [request])
