@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import TypeAlias
 
 import torch
 
@@ -27,6 +28,8 @@ from loong.worker.runner import BatchRunner
 BYTES_PER_SECOND = 4.3e12  # an H200's reading, and its matrix products
 FLOPS_PER_SECOND = 790e12
 PARAMS = SamplingParams(max_tokens=1 << 30, temperature=0.0)
+
+_Part: TypeAlias = tuple[QueryBlock, KVSegment, RequestInput]  # of one request in a batch
 
 
 @dataclass(frozen=True)
@@ -104,19 +107,35 @@ class OneGpu:
 
     def decode(self, num_requests: int, context: int, num_steps: int) -> list[float]:
         """Seconds between the tokens of a lease; the KV before it is whatever lies in the pool."""
-        queries, writes, inputs = [], [], []
-        for number in range(num_requests):
-            owner_id = f"request-{number}"
-            self._pool.allocate(owner_id, range(context))
-            held = Placement((KVSegment(owner_id, range(context), 0),))
-            queries.append(QueryBlock(owner_id, range(context, context + 1), 0, Transfer.QUERY))
-            writes.append(KVSegment(owner_id, range(context, context + num_steps), 0))
-            inputs.append(RequestInput(owner_id, [number], context, 1, held, PARAMS))
-        plan = BatchPlan(ESPGroup((0,)), tuple(queries), tuple(writes), num_steps)
-        _, times = self._run(plan, inputs)
+        decodes = [self._decode_of(number, context, num_steps) for number in range(num_requests)]
+        _, times = self._run_all(decodes, num_steps)
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    def prompt_beside_decodes(self, num_tokens: int, num_decodes: int, context: int) -> float:
+        """Seconds of one step of a prompt of random tokens and of decodes, as a server takes it."""
+        positions = range(num_tokens)
+        block, segment = QueryBlock("prompt", positions, 0, Transfer.QUERY), KVSegment("prompt", positions, 0)
+        tokens = torch.randint(1000, (num_tokens,)).tolist()
+        given = RequestInput("prompt", tokens, num_tokens, 0, Placement(), PARAMS)
+        decodes = [self._decode_of(number, context, 1) for number in range(num_decodes)]
+        seconds, _ = self._run_all([(block, segment, given), *decodes], 1)
+        return seconds
+
+    def _decode_of(self, number: int, context: int, num_steps: int) -> _Part:
+        owner_id = f"request-{number}"
+        self._pool.allocate(owner_id, range(context))
+        held = Placement((KVSegment(owner_id, range(context), 0),))
+        block = QueryBlock(owner_id, range(context, context + 1), 0, Transfer.QUERY)
+        segment = KVSegment(owner_id, range(context, context + num_steps), 0)
+        return block, segment, RequestInput(owner_id, [number], context, 1, held, PARAMS)
+
+    def _run_all(self, parts: Sequence[_Part], num_steps: int) -> tuple[float, list[float]]:
+        """As `_run`; the requests' slots are free afterwards."""
+        queries, writes, inputs = zip(*parts, strict=True)
+        ran = self._run(BatchPlan(ESPGroup((0,)), queries, writes, num_steps), inputs)
         for given in inputs:
             self._pool.release(given.request_id)
-        return [later - earlier for earlier, later in pairwise(times)]
+        return ran
 
     def _run(self, plan: BatchPlan, inputs: Sequence[RequestInput]) -> tuple[float, list[float]]:
         """Seconds of a batch, and when each of its steps was reported."""
