@@ -21,9 +21,9 @@ def done(
             yield result
 
 
-def in_order(work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str) -> list[Result]:
-    """The results of `done`, in the order of tasks."""
-    results = dict(done(work, tasks, num_jobs, unit))
+def in_order(work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int) -> list[Result]:
+    """The results of all tasks, in the order of these."""
+    results = dict(_done(work, tasks, min(num_jobs, len(tasks))))
     return [results[index] for index in range(len(tasks))]
 
 

@@ -7,6 +7,7 @@ from math import inf
 import loong
 from loong.core.snapshot import ClusterStats
 from loong.core.timeline import ClusterHistory, Timeline
+from loong.launcher import run_tables
 from loong.launcher.run_logs import run_logs
 from loong.launcher.runs import Asked, Run, max_misses_of
 from loong.launcher.simulate.config import SimulateConfig
@@ -29,9 +30,16 @@ class PointResult(Run):
 
 
 def run_point(
-    config: SimulateConfig, asked: Asked, *, keeps_history: bool = False, cuts_off: bool = False
+    config: SimulateConfig,
+    asked: Asked,
+    *,
+    keeps_history: bool = False,
+    cuts_off: bool = False,
+    is_told: bool = False,
 ) -> PointResult:
-    """Simulate once. `cuts_off` ends the run as soon as it is clear that it does not attain."""
+    """Simulate once. `cuts_off` ends the run as soon as it is clear that it does not attain; a run that
+    `is_told` prints its line when it is over, in whatever process.
+    """
     load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy)
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
     max_misses = max_misses_of(len(load.measured), asked)
@@ -50,7 +58,7 @@ def run_point(
             max_misses=max_misses if cuts_off else inf,
         )
     metrics = compute_metrics(run.records, limits_of, length_scale=config.load.length_scale)
-    return PointResult(
+    result = PointResult(
         asked,
         metrics,
         columns_json(run.records, limits_of),
@@ -59,6 +67,9 @@ def run_point(
         run.num_events,
         timeline.history() if keeps_history else None,
     )
+    if is_told:
+        print(run_tables.line(result), flush=True)
+    return result
 
 
 def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) -> Asked:
@@ -67,15 +78,18 @@ def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) ->
 
 
 def sweep(config: SimulateConfig) -> list[PointResult]:
-    """Every policy under every rule at every rate; what ran when is kept if it will be drawn."""
+    """Every policy under every rule at every rate, each told when it is over if there are several; what ran
+    when is kept if it will be drawn.
+    """
     asked = [
         asked_of(config, policy, rule, rate)
         for rule in config.rules
         for policy in config.policies
         for rate in config.rates
     ]
-    work = partial(run_point, config, keeps_history=config.is_single and config.output_dir is not None)
-    return in_order(work, asked, config.num_jobs, "run")
+    keeps_history = config.is_single and config.output_dir is not None
+    work = partial(run_point, config, keeps_history=keeps_history, is_told=len(asked) > 1)
+    return in_order(work, asked, config.num_jobs)
 
 
 def _counters(stats: ClusterStats) -> ServerCounters:

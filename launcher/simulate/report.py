@@ -33,7 +33,7 @@ def simulate_and_report(config: SimulateConfig, command: str) -> None:
     """
     if config.output_dir is not None:
         make_folder("--output-dir", config.output_dir)
-    print(tables.heading(config))
+    print(tables.heading(config), flush=True)
     start = perf_counter()
     results, goodputs = _simulated(config)
     wall_seconds = perf_counter() - start
@@ -62,6 +62,8 @@ def _simulated(config: SimulateConfig) -> tuple[Sequence[PointResult], Sequence[
 def _print_tables(
     config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput[PointResult]]
 ) -> None:
+    if len(results) > 1:
+        print()  # below a line of each
     if refusals := tables.refusals(results):
         print(refusals, end="\n\n")
     for rule in config.rules:

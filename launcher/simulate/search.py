@@ -17,14 +17,16 @@ NUM_SAMPLED = 300  # requests, for a first guess
 def search_all(config: SimulateConfig, precision: float) -> list[Goodput[PointResult]]:
     """The goodput of every policy under every rule."""
     tasks = [(policy, rule) for rule in config.rules for policy in config.policies]
-    return in_order(partial(_search_task, config, precision), tasks, config.num_jobs, "search")
+    return in_order(partial(_search_task, config, precision), tasks, config.num_jobs)
 
 
 def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float) -> Goodput[PointResult]:
-    """The goodput of one policy; the first rate is the highest of `config.rates`, or else a guess."""
+    """The goodput of one policy, every rate told when it was tried; the first is the highest of
+    `config.rates`, or else a guess.
+    """
 
     def attempt(rate: float) -> PointResult:
-        return run_point(config, asked_of(config, policy, rule, rate), cuts_off=True)
+        return run_point(config, asked_of(config, policy, rule, rate), cuts_off=True, is_told=True)
 
     first_rate = max(config.rates, default=guess(config))
     return goodput.search(policy, rule, attempt, first_rate, precision)
