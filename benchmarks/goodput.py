@@ -2,14 +2,15 @@
 
 A line for each model, workload, SLO rule and policy goes to results/goodput.jsonl (or `--file`) as soon as it
 is found, and what is there already for the same commit and setting is not made again: a run can be stopped
-and resumed. The table compares each policy with the best of those that never change their groups. No device
-is needed; of packages, numpy, numba, msgspec, prometheus-client and tqdm.
+and resumed. A search begins where that of another commit ended, if the file has it. The table compares each
+policy with the best of those that never change their groups. No device is needed; of packages, numpy, numba,
+msgspec, prometheus-client and tqdm.
 """
 
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from os import cpu_count
@@ -36,7 +37,11 @@ MODELS = ("llama-3.1-8b", "lwm-1m")
 WORKLOADS = ("sharegpt", "leval", "lveval", "mixed", "zipf1.0", "zipf1.2", "zipf1.4", "victim-attacker")
 RULES = ("tight", "loongserve-12")
 STATIC_POLICIES = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas", "disaggregated")
-SHORT_SECONDS = 10.0  # of sharegpt, whose requests come by the hundred and are over in seconds
+MOST_SECONDS = {
+    "zipf1.2": 60.0,
+    "zipf1.4": 20.0,
+    "sharegpt": 10.0,
+}  # where requests come by the hundred a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,12 @@ class Setting:
     precision: float
     seed: int
 
+    def of(self, workload: str) -> "Setting":
+        """With the arrivals that a workload has time for."""
+        return replace(self, duration=min(self.duration, MOST_SECONDS.get(workload, self.duration)))
+
     def config(self, cell: Cell) -> SimulateConfig:
         """How a cell is simulated."""
-        duration = min(self.duration, SHORT_SECONDS) if cell.workload == "sharegpt" else self.duration
         return SimulateConfig(
             model=cell.model,
             policies=(cell.policy,),
@@ -69,17 +77,21 @@ class Setting:
             rates=(),
             hardware=Hardware(shape_of(find_config(cell.model, "dummy")), self.device, self.num_instances),
             load=LoadConfig(
-                cell.workload, self.seed, duration=duration, burstiness=pace_of(cell.workload).burstiness
+                cell.workload,
+                self.seed,
+                duration=self.duration,
+                burstiness=pace_of(cell.workload).burstiness,
             ),
             precision=self.precision,
         )
 
 
-def find(setting: Setting, cell: Cell) -> dict[str, object]:
+def find(setting: Setting, near: Mapping[Cell, float], cell: Cell) -> dict[str, object]:
     """The goodput of a cell, as a line of the file."""
     start = perf_counter()
+    setting = setting.of(cell.workload)
     config = setting.config(cell)
-    goodput = search(config, cell.policy, config.rules[0], setting.precision)
+    goodput = search(config, cell.policy, config.rules[0], setting.precision, near=near.get(cell))
     return {**asdict(cell), **asdict(setting), **_numbers(goodput), "wall_seconds": perf_counter() - start}
 
 
@@ -91,16 +103,29 @@ def _numbers(goodput: Goodput[PointResult]) -> dict[str, object]:
     return {"request_rate": goodput.rate, "attainment_by_length": by_length, "runs": attained}
 
 
+def rows_of(file: Path) -> list[tuple[Cell, dict[str, object]]]:
+    """What a file has, older lines first."""
+    rows = map(json.loads, file.read_text().splitlines() if file.exists() else ())
+    return [(Cell(row["model"], row["workload"], row["slo"], row["policy"]), row) for row in rows]
+
+
 def known(file: Path, setting: Setting, commit: str | None) -> dict[Cell, float]:
     """Goodputs that a file has for this commit and setting."""
-    shared = {"git_commit": commit, **asdict(setting)}
-    found = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        row = json.loads(line)
-        if all(row.get(name) == value for name, value in shared.items()):
-            cell = Cell(row["model"], row["workload"], row["slo"], row["policy"])
-            found[cell] = row["request_rate"]
-    return found
+    return {
+        cell: float(str(row["request_rate"]))
+        for cell, row in rows_of(file)
+        if row["git_commit"] == commit and asdict(setting.of(cell.workload)).items() <= row.items()
+    }
+
+
+def nearby(file: Path, setting: Setting) -> dict[Cell, float]:
+    """Goodputs of as many of the same devices, at whatever commit: the last that is not 0."""
+    return {
+        cell: rate
+        for cell, row in rows_of(file)
+        if (row["device"], row["num_instances"]) == (setting.device, setting.num_instances)
+        and (rate := float(str(row["request_rate"])))
+    }
 
 
 def tables(policies: Sequence[str], goodputs: Mapping[Cell, float]) -> Iterator[str]:
@@ -144,8 +169,9 @@ def main() -> None:
     goodputs = known(args.file, setting, commit)
     cells = [Cell(*names) for names in product(args.model, args.workload, args.slo, args.policy)]
     missing = [cell for cell in cells if cell not in goodputs]
+    work = partial(find, setting, nearby(args.file, setting))
     with args.file.open("a") as file:
-        for index, line in done(partial(find, setting), missing, args.jobs, "search"):
+        for index, line in done(work, missing, args.jobs, "search"):
             file.write(json.dumps({"benchmark": "goodput", "git_commit": commit, **line}) + "\n")
             file.flush()
             goodputs[missing[index]] = float(str(line["request_rate"]))

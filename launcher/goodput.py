@@ -1,14 +1,15 @@
 """Goodput: the highest rate at which enough requests meet their SLO."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import repeat, takewhile
 from math import sqrt
 from typing import Generic, Protocol, TypeVar
 
 from loong.workloads.slo import SLORule
 
 MAX_DOUBLINGS = 12  # from the first rate, up or down: beyond, the rate decides nothing
+ROUNDING = 1e-12  # of a rate
 
 
 class Attempt(Protocol):
@@ -50,13 +51,22 @@ class Goodput(Generic[A]):
 
 
 def search(
-    policy: str, rule: SLORule, attempt: Callable[[float], A], first_rate: float, precision: float
+    policy: str,
+    rule: SLORule,
+    attempt: Callable[[float], A],
+    first_rate: float,
+    precision: float,
+    *,
+    is_near: bool = False,
 ) -> Goodput[A]:
     """Double or halve the rate until the goodput is between two, then bisect, on a logarithmic scale.
 
-    After `MAX_DOUBLINGS` the goodput is told as at least, or below, the last rate.
+    From a `first_rate` that `is_near` the first step is as short as `precision`, and each following twice as
+    long, up to a doubling: two attempts do if nothing has changed. After `MAX_DOUBLINGS` the goodput is told
+    as at least, or below, the last rate.
     """
     points: dict[float, A] = {}
+    factors = _lengthening(1 + precision) if is_near else repeat(2.0)
 
     def attains(rate: float) -> bool:
         points[rate] = attempt(rate)
@@ -64,20 +74,27 @@ def search(
 
     low = high = first_rate
     if attains(low):
-        while len(points) <= MAX_DOUBLINGS and attains(high := low * 2):
+        while len(points) <= MAX_DOUBLINGS and attains(high := low * next(factors)):
             low = high
     else:
-        while len(points) <= MAX_DOUBLINGS and not attains(low := high / 2):
+        while len(points) <= MAX_DOUBLINGS and not attains(low := high / next(factors)):
             high = low
     if not points[low].attains:
         return Goodput(policy, rule, None, _by_rate(points))
-    while high > low * (1 + precision):
+    while high > low * (1 + precision) * (1 + ROUNDING):
         middle = sqrt(low * high)
         if attains(middle):
             low = middle
         else:
             high = middle
     return Goodput(policy, rule, points[low], _by_rate(points))
+
+
+def _lengthening(factor: float) -> Iterator[float]:
+    """Steps on a logarithmic scale, each twice as long as the last, up to a doubling."""
+    while True:
+        yield min(factor, 2.0)
+        factor = min(factor, 2.0) ** 2
 
 
 def of_sweep(policy: str, rule: SLORule, points: Sequence[A]) -> Goodput[A]:
