@@ -7,9 +7,10 @@ from os import getloadavg
 from pathlib import Path
 
 from loong.launcher.machine import machine_facts
+from loong.launcher.other_work import SHARE_OF_OTHERS, processor_time, share_of_others
 
 FOLDER = Path(__file__).parent / "results"
-LOAD_AT_START = getloadavg()[0]
+LOAD_AT_START, TIME_AT_START = getloadavg()[0], processor_time()
 
 
 def script_parser(name: str, description: str | None) -> ArgumentParser:
@@ -25,6 +26,7 @@ def print_result(name: str, numbers: Mapping[str, object], *, save: bool) -> Non
         "benchmark": name,
         "machine": machine_facts(),
         "load_average": [LOAD_AT_START, getloadavg()[0]],
+        SHARE_OF_OTHERS: share_of_others(TIME_AT_START, processor_time()),
         **numbers,
     }
     line = json.dumps(result)

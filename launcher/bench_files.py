@@ -11,6 +11,7 @@ import msgspec
 from loong.launcher.bench_config import BenchConfig, Server
 from loong.launcher.bench_found import Found, MeasuredRun
 from loong.launcher.embedded import ServerConfig
+from loong.launcher.other_work import SHARE_OF_OTHERS
 from loong.launcher.plot.report import report_folder
 from loong.launcher.run_document import document_head, goodput_json, without_keys, write_document
 from loong.launcher.runs import finite
@@ -31,6 +32,7 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
     runs = [
         {
             **run.as_json(),
+            SHARE_OF_OTHERS: run.share_of_others,
             "server": _server_json(run.server),
             "trace": traces[run.policy].name if run.history is not None else None,
         }

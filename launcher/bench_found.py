@@ -12,10 +12,14 @@ from loong.launcher.runs import Run
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun(Run):
-    """A run, what it ran on, and what that did, if it told and the run is to be drawn."""
+    """A run, what it ran on, and what that did, if it told and the run is to be drawn.
+
+    `share_of_others` is of this machine's processors, None if the server is not ours: it is among the others.
+    """
 
     server: Server
     history: ClusterHistory | None
+    share_of_others: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from loong.launcher import run_tables
 from loong.launcher.bench_config import BenchConfig, LoadConfig
 from loong.launcher.bench_files import write_files
 from loong.launcher.bench_found import Found, MeasuredRun, by_policy
+from loong.launcher.other_work import told_other_work
 from loong.launcher.run_document import goodput_json
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.result import JSON, metrics_json
@@ -73,6 +74,9 @@ def report(found: Found, config: BenchConfig, command: str) -> None:
     _print_tables(found, config)
     if config.output_dir is not None:
         write_files(config.output_dir, found, config, command)
+    shares = {name: [run.share_of_others for run in runs] for name, runs in by_policy(found.runs).items()}
+    if (other_work := told_other_work(shares)) is not None:
+        print(other_work, file=sys.stderr)
     measured = {run.policy for run in found.runs}
     if missing := [name for name in config.servers if name not in measured]:
         print(f"Not measured: {', '.join(missing)}", file=sys.stderr)

@@ -13,9 +13,10 @@ from loong.launcher import goodput
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench_found import Found, MeasuredRun, Repeats
 from loong.launcher.bench_report import print_run, print_workload, report
-from loong.launcher.embedded import embedded_server, sigterm_unwinds
+from loong.launcher.embedded import ServerConfig, embedded_server, sigterm_unwinds
 from loong.launcher.goodput import Goodput
 from loong.launcher.measure import Measured, PrefillProbe
+from loong.launcher.other_work import processor_time, share_of_others
 from loong.launcher.outputs import make_folder
 from loong.launcher.runs import Asked, max_misses_of
 from loong.workloads.backends import Backend
@@ -89,7 +90,9 @@ class _Bench:
         requests = config.load.requests(rate, repeat)
         limits_of = config.slo.limits_of(None if self.probe is None else self.probe.fit)
         max_misses = max_misses_of(len(requests), asked) if config.precision is not None else inf
+        before = processor_time()
         got = asyncio.run(measured.run(requests, limits_of, max_misses))
+        others = share_of_others(before, processor_time())
         keeps_history = config.is_single and repeat == 0
         run = MeasuredRun(
             asked,
@@ -99,6 +102,7 @@ class _Bench:
             got.is_cut_off,
             server,
             got.history if keeps_history else None,
+            others if isinstance(server, ServerConfig) else None,
         )
         self.runs.append(run)
         print_run(run, config)

@@ -18,6 +18,7 @@ def machine_facts() -> dict[str, str]:
         "num_cores": str(
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         ),
+        "load_average": "{:.2f}, {:.2f}, {:.2f} over 1, 5, 15 minutes".format(*os.getloadavg()),
         "memory_gib": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f}",
     }
     gpus = output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")

@@ -8,6 +8,7 @@ import jinja2
 import msgspec
 
 from loong.core.timeline import ClusterHistory
+from loong.launcher.other_work import SHARE_OF_OTHERS, told_other_work
 from loong.launcher.plot.answer import Answer, answer
 from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.inline_svg import inline_svg
@@ -127,6 +128,12 @@ def _drawn(pictures: Sequence[Picture], folder: Path, number: int) -> list[Figur
 
 def _notes(runs: RuleRuns) -> Iterator[str]:
     """What a reader must know before believing a number."""
+    shares = {
+        policy: [run.number(SHARE_OF_OTHERS) for run in runs.runs if run.policy == policy]
+        for policy in runs.policies
+    }
+    if (other_work := told_other_work(shares)) is not None:
+        yield other_work
     for policy in runs.policies:
         for rate in runs.rates:
             repeats = runs.at(policy, rate)

@@ -174,6 +174,14 @@ def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     assert "1 of 2 runs were ended as soon as too many requests had missed" in page_of(tmp_path).text
 
 
+def test_a_machine_that_did_other_work_is_told_with_what_it_means(tmp_path: Path) -> None:
+    write_run(tmp_path, [run_row("esp", cpu_share_of_others=0.62), run_row("tp", cpu_share_of_others=0.02)])
+    report_folder(tmp_path)
+    text = page_of(tmp_path).text
+    assert "62 % while esp was measured, 2 % while tp was measured" in text
+    assert "which is best may be another on an idle machine" in text
+
+
 def test_repetitions_are_told_with_their_range(swept: Path) -> None:
     text = page_of(swept).text
     assert "Numbers are medians of 2 repetitions" in text
