@@ -53,11 +53,14 @@ def run(args: argparse.Namespace) -> int:
     start = perf_counter()
     configure_logging(args.log_format)
     logger.info("%s", told_choices(args.chosen))
-    from loong.launcher.serving import serve_until_stopped  # imports torch, which `--help` can do without
+    from loong.server.listen import bound_socket  # `--help` can do without it
 
-    config = _config(args)
-    logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
-    return serve_until_stopped(config)
+    with bound_socket(args.host, args.port) as listener:  # before what takes seconds, such as importing torch
+        from loong.launcher.serving import serve_until_stopped
+
+        config = _config(args)
+        logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
+        return serve_until_stopped(config, listener)
 
 
 def told_choices(chosen: Mapping[str, object]) -> str:
@@ -188,7 +191,6 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,
         host=args.host,
-        port=args.port,
         drain_timeout=args.drain_timeout,
         trace_dir=args.trace_dir,
         otlp_traces_endpoint=args.otlp_traces_endpoint,

@@ -6,6 +6,7 @@ import logging
 import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from socket import socket
 from time import perf_counter, time
 
 import uvloop
@@ -42,7 +43,7 @@ from loong.server.context import SERVER
 from loong.server.engine_client import EngineLimits
 from loong.server.insight import Insight
 from loong.server.large_json import compile_ahead
-from loong.server.listen import allow_many_connections, bound_socket, serve
+from loong.server.listen import allow_many_connections, serve
 from loong.server.settings import ServerSettings
 from loong.server.spans import Spans, otlp_exporter
 from loong.server.tokenizer import Tokenizer
@@ -69,25 +70,24 @@ class ServeConfig:
     tokenizer_folder: Path
     max_model_len: int | None  # None: what model and cluster can hold
     host: str
-    port: int
     drain_timeout: float  # seconds
     trace_dir: Path | None = None  # None: no traces
     otlp_traces_endpoint: str | None = None  # None: no spans
     logs: LogFiles = field(default_factory=LogFiles)
 
 
-def serve_until_stopped(config: ServeConfig) -> int:
-    """Serve until SIGINT or SIGTERM, which drain; a second one forces.
+def serve_until_stopped(config: ServeConfig, listener: socket) -> int:
+    """Serve on a bound socket until SIGINT or SIGTERM, which drain; a second one forces.
 
     Returns 0 after a drain, 1 if the engine failed, 130 if it was forced.
     """
     try:
-        return uvloop.run(_serve(config))
+        return uvloop.run(_serve(config, listener))
     except asyncio.CancelledError:
         return FORCED_EXIT_CODE
 
 
-async def _serve(config: ServeConfig) -> int:
+async def _serve(config: ServeConfig, listener: socket) -> int:
     limits = _limits(config)
     policy = make_policy(config.policy_name, config.policy)
     base = _cost_model(config, limits)
@@ -100,15 +100,12 @@ async def _serve(config: ServeConfig) -> int:
     signals = _StopSignals()
     start, clock_start = perf_counter(), time()
     insight = _insight(config, cost_model, recalibration, clock_start)
-    with (
-        bound_socket(config.host, config.port) as listener,
-        run_logs(
-            config.logs,
-            _setting(config, base),
-            clock_start=clock_start,
-            listeners=(insight.recent, insight.runs),
-        ) as logs,
-    ):
+    with run_logs(
+        config.logs,
+        _setting(config, base),
+        clock_start=clock_start,
+        listeners=(insight.recent, insight.runs),
+    ) as logs:
         cluster = replace(config.cluster, attention_tiles=chosen_tiles(config.cost_model))
         async with local_workers(cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)

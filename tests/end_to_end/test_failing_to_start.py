@@ -101,7 +101,7 @@ def test_a_flag_that_cannot_work_is_named(
 def test_a_port_in_use_is_named_before_anything_is_loaded(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        assert f"--port {port}: the port is in use" in error_of(capfd, "--port", port)
+        assert f"--port {port}: the port is in use" in error_of(capfd, "no/such/folder", "--port", port)
 
 
 def error_of(capfd: pytest.CaptureFixture[str], *flags: str) -> str:
