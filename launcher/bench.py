@@ -26,7 +26,9 @@ from loong.workloads.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
 
 if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    from loong.launcher.parser import CommandParser
+
+    Subparsers = argparse._SubParsersAction[CommandParser]
 
 EXAMPLES = """examples:
   loong bench --workload mixed --length-scale 1/64 --request-rate 4 --policy esp,static-sp
@@ -52,6 +54,7 @@ def add_parser(subparsers: "Subparsers") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
+    parser.elsewhere = _flag_of_serve
     add_server_flags(parser.add_argument_group("server"))
     add_load_flags(parser.add_argument_group("load"))
     add_report_flags(parser.add_argument_group("report"))
@@ -62,6 +65,15 @@ def run(args: argparse.Namespace) -> int:
     from loong.launcher.bench_run import run_bench  # imports what `--help` can do without
 
     return run_bench(_config(args), shlex.join(["loong", *sys.argv[1:]]))
+
+
+def _flag_of_serve(flag: str) -> str | None:
+    """How to give a flag to the servers that are started here, if `loong serve` has it."""
+    from loong.launcher.cli import build_parser  # which imports this
+
+    if flag not in build_parser(["serve"])[1]["serve"].flags:
+        return None
+    return f"; servers that are started here take it in --extra-server-args='{flag} ...'"
 
 
 def _config(args: argparse.Namespace) -> BenchConfig:

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
@@ -10,7 +10,12 @@ USAGE_ERROR = 2
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Takes `_` for `-` in flags, no abbreviations, and tells which flag or word was meant."""
+    """Takes `_` for `-` in flags, no abbreviations, and tells which flag or word was meant.
+
+    `elsewhere` says of a flag that it does not have where that belongs; nothing where it does not know.
+    """
+
+    elsewhere: Callable[[str], str | None] | None = None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -71,7 +76,8 @@ class CommandParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"{word!r} is one argument too many"
         flag = word.partition("=")[0]
-        return f"there is no flag {flag}" + meant(flag, self.flags)
+        place = None if self.elsewhere is None else self.elsewhere(flag)
+        return f"there is no flag {flag}{place or meant(flag, self.flags)}"
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:

@@ -47,6 +47,10 @@ def read_run_files(paths: Sequence[Path]) -> RunFiles:
     logged: list[str] = []
     for path in paths:
         document = path / FILE_NAME if path.is_dir() else path
+        if path.is_dir() and not document.exists():
+            raise ConfigError(
+                f"{path} has no {FILE_NAME}; name an --output-dir of `loong bench` or `simulate`"
+            )
         if path.suffix == LOG_SUFFIX:
             histories[path.stem] = history_of_log(path)
             logged.append(path.stem)

@@ -1,11 +1,14 @@
 """Shapes of well-known models, for serving dummy weights without any file."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig, load_config
 from loong.model.rope_config import DefaultRope, Llama3Rope
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 _LLAMA_2_7B = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -102,8 +105,15 @@ def find_config(model: str, load_format: str = "auto", dtype: str | None = None)
         )
     else:
         what = "is no folder" if Path(model).exists() else "does not exist"
-        raise ConfigError(
-            f"model {model!r} {what}; name a local folder or, with --load-format dummy, one of "
-            f"{', '.join(SHAPES)}"
-        )
+        raise ConfigError(f"model {model!r} {what}; name {_what_would_do(model, load_format)}")
     return config if dtype is None else replace(config, dtype=dtype)
+
+
+def _what_would_do(model: str, load_format: str) -> str:
+    shapes = f"one of {', '.join(SHAPES)}"
+    if load_format == "dummy":
+        return f"a local folder or {shapes}"
+    folder = "a local folder"
+    if _HUB_NAME.fullmatch(model):
+        folder += f" (`hf download {model} --local-dir {model.split('/')[1]}` makes one of what a hub has)"
+    return f"{folder} or, with --load-format dummy, {shapes}"

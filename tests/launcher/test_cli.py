@@ -44,6 +44,8 @@ def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("serve", "--num-inst", "5"), "there is no flag --num-inst;"),  # no abbreviations
         (("serve", "a", "b"), "'b' is one argument too many"),
         (("serve", "--xyzzy"), "there is no flag --xyzzy ("),
+        (("bench", "--max-model-len", "1k"), "take it in --extra-server-args='--max-model-len ...'"),
+        (("bench", "--reqest-rate", "1"), "did you mean --request-rate?"),
         (("workload", "describe", "--sed", "5"), "did you mean --seed?"),
     ],
 )

@@ -58,6 +58,7 @@ def test_a_trace_is_drawn_alone(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["no-such-run"], "cannot read no-such-run"),
+        (["."], ". has no results.json; name an --output-dir"),
         (["a", "b"], "2 runs are given; say with --output-dir"),
     ],
 )
