@@ -10,6 +10,7 @@ time by default; on servers with `--device cuda` (dummy weights) or `--device cp
 """
 
 from line_picture import write_lines
+from loong_runs import end
 from result import print_result, script_parser
 from serving_runs import (
     add_serving_flags,
@@ -43,6 +44,7 @@ def main() -> None:
         },
     }
     print_result("end_to_end", numbers, save=args.save)
+    end([served.document for served in results])
 
 
 if __name__ == "__main__":

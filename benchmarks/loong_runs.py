@@ -1,5 +1,6 @@
 """Runs of `loong bench` and `loong simulate` from scripts, and what their documents say."""
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,9 @@ from statistics import median
 from typing import Any
 
 from loong.launcher.cli import main
+from loong.workloads.record import CUT_OFF
+
+REFUSED = "HTTP 4"  # how the error of a request begins that the server would not take
 
 Document = dict[str, Any]
 
@@ -18,7 +22,7 @@ def run_loong(command: str, arguments: Sequence[str], folder: Path) -> Document:
     """Run a command of loong that writes a document into a folder, and read that.
 
     Requests that fail make no difference, nor does being told to stop early: the document tells what there
-    is. Exits if there is none.
+    is, and `end` what there is not. Exits if there is none.
     """
     words = [command, *arguments, "--output-dir", str(folder)]
     path = folder / "results.json"
@@ -42,6 +46,54 @@ def _typed(words: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
+
+
+def shared_arguments(args: argparse.Namespace, workload: str) -> list[str]:
+    """What is the same for servers and in virtual time, but for the rate."""
+    given = [
+        ("--policy", args.policy),
+        ("--num-instances", args.num_instances),
+        ("--workload", workload),
+        ("--length-scale", args.length_scale),
+        ("--num-requests", args.num_requests),
+        ("--seed", args.seed),
+        ("--slo", args.slo),
+    ]
+    if args.model is not None:
+        given.append(("--model", args.model))
+    return [str(word) for pair in given for word in pair]
+
+
+def server_arguments(args: argparse.Namespace, more: Sequence[str] = ()) -> list[str]:
+    """What servers need besides; of a model they have random weights. `more` is for `loong serve`."""
+    words = ["--device", args.device, "--repeat", str(args.repeat)]
+    if args.model is not None:
+        words += ["--load-format", "dummy"]
+    return [*words, f"--extra-server-args={' '.join([args.extra_server_args, *more])}"]
+
+
+def troubles(document: Document) -> list[str]:
+    """What kept servers from being measured: policies without a run, and requests that neither ended nor were
+    refused.
+    """
+    if document["kind"] != "bench":
+        return []
+    measured = {run["policy"] for run in document["runs"]}
+    told = [
+        f"{name} was not measured" for name in document["configuration"]["policies"] if name not in measured
+    ]
+    for run in document["runs"]:
+        errors = [e for e in run["errors"] if e and e != CUT_OFF and not e.startswith(REFUSED)]
+        if errors:
+            where = f"{run['policy']} at {run['request_rate']} req/s"
+            told.append(f"{where}: {len(errors)} of {len(run['errors'])} requests failed: {errors[0]}")
+    return told
+
+
+def end(documents: Sequence[Document]) -> None:
+    """Say what could not be measured, and exit with 1 if that is anything."""
+    if told := [line for document in documents for line in troubles(document)]:
+        raise SystemExit("\n".join(told))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from line_picture import Line, Panel, lines_of, write_lines
-from loong_runs import Point, points_of, run_loong
+from loong_runs import Document, Point, end, points_of, run_loong, server_arguments, shared_arguments
 from result import print_result, script_parser
 
 from loong.workloads.report import table
@@ -25,46 +25,23 @@ POLICIES = "esp,static-sp,replicas,chunked,tp,disaggregated,esp-paper"
 TTFT, TPOT = "mean_ttft_ms", "mean_tpot_ms"
 
 
-def shared_arguments(args: argparse.Namespace) -> list[str]:
-    """What is the same for both."""
-    given = [
-        ("--policy", args.policy),
-        ("--num-instances", args.num_instances),
-        ("--workload", args.workload),
-        ("--length-scale", args.length_scale),
-        ("--num-requests", args.num_requests),
-        ("--request-rate", args.request_rate),
-        ("--seed", args.seed),
-        ("--slo", args.slo),
-    ]
-    if args.model is not None:
-        given.append(("--model", args.model))
-    return [str(word) for pair in given for word in pair]
-
-
-def simulated(args: argparse.Namespace) -> list[Point]:
+def simulated(args: argparse.Namespace) -> Document:
     """What the simulator says of the same requests."""
-    arguments = shared_arguments(args)
+    arguments = [*shared_arguments(args, args.workload), "--request-rate", args.request_rate]
     if args.cost_model is not None:
         arguments += ["--cost-model", str(args.cost_model)]
     else:
         arguments += ["--device", args.simulated_device]
     if args.device == "cpu":
         arguments += ["--num-cores", str(len(os.sched_getaffinity(0)))]
-    return points_of(run_loong("simulate", arguments, args.output_dir / "simulated"))
+    return run_loong("simulate", arguments, args.output_dir / "simulated")
 
 
-def measured(args: argparse.Namespace) -> list[Point]:
+def measured(args: argparse.Namespace) -> Document:
     """What the servers do."""
-    arguments = [*shared_arguments(args), "--device", args.device, "--repeat", str(args.repeat)]
-    if args.model is not None:
-        arguments += ["--load-format", "dummy"]
-    server_args = args.extra_server_args
-    if args.cost_model is not None:
-        server_args += f" --cost-model {args.cost_model}"
-    return points_of(
-        run_loong("bench", [*arguments, f"--extra-server-args={server_args}"], args.output_dir / "measured")
-    )
+    more = [] if args.cost_model is None else ["--cost-model", str(args.cost_model)]
+    arguments = [*shared_arguments(args, args.workload), "--request-rate", args.request_rate]
+    return run_loong("bench", [*arguments, *server_arguments(args, more)], args.output_dir / "measured")
 
 
 def comparison(real: Sequence[Point], virtual: Sequence[Point]) -> list[dict[str, object]]:
@@ -140,8 +117,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.model is None and args.device == "cuda":
         args.model = "llama-3.1-8b"
-    virtual = simulated(args)
-    real = measured(args)
+    virtual = points_of(simulated(args))
+    document = measured(args)
+    real = points_of(document)
     rows = comparison(real, virtual)
     print(table_of(rows))
     panel = Panel(
@@ -167,6 +145,7 @@ def main() -> None:
         },
         save=args.save,
     )
+    end([document])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ virtual time by default, or on servers.
 """
 
 from line_picture import Panel, lines_of, write_lines
+from loong_runs import end
 from result import print_result, script_parser
 from serving_runs import Served, add_serving_flags, attainment_panel, goodput_table, numbers_of, serve
 
@@ -52,6 +53,7 @@ def main() -> None:
     )
     print("\n" + goodput_table(args, results))
     print_result("scale_up", {**numbers_of(args, results), "scale_ups": rows}, save=args.save)
+    end([served.document for served in results])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from line_picture import Line, Panel
-from loong_runs import Document, Point, points_of, run_loong
+from loong_runs import Document, Point, points_of, run_loong, server_arguments, shared_arguments
 
 from loong.launcher.run_tables import NOT_RUN, rate_found
 from loong.workloads.report import table
@@ -74,24 +74,16 @@ class Served:
 
 def serve(args: argparse.Namespace, workload: str) -> Served:
     """Run every policy under a workload."""
-    arguments = [
-        *("--policy", args.policy, "--workload", workload, "--slo", args.slo),
-        *("--num-instances", str(args.num_instances), "--length-scale", args.length_scale),
-        *("--num-requests", str(args.num_requests), "--seed", str(args.seed)),
-    ]
+    is_served = args.device in ("cpu", "cuda")
+    if args.model is None and args.device != "cpu":
+        args.model = "llama-3.1-8b"
+    arguments = shared_arguments(args, workload)
     if args.request_rate is None:
         arguments.append("--find-goodput")
-    else:
-        arguments += ["--request-rate", args.request_rate]
-    is_served = args.device in ("cpu", "cuda")
-    model = args.model or ("llama-3.1-8b" if args.device != "cpu" else None)
-    if model is not None:
-        arguments += ["--model", model]
+    if rate := args.request_rate or ("1" if is_served else None):
+        arguments += ["--request-rate", rate]
     if is_served:
-        arguments += ["--device", args.device, "--repeat", str(args.repeat)]
-        arguments += ["--load-format", "dummy"] if model is not None else []
-        arguments += [] if args.request_rate else ["--request-rate", "1"]
-        arguments.append(f"--extra-server-args={args.extra_server_args}")
+        arguments += server_arguments(args)
     else:
         arguments += ["--device", args.device, "--jobs", str(len(os.sched_getaffinity(0)))]
     folder = args.output_dir / workload

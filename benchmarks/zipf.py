@@ -11,6 +11,7 @@ elasticity gives 1.5 to 3.1 times the goodput of each. In virtual time by defaul
 """
 
 from line_picture import write_lines
+from loong_runs import end
 from result import print_result, script_parser
 from serving_runs import add_serving_flags, attainment_panel, goodput_table, numbers_of, serve
 
@@ -26,6 +27,7 @@ def main() -> None:
     write_lines([attainment_panel(served) for served in results], args.output_dir, "zipf", num_columns=3)
     print(goodput_table(args, results))
     print_result("zipf", numbers_of(args, results), save=args.save)
+    end([served.document for served in results])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ import pytest
 from loong.core.errors import ConfigError
 from loong.launcher import bench
 from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.parser import CommandParser
 from loong.workloads.datasets.saved import save_requests
 from loong.workloads.errors import ServerUnusableError
 from loong.workloads.workload import make_workload
@@ -18,7 +18,7 @@ QUICK = ["--length-scale", "1/64", "--num-requests", "9", "--num-warmups", "1", 
 
 
 def run_bench(*flags: str) -> int:
-    parser = argparse.ArgumentParser(prog="loong")
+    parser = CommandParser(prog="loong")
     bench.add_parser(parser.add_subparsers())
     args = parser.parse_args(["bench", *flags])
     code: int = args.run(args)

@@ -179,7 +179,7 @@ def test_a_model_is_found_by_folder_or_as_dummy_by_name(tmp_path: Path) -> None:
         find_config("lwm-1m")
     with pytest.raises(ConfigError, match="no-model' does not exist; name a local folder or, with --load"):
         find_config(str(tmp_path / "no-model"))
-    with pytest.raises(ConfigError, match="`hf download org/Model-1.5B --local-dir Model-1.5B` makes one"):
+    with pytest.raises(ConfigError, match=r"`hf download org/Model-1.5B --local-dir Model-1.5B` makes one"):
         find_config("org/Model-1.5B")
     with pytest.raises(ConfigError, match="org/Model' does not exist; name a local folder or one of llama"):
         find_config("org/Model", "dummy")
