@@ -4,9 +4,11 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
-from loong.core.events import Drained, Event, RequestArrived
+from loong.core.errors import ClusterError
+from loong.core.events import Drained, Event, InstanceLost, RequestAborted, RequestArrived
 from loong.core.request import Request
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.chosen_cost_model import chosen_cost_model
@@ -15,6 +17,7 @@ from loong.launcher.flags import ratio
 from loong.launcher.local import ClusterConfig
 from loong.launcher.model_shape import shape_of
 from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.policy import POLICIES
 from loong.scheduling import Scheduling
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.workload import make_workload
@@ -38,11 +41,22 @@ def add_run_flags(parser: ArgumentParser, *, request_rate: float, num_requests: 
     parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
 
 
-def chosen_workers(args: Namespace) -> tuple[ClusterConfig, WorkCostModel]:
-    """The workers that the flags name, and what predicts their times."""
-    chosen = chosen_cluster(args, start_timeout=600.0)
+def chosen_workers(args: Namespace, policy: str | None = None) -> tuple[ClusterConfig, WorkCostModel]:
+    """The workers that the flags name, and what predicts their times.
+
+    For a policy that runs one instance they are that, with a roofline: a cost model is of other workers.
+    """
+    chosen, path = chosen_cluster(args, start_timeout=600.0), args.cost_model
+    if policy is not None and POLICIES[policy].max_instances == 1 < args.num_instances:
+        whole = vars(args) | {
+            "num_instances": 1,
+            "tensor_parallel_size": args.num_instances * args.tensor_parallel_size,
+        }
+        if args.device == "cpu":
+            whole["kv_cache_tokens"] = args.num_instances * chosen.cluster.kv_capacity
+        chosen, path = chosen_cluster(Namespace(**whole), start_timeout=600.0), None
     model = chosen_cost_model(
-        args.cost_model,
+        path,
         shape_of(chosen.model),
         chosen.device,
         num_instances=chosen.cluster.num_instances,
@@ -64,20 +78,37 @@ def chosen_load(args: Namespace, request_rate: float, seed: int) -> Sequence[Wor
 
 
 async def served(
-    scheduling: Scheduling, executor: WorkersExecutor, requests: Sequence[Request]
+    scheduling: Scheduling,
+    executor: WorkersExecutor,
+    requests: Sequence[Request],
+    patience: float = inf,
 ) -> AsyncIterator[Event]:
-    """Send each request at its time from now on, and yield what happens until all have ended."""
-    start = executor.now
+    """Send each request at its time from now on, and yield what happens until all have ended.
 
-    async def arrive() -> None:
+    Those that have not ended `patience` seconds after the last was sent are aborted. Raises `ClusterError`
+    if an instance is lost.
+    """
+    start, num_before = executor.now, scheduling.state.snapshot(executor.now).stats.num_ended
+
+    async def send() -> None:
         for request in requests:
             await asyncio.sleep(start + request.arrival_time - executor.now)
             now = executor.now
             executor.post(RequestArrived(now, replace(request, arrival_time=now)))
+        if patience < inf:
+            await asyncio.sleep(patience)
+            for request in requests:
+                executor.post(RequestAborted(executor.now, request.request_id))  # nothing if it has ended
 
-    arrivals = asyncio.create_task(arrive())
-    async for event in scheduling.events():
-        yield event
-        if scheduling.state.snapshot(event.time).stats.num_ended == len(requests):
-            executor.post(Drained())
-    await arrivals
+    sending = asyncio.create_task(send())
+    try:
+        async for event in scheduling.events():
+            yield event
+            if isinstance(event, InstanceLost):
+                raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
+            snapshot = scheduling.state.snapshot(event.time)
+            is_idle = not (snapshot.batches or snapshot.migrations)
+            if is_idle and snapshot.stats.num_ended - num_before == len(requests):
+                executor.post(Drained())
+    finally:
+        sending.cancel()

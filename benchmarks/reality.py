@@ -1,183 +1,291 @@
-"""The simulator against CPU workers: the same requests, policy and cost model, once in real and once in
-virtual time.
+"""Is the simulator right? Policies on real workers, and the same requests in virtual time.
 
-Workers run in processes of their own, the engine in this one, without HTTP between. The simulator shares the
-host's cores among instances, and starts what an event leads to after the time that planning took in the real
-run. Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points.
+Workers are processes on CPUs or GPUs, which start once for all policies of several instances and once for
+those of one (tp, chunked); the engine runs in this process, without HTTP between. After each run the
+simulator is given the same requests, policy and cost model, and starts what an event leads to after the
+time that planning took in the real run; CPU instances share the host's cores there, too. Requests are told
+the first SLO, and judged under all. Bounds that depend on an unloaded prefill take what the cost model
+predicts of it, for everybody. What is there is written after each run: it can be stopped at any time.
+
+Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points, P90 goodput within 10 %.
 
     loong profile --num-instances 2 --output profile.json
-    python benchmarks/reality.py --num-instances 2 --cost-model profile.json
-    python benchmarks/reality.py --num-instances 2 --cost-model profile.json --request-rate 4 8 16 \\
-        --output-dir out                                               # a curve of each
+    python benchmarks/reality.py --num-instances 2 --cost-model profile.json --request-rate 2,4,6,8,10 \\
+        --workload-seed 1 2 --output-dir out                           # a curve of each, on CPUs: 7 minutes
+    python benchmarks/reality.py llama-3.1-8b --load-format dummy --device cuda --num-instances 2 \\
+        --policy esp static-sp replicas chunked tp --workload mixed victim-attacker --length-scale 1/8 1/4 \\
+        --request-rate 4,10 --duration 12 --patience 8 --slo tight loongserve-12 --output-dir out
 """
 
+import argparse
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product, takewhile
 from math import inf
 from pathlib import Path
-from statistics import fmean
-from typing import TypeAlias
 
-from line_picture import Panel, write_lines
-from real_run import add_run_flags, chosen_load, chosen_workers, served
+from kept_workers import TOO_LATE, KeptWorkers, kept_workers
+from line_picture import write_lines
+from real_run import add_worker_flags, chosen_workers
 from result import print_result, script_parser
+from run_pairs import GOAL, Pairs, RunPair
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
-from loong.core.plan import IterationPlan
-from loong.core.request import Request
-from loong.core.snapshot import Snapshot
-from loong.executor.workers import WorkersExecutor
-from loong.launcher.local import ClusterConfig, local_workers
-from loong.launcher.simulate.cluster import SimulatedCluster
+from loong.core.errors import ClusterError
+from loong.launcher.embedded import sigterm_unwinds
+from loong.launcher.flags import ratio
+from loong.launcher.other_work import processor_time, share_of_others, told_other_work
+from loong.launcher.rates import parse_rates
+from loong.launcher.runs import Asked, Run
+from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill
 from loong.launcher.simulate.config import Host, Load
-from loong.launcher.simulate.run import record_of, request_id_of, request_of, simulate
-from loong.launcher.simulate.watch import Watch
+from loong.launcher.simulate.points import counters_of
+from loong.launcher.simulate.run import simulate
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import Policy, admissible_tokens, make_policy
-from loong.scheduling import Scheduling
+from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
 from loong.workloads.record import RequestRecord
-from loong.workloads.report import table
-from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
-from loong.workloads.slo import LimitsOf, parse_slo
+from loong.workloads.request import WorkloadRequest
+from loong.workloads.result import JSON, columns_json
+from loong.workloads.slo import PrefillTime, SLOLimits, SLORule, parse_slo
+from loong.workloads.workload import endless_workload, pace_of
 
-CEILING, CEILING_POINTS = 0.15, 0.05
-NUM_WARM_UP = 20  # requests before those that count
-TIMES = ("mean_ttft", "mean_tpot")
-
-Numbers: TypeAlias = dict[str, float]
-
-
-@dataclass(slots=True)
-class Planning:
-    """A policy, and how long after each event its plans were ready."""
-
-    policy: Policy
-    executor: WorkersExecutor
-    seconds: list[float]
-
-    def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
-        """What the policy plans."""
-        plan = self.policy(snapshot, cost_model)
-        if plan.batches:
-            self.seconds.append(self.executor.now - snapshot.now)
-        return plan
+CEILINGS: dict[str, JSON] = {"latency": 0.15, "attainment": 0.05, "goodput": 0.10}
+NUM_WARM_UP = 6
+MAX_SECONDS = 60.0  # beyond the arrivals: who takes longer has come to a standstill
+WARM_UP_SEED = 10_000  # after those that are measured
 
 
-async def serve(
-    config: ClusterConfig,
-    model: CostModel,
-    policy: Policy,
-    load: Sequence[WorkloadRequest],
-    limits_of: LimitsOf,
-) -> tuple[list[RequestRecord], float]:
-    """Serve a load by real workers; what became of it, and the mean time of planning."""
-    watch = Watch(inf, [request_id_of(number) for number in range(len(load))])
-    state = ClusterState(config.instances)
-    requests = [real_request_of(number, sent, limits_of) for number, sent in enumerate(load)]
-    async with local_workers(config) as executor:
-        planning = Planning(policy, executor, [])
-        start = executor.now
-        async for event in served(Scheduling(state, planning.plan, model, executor), executor, requests):
-            watch.take(event)
-    records = []
-    for number, sent in enumerate(load):
-        due = replace(sent, arrival_time=sent.arrival_time + start)
-        records.append(record_of(due, watch.token_times[request_id_of(number)], None))
-    return records, fmean(planning.seconds)
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests of a workload, at some rates for so many seconds."""
 
+    workload: str
+    length_scale: float
+    rates: tuple[float, ...]
+    duration: float
 
-def real_request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Request:
-    """What the simulator is sent, with tokens."""
-    request = request_of(number, sent, limits_of)
-    tokens = tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY))
-    params = replace(request.sampling_params, temperature=0.0)
-    return replace(request, prompt_token_ids=tokens, sampling_params=params)
-
-
-def summary(records: Sequence[RequestRecord], limits_of: LimitsOf) -> Numbers:
-    """The numbers of all but the first requests; times in seconds."""
-    metrics = compute_metrics(records[NUM_WARM_UP:], limits_of)
-    ttft, tpot = metrics.latencies.ttft, metrics.latencies.tpot
-    assert ttft is not None
-    assert tpot is not None
-    assert metrics.attainment is not None
-    return {"mean_ttft": ttft["mean"], "mean_tpot": tpot["mean"], "attainment": metrics.attainment}
-
-
-def row_of(rate: float, seed: int, real: Numbers, virtual: Numbers) -> list[tuple[str, ...]]:
-    """Real, simulated and the difference, for the table."""
-    rows = [
-        (
-            f"{rate:g}",
-            f"{seed}",
-            what,
-            *(f"{1e3 * numbers[key]:.2f}" for key in TIMES),
-            f"{numbers['attainment']:.1%}",
+    def at(self, rate: float, seed: int) -> list[WorkloadRequest]:
+        """What arrives."""
+        drawn = endless_workload(
+            self.workload,
+            seed=seed,
+            request_rate=rate,
+            burstiness=pace_of(self.workload, rate).burstiness,
+            length_scale=self.length_scale,
         )
-        for what, numbers in (("real", real), ("simulated", virtual))
-    ]
-    points = 100 * (virtual["attainment"] - real["attainment"])
-    differences = (f"{virtual[key] / real[key] - 1:+.1%}" for key in TIMES)
-    return [*rows, (f"{rate:g}", f"{seed}", "difference", *differences, f"{points:+.1f} points")]
+        return list(takewhile(lambda request: request.arrival_time < self.duration, drawn))
+
+    def warm_up(self) -> list[WorkloadRequest]:
+        """Others like these, all at once."""
+        drawn = self.at(max(self.rates), WARM_UP_SEED)[:NUM_WARM_UP]
+        return [replace(request, arrival_time=0.0) for request in drawn]
 
 
-def panel(policy: str, slo: str, found: Mapping[float, Sequence[tuple[Numbers, Numbers]]]) -> Panel:
-    """Attainment over rate, real and simulated over each other; the means of the seeds."""
-    lines = {
-        name: [
-            (rate, 100 * fmean(pair[side]["attainment"] for pair in pairs)) for rate, pairs in found.items()
-        ]
-        for side, name in enumerate((policy, f"{policy}, simulated"))
-    }
-    return Panel(f"SLO {slo}", "requests per second", "SLO attainment (%)", lines, level=90.0)
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the runs of all policies share."""
+
+    traffics: tuple[Traffic, ...]
+    seeds: tuple[int, ...]
+    rules: tuple[SLORule, ...]
+    prefill_time: PrefillTime
+    patience: float
+    num_cores: float
+
+    async def run(
+        self, kept: KeptWorkers, policy: str, cluster: SimulatedCluster, traffic: Traffic
+    ) -> AsyncIterator[RunPair]:
+        """A policy under each rate and seed, warmed, and in virtual time.
+
+        Raises `TimeoutError` if workers come to no end, and `ClusterError` if they do too soon.
+        """
+        async with asyncio.timeout(MAX_SECONDS):
+            await kept.serve(policy, cluster, traffic.warm_up(), self._told)
+        for rate in traffic.rates:
+            for repeat, seed in enumerate(self.seeds):
+                asked = Asked(policy, self.rules[0], rate, GOAL, seed, repeat)
+                yield await self._pair(kept, cluster, asked, traffic)
+
+    async def _pair(
+        self, kept: KeptWorkers, cluster: SimulatedCluster, asked: Asked, traffic: Traffic
+    ) -> RunPair:
+        load = traffic.at(asked.rate, asked.seed)
+        before = processor_time()
+        async with asyncio.timeout(traffic.duration + MAX_SECONDS):
+            real = await kept.serve(asked.policy, cluster, load, self._told, self.patience)
+        others = share_of_others(before, processor_time())
+        host = Host(num_cores=self.num_cores, plan_time=real.plan_time)
+        policy = make_policy(asked.policy, PolicyConfig())
+        virtual = await asyncio.to_thread(simulate, policy, cluster, Load(load), self._told, host=host)
+        over = max(request.arrival_time for request in load) + self.patience
+        ended = [_as_over(record, over) for record in virtual.records]
+        measured = self._judged(asked, traffic, real.records, real.counters)
+        simulated = self._judged(asked, traffic, ended, counters_of(virtual.stats))
+        return RunPair((measured, simulated), real.plan_time, real.history, others)
+
+    def _told(self, num_prompt_tokens: int) -> SLOLimits:
+        return self.rules[0].limits(num_prompt_tokens, self.prefill_time)
+
+    def _judged(
+        self, asked: Asked, traffic: Traffic, records: Sequence[RequestRecord], counters: ServerCounters
+    ) -> tuple[Run, ...]:
+        """The same records under every rule."""
+        runs = []
+        for rule in self.rules:
+            limits_of = rule.limits_of(self.prefill_time)
+            metrics = compute_metrics(records, limits_of, length_scale=traffic.length_scale)
+            columns = columns_json(records, limits_of)
+            runs.append(Run(replace(asked, rule=rule), metrics, columns, counters, is_cut_off=False))
+        return tuple(runs)
+
+
+def _as_over(record: RequestRecord, end: float) -> RequestRecord:
+    """A simulated request as it would be if the run had ended then."""
+    return replace(record, error=TOO_LATE) if record.finish_time > end else record
+
+
+class Results:
+    """What has been found so far, told and written as it comes."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.rules = tuple(parse_slo(text) for text in args.slo)
+        self.found: dict[Traffic, Pairs] = {}
+        self._folder: Path | None = args.output_dir
+        self._configuration: dict[str, JSON] = {
+            name: value for name, value in vars(args).items() if isinstance(value, str | int | float)
+        }
+
+    def add(self, traffic: Traffic, pair: RunPair) -> None:
+        """Tell a pair, and write all of its traffic."""
+        pairs = self.found.setdefault(traffic, Pairs(traffic.workload, self.rules, []))
+        pairs.pairs.append(pair)
+        print(f"{traffic.workload}: {pair.told()}", flush=True)
+        if self._folder is not None:
+            configuration = self._configuration | {
+                "workload": traffic.workload,
+                "length_scale": traffic.length_scale,
+                "rates": list(traffic.rates),
+            }
+            pairs.write(self._folder / traffic.workload, shlex.join(sys.argv), configuration)
+
+    def report(self, *, save: bool) -> None:
+        """Print tables and goodputs, draw the lines, and print all as JSON."""
+        panels = []
+        for pairs in self.found.values():
+            print(f"\n{pairs.title}\n{pairs.table()}\n")
+            if (other_work := told_other_work(pairs.shares_of_others())) is not None:
+                print(other_work)
+            for index, rule in enumerate(self.rules):
+                for policy, measured, simulated in pairs.goodputs(index):
+                    if measured is not None and simulated is not None:
+                        print(
+                            f"P90 goodput of {policy} under {rule.name}: measured {measured:.3g}, simulated "
+                            f"{simulated:.3g} requests/s ({simulated / measured - 1:+.1%})"
+                        )
+                if len({pair.rate for pair in pairs.pairs}) > 1:
+                    panels.append(pairs.panel(index))
+        if self._folder is not None and panels:
+            write_lines(panels, self._folder, "reality")
+        print_result("reality", self._numbers(), save=save)
+
+    def _numbers(self) -> dict[str, JSON]:
+        return {
+            **self._configuration,
+            "ceilings": CEILINGS,
+            "loads": [
+                {
+                    "workload": traffic.workload,
+                    "length_scale": traffic.length_scale,
+                    "duration": traffic.duration,
+                    "goodputs": {
+                        rule.name: [list(found) for found in pairs.goodputs(index)]
+                        for index, rule in enumerate(self.rules)
+                    },
+                    "rows": [pair.as_json() for pair in pairs.pairs],
+                }
+                for traffic, pairs in self.found.items()
+            ],
+        }
+
+
+async def compare(args: argparse.Namespace, results: Results) -> None:
+    """Run everything."""
+    _, model = chosen_workers(args)
+    comparison = Comparison(
+        traffics=tuple(traffics_of(args)),
+        seeds=tuple(args.workload_seed),
+        rules=results.rules,
+        prefill_time=unloaded_prefill(model, args.num_instances),
+        patience=args.patience,
+        num_cores=len(os.sched_getaffinity(0)) if args.device == "cpu" else inf,
+    )
+    for policies in by_layout(args.policy):
+        left = list(product(comparison.traffics, policies))
+        while left:  # with other workers after each failure
+            await run_all(args, comparison, results, left)
+
+
+async def run_all(
+    args: argparse.Namespace, comparison: Comparison, results: Results, left: list[tuple[Traffic, str]]
+) -> None:
+    """Take policies off the list as they are run on the same workers, until one fails."""
+    config, model = chosen_workers(args, left[0][1])
+    async with kept_workers(config) as kept:
+        while left:
+            traffic, policy = left.pop(0)
+            room = admissible_tokens(policy, config.instances)
+            cluster = SimulatedCluster(config.instances, model, room)
+            try:
+                async for pair in comparison.run(kept, policy, cluster, traffic):
+                    results.add(traffic, pair)
+            except (ClusterError, TimeoutError) as error:
+                print(f"{traffic.workload}: {policy} failed: {error or 'it came to no end'}", flush=True)
+                return
+
+
+def traffics_of(args: argparse.Namespace) -> Iterator[Traffic]:
+    """Each workload with its scale and rates: given for each, or one for all; its own pace if it has one."""
+    scales = args.length_scale * (len(args.workload) if len(args.length_scale) == 1 else 1)
+    rates = args.request_rate * (len(args.workload) if len(args.request_rate) == 1 else 1)
+    for workload, scale, text in zip(args.workload, scales, rates, strict=True):
+        own = pace_of(workload).request_rate
+        at = (own,) if own < inf else parse_rates("--request-rate", text)
+        yield Traffic(workload, scale, at, args.duration)
+
+
+def by_layout(policies: Sequence[str]) -> list[list[str]]:
+    """Policies that run on the same workers; those of several instances first."""
+    whole = [policy for policy in policies if POLICIES[policy].max_instances == 1]
+    several = [policy for policy in policies if policy not in whole]
+    return [layout for layout in (several, whole) if layout]
 
 
 def main() -> None:
     parser = script_parser("reality", __doc__)
-    add_run_flags(parser, request_rate=4.0, num_requests=200)
-    parser.add_argument("--slo", default="ttft:100 tpot:20")
-    parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
-    args = parser.parse_args()
-    config, model = chosen_workers(args)
-    policy = make_policy(args.policy, PolicyConfig())
-    limits_of = parse_slo(args.slo).limits_of(None)
-    rows: list[tuple[str, ...]] = []
-    results: list[dict[str, object]] = []
-    found: dict[float, list[tuple[Numbers, Numbers]]] = {rate: [] for rate in args.request_rate}
-    for rate, seed in product(args.request_rate, args.workload_seed):
-        load = chosen_load(args, rate, seed)
-        records, planning = asyncio.run(serve(config, model, policy, load, limits_of))
-        cluster = SimulatedCluster(config.instances, model, admissible_tokens(args.policy, config.instances))
-        host = Host(num_cores=len(os.sched_getaffinity(0)), plan_time=planning)
-        run = simulate(policy, cluster, Load(load), limits_of, host=host)
-        real, virtual = summary(records, limits_of), summary(run.records, limits_of)
-        results.append(
-            {"rate": rate, "seed": seed, "plan_time": planning, "real": real, "simulated": virtual}
-        )
-        found[rate].append((real, virtual))
-        rows += row_of(rate, seed, real, virtual)
-    print(table(("req/s", "seed", "", "mean TTFT ms", "mean TPOT ms", "attainment"), rows))
-    if args.output_dir is not None:
-        write_lines([panel(args.policy, args.slo, found)], args.output_dir, "reality")
-    print_result(
-        "reality",
-        {
-            "policy": args.policy,
-            "workload": args.workload,
-            "length_scale": args.length_scale,
-            "num_requests": args.num_requests,
-            "num_instances": config.num_instances,
-            "slo": args.slo,
-            "ceilings": [CEILING, CEILING_POINTS],
-            "rows": results,
-        },
-        save=args.save,
+    add_worker_flags(parser)
+    parser.add_argument("--policy", nargs="+", choices=tuple(POLICIES), default=["esp"])
+    parser.add_argument("--workload", nargs="+", default=["mixed"])
+    parser.add_argument("--length-scale", type=ratio, nargs="+", default=[1 / 64], help="of all, or of each")
+    parser.add_argument("--request-rate", nargs="+", default=["4"], help="2,4,8: of all, or of each workload")
+    parser.add_argument("--duration", type=float, default=45.0, help="of arrivals, in seconds (%(default)s)")
+    parser.add_argument(
+        "--patience", type=float, default=inf, help="seconds after the last arrival, then a run is over"
     )
+    parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
+    parser.add_argument("--slo", nargs="+", default=["ttft:100 tpot:20"], help="the first is told")
+    parser.add_argument("--output-dir", type=Path, help="for documents, traces and the picture (none)")
+    args = parser.parse_args()
+    results = Results(args)
+    try:
+        with sigterm_unwinds():
+            asyncio.run(compare(args, results))
+    finally:
+        results.report(save=args.save)
 
 
 if __name__ == "__main__":

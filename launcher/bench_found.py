@@ -27,7 +27,7 @@ class Repeats:
     """The repeated runs of a server at a rate; it attains where most of them do."""
 
     rate: float
-    runs: tuple[MeasuredRun, ...]
+    runs: tuple[Run, ...]
 
     @property
     def attains(self) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from loong.core.cost_model import CostModel
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.cost_model_file import CostModelFile
@@ -60,9 +61,7 @@ class Hardware:
 
     def unloaded_prefill(self) -> PrefillTime:
         """Seconds of a prefill that has the cluster to itself, at its best DoP: the same for all policies."""
-        cost_model = self._cost_model(self.tp_size)
-        terms_by_dop = [cost_model.prefill_terms(dop + 1) for dop in range(self.num_instances)]
-        return lambda num_tokens: min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
+        return unloaded_prefill(self._cost_model(self.tp_size), self.num_instances)
 
     def _check_one(self, policy: str, tp_size: int) -> None:
         try:
@@ -91,3 +90,9 @@ class Hardware:
         if self.device == "cpu":  # no more than `loong serve` takes, an instance of those asked for
             return min(num_tokens, MAX_AUTO_TOKENS * (tp_size // self.tp_size))
         return num_tokens
+
+
+def unloaded_prefill(cost_model: CostModel, num_instances: int) -> PrefillTime:
+    """Seconds of a prefill that so many instances have to themselves, at the best DoP of them."""
+    terms_by_dop = [cost_model.prefill_terms(dop + 1) for dop in range(num_instances)]
+    return lambda num_tokens: min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)

@@ -62,7 +62,7 @@ def run_point(
         asked,
         metrics,
         columns_json(run.records, limits_of),
-        _counters(run.stats),
+        counters_of(run.stats),
         run.is_cut_off,
         run.num_events,
         timeline.history() if keeps_history else None,
@@ -92,7 +92,7 @@ def sweep(config: SimulateConfig) -> list[PointResult]:
     return in_order(work, asked, config.num_jobs)
 
 
-def _counters(stats: ClusterStats) -> ServerCounters:
+def counters_of(stats: ClusterStats) -> ServerCounters:
     """What a server would have counted."""
     return ServerCounters(
         dict(sorted(stats.num_batches_by_dop.items())),

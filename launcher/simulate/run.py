@@ -15,7 +15,7 @@ from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host, Load
-from loong.launcher.simulate.watch import TokenTimes, Watch
+from loong.launcher.simulate.watch import Watch
 from loong.scheduler.policy import Policy
 from loong.scheduling import Observer, Scheduling
 from loong.workloads.record import CUT_OFF, RequestRecord, Usage
@@ -54,7 +54,7 @@ def simulate(
     state = ClusterState(cluster.instances)
     host = host or Host()
     numbered = {request_id_of(number): sent for number, sent in enumerate(load.measured)}
-    admitted = {request_id: sent for request_id, sent in numbered.items() if _is_admissible(sent, cluster)}
+    admitted = {request_id: sent for request_id, sent in numbered.items() if is_admissible(sent, cluster)}
     watch = Watch(max_misses - (len(numbered) - len(admitted)), admitted)
     executor = SimulatedExecutor(
         cluster.cost_model,
@@ -85,11 +85,11 @@ async def _drain(scheduling: Scheduling, watch: Watch) -> None:
 def _arrivals(load: Load, cluster: SimulatedCluster, limits_of: LimitsOf, watch: Watch) -> Iterator[Request]:
     following = takewhile(lambda _: not watch.is_decided, load.following)
     for number, sent in enumerate(chain(load.measured, following)):
-        if _is_admissible(sent, cluster):
+        if is_admissible(sent, cluster):
             yield request_of(number, sent, limits_of)
 
 
-def _is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster) -> bool:
+def is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster) -> bool:
     """Whether its KV can ever fit; the last output token needs none."""
     return sent.num_prompt_tokens + sent.num_output_tokens - 1 <= cluster.max_request_tokens
 
@@ -107,7 +107,7 @@ def request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Reque
     )
 
 
-def record_of(sent: WorkloadRequest, times: TokenTimes, error: str | None) -> RequestRecord:
+def record_of(sent: WorkloadRequest, times: Sequence[float], error: str | None) -> RequestRecord:
     """What a client would have noted."""
     return RequestRecord(
         request=sent,

@@ -1,0 +1,127 @@
+"""Policies one after another on the same workers, which start once; no HTTP between.
+
+The engine runs in this process. Between two policies nothing runs and no KV is left, and what the
+engine learned of its cost model is forgotten.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from math import inf
+from statistics import fmean
+
+from real_run import served
+
+from loong.core.cluster_state import ClusterState
+from loong.core.cost_model import CostModel
+from loong.core.plan import IterationPlan
+from loong.core.request import Request, RequestId
+from loong.core.snapshot import Snapshot
+from loong.core.timeline import ClusterHistory, Timeline
+from loong.executor.workers import WorkersExecutor
+from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.simulate.cluster import SimulatedCluster
+from loong.launcher.simulate.points import counters_of
+from loong.launcher.simulate.run import REFUSED, is_admissible, record_of, request_id_of, request_of
+from loong.launcher.simulate.watch import Watch
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import Policy, make_policy
+from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
+from loong.scheduling import Scheduling
+from loong.workloads.counters import ServerCounters
+from loong.workloads.record import RequestRecord
+from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
+from loong.workloads.slo import LimitsOf
+
+TOO_LATE = "it had not ended when the run was over"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """What became of a load, on a clock that is 0 at its beginning; `plan_time` is the mean of planning."""
+
+    records: list[RequestRecord]
+    counters: ServerCounters
+    history: ClusterHistory
+    plan_time: float
+
+
+@dataclass(slots=True)
+class Planning:
+    """A policy, and how long after each event its plans were ready."""
+
+    policy: Policy
+    executor: WorkersExecutor
+    seconds: list[float]
+
+    def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        """What the policy plans."""
+        plan = self.policy(snapshot, cost_model)
+        if plan.batches:
+            self.seconds.append(self.executor.now - snapshot.now)
+        return plan
+
+
+class KeptWorkers:
+    """Workers that serve one policy and load after another."""
+
+    def __init__(self, config: ClusterConfig, executor: WorkersExecutor) -> None:
+        self._executor, self._state = executor, ClusterState(config.instances)
+        self._run_numbers = count()
+
+    async def serve(
+        self,
+        policy: str,
+        cluster: SimulatedCluster,
+        load: Sequence[WorkloadRequest],
+        limits_of: LimitsOf,
+        patience: float = inf,
+    ) -> ServedRun:
+        """Serve a load; what has not ended `patience` seconds after the last request came is cut off."""
+        executor, prefix = self._executor, f"{next(self._run_numbers)}-"
+        sent = {prefix + request_id_of(number): request for number, request in enumerate(load)}
+        requests = [
+            _with_tokens(request_of(number, request, limits_of), request, request_id)
+            for number, (request_id, request) in enumerate(sent.items())
+            if is_admissible(request, cluster)
+        ]
+        watch = Watch(inf, [request.request_id for request in requests])
+        planning = Planning(make_policy(policy, PolicyConfig()), executor, [])
+        recalibration, timeline = Recalibration(cluster.cost_model), Timeline()
+        cost_model = RecalibratedCostModel(recalibration)
+        scheduling = Scheduling(self._state, planning.plan, cost_model, executor, (timeline, recalibration))
+        start, before = executor.now, self._counters
+        async for event in served(scheduling, executor, requests, patience):
+            watch.take(event)
+        return ServedRun(
+            [_record(request_id, request, watch, start) for request_id, request in sent.items()],
+            self._counters.since(before),
+            timeline.history().after(start),
+            fmean(planning.seconds) if planning.seconds else 0.0,
+        )
+
+    @property
+    def _counters(self) -> ServerCounters:
+        return counters_of(self._state.snapshot(self._executor.now).stats)
+
+
+@asynccontextmanager
+async def kept_workers(config: ClusterConfig) -> AsyncIterator[KeptWorkers]:
+    """Start workers, and end them."""
+    async with local_workers(config) as executor:
+        yield KeptWorkers(config, executor)
+
+
+def _with_tokens(request: Request, sent: WorkloadRequest, request_id: RequestId) -> Request:
+    """What the simulator is sent, with tokens."""
+    params = replace(request.sampling_params, temperature=0.0)
+    tokens = tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY))
+    return replace(request, request_id=request_id, prompt_token_ids=tokens, sampling_params=params)
+
+
+def _record(request_id: RequestId, sent: WorkloadRequest, watch: Watch, start: float) -> RequestRecord:
+    if request_id not in watch.token_times:
+        return record_of(sent, (), REFUSED)
+    times = [time - start for time in watch.token_times[request_id]]
+    return record_of(sent, times, None if len(times) == sent.num_output_tokens else TOO_LATE)
