@@ -20,8 +20,6 @@ import torch
 from result import print_result, script_parser
 from torch import Tensor
 
-from loong.fabric.cuda_fabrics import connect_gpus
-from loong.fabric.cuda_memory import copy_bytes
 from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.symmetric import SymmetricFabric
@@ -96,6 +94,8 @@ class Bench:
 
 def measure_instances(kind: str, directory: Path, num_gpus: int, rank: int) -> list[Row]:
     """Between instances of one GPU each."""
+    from loong.fabric.cuda_fabrics import connect_gpus  # needs the driver's bindings, as `--help` does not
+
     torch.cuda.set_device(rank)
     sockets = SocketFabric(directory, World(num_gpus, 1), rank, deadline=DEADLINE)
     with closing(connect_gpus(kind, sockets, rank, LARGEST_PUT)) as fabric:
@@ -109,6 +109,8 @@ def measure_instances(kind: str, directory: Path, num_gpus: int, rank: int) -> l
 
 def measure_ranks(kind: str, directory: Path, num_gpus: int, rank: int) -> list[Row]:
     """Between the ranks of one instance."""
+    from loong.fabric.cuda_fabrics import connect_gpus
+
     torch.cuda.set_device(rank)
     sockets = SocketFabric(directory, World(1, num_gpus), rank, deadline=DEADLINE)
     with closing(connect_gpus(kind, sockets, rank, 0)) as fabric:
@@ -121,6 +123,8 @@ def measure_ranks(kind: str, directory: Path, num_gpus: int, rank: int) -> list[
 
 def puts(bench: Bench) -> Iterator[Row]:
     """Bytes into the next GPU's arena, by a copy engine."""
+    from loong.fabric.cuda_memory import copy_bytes
+
     assert isinstance(bench.fabric, SymmetricFabric)
     arena = bench.fabric.arena
     target = arena.host_addresses[(bench.rank + 1) % bench.world.size] + arena.reserve(LARGEST_PUT)
@@ -217,6 +221,8 @@ def main() -> None:
     parser.add_argument("--num-gpus", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--fabric", default="symmetric", help="(%(default)s)")
     args = parser.parse_args()
+    if args.num_gpus > torch.cuda.device_count():
+        parser.error(f"--num-gpus is {args.num_gpus}, but this machine has {torch.cuda.device_count()}")
     print(f"{args.fabric}, {args.num_gpus} GPUs")
     print(f"{'':<40} {'us':>10} {'floor us':>10} {'of floor':>9} {'GB/s':>7}")
     rows = []
