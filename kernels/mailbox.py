@@ -23,12 +23,13 @@ from torch import Tensor
 
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
-from loong.kernels.signals import Patience
+from loong.kernels.signals import EPOCHS, Patience, set_flag
 from loong.kernels.softmax import join_pair
 from loong.kernels.waits import await_flags, watch_flags
 
 _MAX_CHUNKS = 32  # programs that put to one member
 _NUM_WARPS = 8
+_EPOCHS = tl.constexpr(EPOCHS)
 _LINE = 16  # flags apart, so that many programs can poll without delaying those who write
 
 
@@ -61,6 +62,7 @@ class Mailbox:
         reserve: Callable[[int], int],
         shape: tuple[int, int, int, int],
         dtype: torch.dtype,
+        max_num_chunks: int = _MAX_CHUNKS,
     ) -> "Mailbox":
         """Lay a mailbox of shape (N, T, H, D) into `memory`.
 
@@ -73,7 +75,7 @@ class Mailbox:
             return memory[offset : offset + num_bytes].view(dtype).view(sizes)
 
         num_instances, num_tokens, num_heads, _ = shape
-        num_chunks = min(num_tokens, _MAX_CHUNKS)
+        num_chunks = min(num_tokens, max_num_chunks)
         return cls(
             memory=memory,
             queries=take(dtype, *shape),
@@ -88,7 +90,7 @@ class Mailbox:
 
 
 def await_members(opened: Tensor, peers: Peers, patience: Patience) -> None:
-    """Let the stream go on once the flags of all members are at least `peers.epoch`.
+    """Let the stream go on once the flags of all members say that they are in the batch of `peers.epoch`.
 
     Contract:
         opened [N] int64, of any stride: a flag in this process's memory for each instance.
@@ -220,7 +222,8 @@ def _await_members(
     is_awaited = tl.load(addresses + member, member < num_instances, 0) != 0
     flags = opened + tl.where(is_awaited, member, 0) * stride
     rank = tl.load(ranks + member, is_awaited, 0)
-    watch_flags(flags, is_awaited, rank, tl.load(epoch), word, stop, limit)
+    first = tl.load(epoch) // _EPOCHS * _EPOCHS
+    watch_flags(flags, is_awaited, rank, first, word, stop, limit)
 
 
 @triton.jit(do_not_specialize=["layer", "instance"])
@@ -260,7 +263,7 @@ def _exchange_queries(
                     column = start + tl.arange(0, width)
                     values = tl.load(q + token * row_size + column, column < row_size)
                     tl.store(target_row + column, values, column < row_size)
-            _raise(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
+            set_flag(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
     else:
         flag = tl.arange(0, flags_room)
         sender = flag // num_chunks
@@ -324,7 +327,7 @@ def _exchange_partials(
                 is_seen = (lse > float("-inf"))[:, None] & is_dim
                 tl.store(target_out + target_row * head_dim + element, values, is_seen)
                 tl.store(target_lse + target_row + head, lse, is_head)
-            _raise(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
+            set_flag(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
     elif program == num_puts:
         flag = tl.arange(0, flags_room)
         sender = flag // num_chunks
@@ -351,10 +354,3 @@ def _exchange_partials(
                 total, total_lse = join_pair(total, total_lse, values, lse)
         place = out + token.to(tl.int64) * num_heads * head_dim
         tl.store(place + element, total.to(out.dtype.element_ty), is_head[:, None] & is_dim)
-
-
-@triton.jit
-def _raise(flag: tl.tensor, epoch: tl.tensor) -> None:
-    """As `signals.raise_flag`; whether waits were given up was looked at before, while data was loaded."""
-    tl.debug_barrier()
-    tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")

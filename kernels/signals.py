@@ -69,6 +69,13 @@ def raise_flag(flag: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
 
 
 @triton.jit
+def set_flag(flag: tl.tensor, epoch: tl.tensor) -> None:
+    """As `raise_flag`, of who has looked before whether waits were given up, and told nobody if so."""
+    tl.debug_barrier()
+    tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
+
+
+@triton.jit
 def await_flag(
     flag: tl.tensor,
     epoch: tl.tensor,

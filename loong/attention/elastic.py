@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from loong.attention.exchange import QueryExchange
 from loong.attention.remote import query_attention, query_layout
 from loong.attention.ring import own_block, ring_attention, ring_layout
 from loong.attention.step import Step
@@ -12,9 +13,10 @@ from loong.model.device import Device
 class ElasticAttention:
     """What the model calls in each layer; made anew for each step from its plan."""
 
-    def __init__(self, step: Step, fabric: Fabric, device: Device) -> None:
+    def __init__(self, step: Step, fabric: Fabric, exchange: QueryExchange, device: Device) -> None:
         self._step, self._fabric, self._device = step, fabric, device
         self._queries = query_layout(step, device)
+        self._exchange = exchange.begin(self._queries.questions)
         self._ring = ring_layout(step, device)
         self._block: Tensor | None = None  # this layer's: the own block of the ring, and what is not in it
         has_both = self._ring is not None and not self._queries.is_empty
@@ -40,7 +42,7 @@ class ElasticAttention:
                 source_rows=self._ring.rows_to_store,
                 target_rows=self._queries.stored_slots,
             )
-        query_attention(self._queries, pool, self._fabric, q, total, self._device)
+        query_attention(self._queries, pool, self._exchange, q, total, self._device)
         if self._ring is not None and self._block is not None:
             ring_attention(self._ring, pool, self._fabric, q, self._block, total, self._device)
         return total.out.to(q.dtype)

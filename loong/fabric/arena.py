@@ -39,6 +39,7 @@ class Clock(IntEnum):
 
     TENSOR_PARALLEL = 0
     DECODE = 1
+    QUERIES = 2
 
 
 class Arena:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
@@ -47,6 +48,9 @@ class Backend(Protocol):
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:
         """A fabric for the tensors of the device, of a model of which this process holds `shard`."""
 
+    def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
+        """How steps that the host launches exchange queries, over a fabric that `connect` gave."""
+
     def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
         """How captured decode steps of groups exchange queries, over a fabric that `connect` gave.
 
@@ -83,6 +87,10 @@ class CpuBackend:
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
         """See Backend."""
         return sockets
+
+    def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:  # noqa: ARG002 - see Backend
+        """See Backend."""
+        return MessageExchange(fabric, self.device)
 
     def decode_exchange(
         self,

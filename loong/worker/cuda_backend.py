@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from loong.attention.exchange import MessageExchange, QueryExchange
+from loong.attention.put_exchange import PutExchange, num_exchange_bytes
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
@@ -52,11 +54,22 @@ class CudaBackend:
         """See Backend."""
         from loong.fabric.cuda_fabrics import connect_gpus  # not at the top: it needs a GPU's driver
 
-        is_alone = sockets.world.num_instances == 1
-        spare_bytes = 0 if is_alone else num_mailbox_bytes(sockets.world.num_instances, shard)
+        num_instances = sockets.world.num_instances
+        spare_bytes = 0
+        if num_instances > 1:
+            spare_bytes = num_mailbox_bytes(num_instances, shard) + num_exchange_bytes(num_instances, shard)
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or isinstance(fabric, SymmetricFabric)
         return fabric
+
+    def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
+        """See Backend."""
+        messages = MessageExchange(fabric, self.device)
+        if not isinstance(fabric, SymmetricFabric) or fabric.world.num_instances == 1:
+            return messages
+        puts = PutExchange(fabric.arena, shard, self.device, messages)
+        puts.warm_up()
+        return puts
 
     def decode_exchange(
         self,

@@ -91,6 +91,7 @@ class BatchRunner:
         self._constraints = constraints or Constraints(None, model.shard.config.vocab_size)
         self._instance_id = instance_id
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
+        self._exchange = backend.query_exchange(fabric, model.shard)
         self._lease: DecodeLease | None = None
         self._steps: DecodeSteps | None = None
 
@@ -185,7 +186,7 @@ class BatchRunner:
                 self._pool.allocate(segment.owner_id, segment.positions)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
         step, device = Step(self._instance_id, plan, placements, self._pool), self._backend.device
-        attention = ElasticAttention(step, self._fabric, device)
+        attention = ElasticAttention(step, self._fabric, self._exchange, device)
         token_ids, positions, lengths = map(device.upload, _inputs(step.blocks, requests))
         hidden = self._model.forward(token_ids, positions, lengths, attention)
         for request_id in plan.request_ids:

@@ -121,12 +121,13 @@ def test_who_waits_in_vain_gives_up_says_for_whom_and_tells_nobody_what_it_made(
     assert not other.part_flags.any()
 
 
-@pytest.mark.parametrize(("opened", "told"), [((7, 5), [0, 0]), ((7, 4), [EPOCHS - 1, 21])])
+@pytest.mark.parametrize(("opened", "told"), [((7, 5), [0, 0]), ((7, 4), [6 * EPOCHS - 1, 21])])
 def test_all_members_are_waited_for_and_nobody_else(opened: tuple[int, int], told: list[int]) -> None:
-    flags = torch.tensor([opened[0], 0, opened[1]])
+    flags = torch.tensor([opened[0], 0, opened[1]]) * EPOCHS
     patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), SHORT)
     addresses, ranks = torch.tensor([1, 0, 1]), torch.tensor([11, 0, 21])
-    await_members(flags, Peers(addresses, torch.zeros(3).long(), ranks, torch.tensor([5])), patience)
+    epoch = torch.tensor([5 * EPOCHS + 3])  # in the midst of batch 5
+    await_members(flags, Peers(addresses, torch.zeros(3).long(), ranks, epoch), patience)
     assert patience.word.tolist() == told
 
 

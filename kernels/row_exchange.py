@@ -1,0 +1,335 @@
+"""The two exchanges of a layer whose step the host launches: any rows of it to any peers.
+
+Like those of a decode step (`loong.kernels.mailbox`), by puts into the mailboxes of peers, and with the same
+credit: a sender's memory is read before that sender writes again. But an instance asks a peer only about the
+rows whose KV that peer has, and is asked about others; so who puts what where are tables, made once a step.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loong.kernels.contract import Dims
+from loong.kernels.mailbox import Mailbox
+from loong.kernels.partial import Partial
+from loong.kernels.signals import Patience, set_flag
+from loong.kernels.softmax import join_pair
+from loong.kernels.waits import await_flags, watch_flags
+
+_NUM_WARPS = 8
+
+
+class RowPeers(NamedTuple):
+    """Who asks whom about what in a step, in the order of instances, all in device memory, int64."""
+
+    addresses: Tensor  # [N]: where each one's memory begins, as this device sees it
+    ranks: Tensor  # [N]: what each is called where somebody waits for it in vain
+    num_asked: Tensor  # [N]: rows of this instance that each is asked about
+    num_served: Tensor  # [N]: rows that each asks this one about
+    asked_from: Tensor  # [N]: which of `rows` are the first that each is asked about
+    served_from: Tensor  # [N]: which of the rows of answers are the first for each
+    rows: Tensor  # [sum of num_asked]: of the step, peer by peer
+    merged_rows: Tensor  # [M]: of the step, all that anybody is asked about, each once
+    places: Tensor  # [M, N]: the place of each of these among what a peer is asked about; -1: it is not
+    epoch: Tensor  # [1]: that of the step's layer 0
+
+
+def put_queries(
+    q: Tensor, mailbox: Mailbox, peers: RowPeers, patience: Patience, *, instance: int, layer: int
+) -> None:
+    """Put those rows of q to each peer that it is asked about; the stream does not wait for theirs.
+
+    Contract:
+        q [T, H, D], contiguous, of the mailbox's dtype; no peer is asked about more rows than that has room
+            for, and rows are within T (not checked). All peers have opened the batch.
+        instance: which of the N this one is. `layer` counts on from `peers.epoch`, the same on all members.
+            Allocates nothing.
+    """
+    dims = _check(mailbox, peers, patience)
+    dims.bind("q", q, "A H D", mailbox.queries.dtype)
+    row_size = dims["H"] * dims["D"]
+    _put_queries[(dims["N"] * dims["C"],)](
+        q,
+        peers.rows,
+        peers.addresses,
+        peers.num_asked,
+        peers.asked_from,
+        peers.epoch,
+        patience.stop,
+        mailbox.offset(mailbox.queries),
+        mailbox.offset(mailbox.query_flags),
+        instance,
+        layer,
+        num_rows_room=dims["T"],
+        num_chunks=dims["C"],
+        line=dims["L"],
+        row_size=row_size,
+        width=min(triton.next_power_of_2(row_size), 4096),
+        num_warps=_NUM_WARPS,
+    )
+
+
+def await_queries(mailbox: Mailbox, peers: RowPeers, patience: Patience, *, layer: int) -> None:
+    """Let the stream go on once all rows that peers ask about have come.
+
+    `mailbox.queries[peer]` then holds them, until they are answered. See `put_queries`.
+    """
+    dims = _check(mailbox, peers, patience)
+    _await_queries[(1,)](
+        mailbox.query_flags,
+        peers.ranks,
+        peers.num_served,
+        peers.epoch,
+        *patience,
+        layer,
+        num_instances=dims["N"],
+        num_chunks=dims["C"],
+        line=dims["L"],
+        flags_room=triton.next_power_of_2(dims["N"] * dims["C"]),
+        num_warps=_NUM_WARPS,
+    )
+
+
+def answer_queries(
+    part: Partial,
+    total: Partial,
+    mailbox: Mailbox,
+    peers: RowPeers,
+    patience: Patience,
+    *,
+    instance: int,
+    layer: int,
+) -> None:
+    """Put to every peer the attention of its rows, and merge what peers answer into `total`.
+
+    Contract:
+        part: attention of the rows that came, peer by peer: out [S, H, D] of float32 or the mailbox's dtype,
+            in which it travels, and lse [S, H] float32; where that is -inf, out need not have been written.
+        total: out [T, H, D] and lse [T, H] of this instance's rows, float32; changed. Likewise.
+        As `put_queries` otherwise; partials are merged in float32, in the order of instances.
+    """
+    dims = _check(mailbox, peers, patience)
+    dims.bind("part.out", part.out, "S H D")
+    dims.bind("part.lse", part.lse, "S H")
+    dims.bind("total.out", total.out, "A H D")
+    dims.bind("total.lse", total.lse, "A H")
+    _answer_queries[(dims["N"] * dims["C"] + 1 + dims["M"],)](
+        *part,
+        *total,
+        peers.addresses,
+        peers.ranks,
+        peers.num_asked,
+        peers.num_served,
+        peers.served_from,
+        peers.merged_rows,
+        peers.places,
+        peers.epoch,
+        *mailbox.parts,
+        mailbox.part_flags,
+        *patience,
+        mailbox.offset(mailbox.parts.out),
+        mailbox.offset(mailbox.parts.lse),
+        mailbox.offset(mailbox.part_flags),
+        instance,
+        layer,
+        num_instances=dims["N"],
+        num_rows_room=dims["T"],
+        num_chunks=dims["C"],
+        line=dims["L"],
+        members_room=triton.next_power_of_2(dims["N"]),
+        flags_room=triton.next_power_of_2(dims["N"] * dims["C"]),
+        num_heads=dims["H"],
+        heads_room=triton.next_power_of_2(dims["H"]),
+        head_dim=dims["D"],
+        width=triton.next_power_of_2(dims["D"]),
+        num_warps=_NUM_WARPS,
+    )
+
+
+def _check(mailbox: Mailbox, peers: RowPeers, patience: Patience) -> Dims:
+    dims = Dims()
+    dims.bind("mailbox.queries", mailbox.queries, "N T H D")
+    dims.bind("mailbox.query_flags", mailbox.query_flags, "N C L")
+    dims.bind("peers.num_asked", peers.num_asked, "N")
+    dims.bind("peers.places", peers.places, "M N")
+    dims.bind("patience.word", patience.word, "2")
+    return dims
+
+
+@triton.jit(do_not_specialize=["layer", "instance"])
+def _put_queries(
+    q: tl.tensor,
+    rows: tl.tensor,
+    addresses: tl.tensor,
+    num_asked: tl.tensor,
+    asked_from: tl.tensor,
+    epoch: tl.tensor,
+    stop: tl.tensor,
+    queries_offset: tl.tensor,
+    flags_offset: tl.tensor,
+    instance: tl.tensor,
+    layer: tl.tensor,
+    num_rows_room: tl.constexpr,
+    num_chunks: tl.constexpr,
+    line: tl.constexpr,
+    row_size: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """A program puts a chunk to a peer."""
+    peer, chunk = tl.program_id(0) // num_chunks, tl.program_id(0) % num_chunks
+    due = tl.load(epoch) + layer
+    count = tl.load(num_asked + peer)
+    if (chunk < count) & (tl.load(stop, volatile=True) < due):
+        address = tl.load(addresses + peer)
+        target = tl.multiple_of((address + queries_offset).to(q.dtype), 16)
+        peer_rows = rows + tl.load(asked_from + peer)
+        for place in range(chunk, count, num_chunks):
+            row = q + tl.load(peer_rows + place) * row_size
+            target_row = target + (instance * num_rows_room + place).to(tl.int64) * row_size
+            for start in tl.static_range(0, row_size, width):
+                column = start + tl.arange(0, width)
+                values = tl.load(row + column, column < row_size)
+                tl.store(target_row + column, values, column < row_size)
+        set_flag(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _await_queries(
+    flags: tl.tensor,
+    ranks: tl.tensor,
+    num_served: tl.tensor,
+    epoch: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    layer: tl.tensor,
+    num_instances: tl.constexpr,
+    num_chunks: tl.constexpr,
+    line: tl.constexpr,
+    flags_room: tl.constexpr,
+) -> None:
+    _watch(
+        flags,
+        ranks,
+        num_served,
+        tl.load(epoch) + layer,
+        word,
+        stop,
+        limit,
+        num_instances,
+        num_chunks,
+        line,
+        flags_room,
+    )
+
+
+@triton.jit(do_not_specialize=["layer", "instance"])
+def _answer_queries(
+    part_out: tl.tensor,
+    part_lse: tl.tensor,
+    total_out: tl.tensor,
+    total_lse: tl.tensor,
+    addresses: tl.tensor,
+    ranks: tl.tensor,
+    num_asked: tl.tensor,
+    num_served: tl.tensor,
+    served_from: tl.tensor,
+    merged_rows: tl.tensor,
+    places: tl.tensor,
+    epoch: tl.tensor,
+    came_out: tl.tensor,
+    came_lse: tl.tensor,
+    flags: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    out_offset: tl.tensor,
+    lse_offset: tl.tensor,
+    flags_offset: tl.tensor,
+    instance: tl.tensor,
+    layer: tl.tensor,
+    num_instances: tl.constexpr,
+    num_rows_room: tl.constexpr,
+    num_chunks: tl.constexpr,
+    line: tl.constexpr,
+    members_room: tl.constexpr,
+    flags_room: tl.constexpr,
+    num_heads: tl.constexpr,
+    heads_room: tl.constexpr,
+    head_dim: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """Programs put a chunk to a peer each; those behind them wait for puts, and merge a row each.
+
+    The one between watches for those that wait, for it takes long to look at the memory of the host.
+    """
+    program, num_puts = tl.program_id(0), num_instances * num_chunks
+    due = tl.load(epoch) + layer
+    head, dim = tl.arange(0, heads_room), tl.arange(0, width)
+    is_head = head < num_heads
+    element = head[:, None] * head_dim + dim[None, :]
+    is_element = is_head[:, None] & (dim < head_dim)[None, :]
+    if program < num_puts:
+        peer, chunk = program // num_chunks, program % num_chunks
+        count = tl.load(num_served + peer)
+        if (chunk < count) & (tl.load(stop, volatile=True) < due):
+            address, first = tl.load(addresses + peer), tl.load(served_from + peer)
+            target_out = tl.multiple_of((address + out_offset).to(came_out.dtype), 16)
+            target_lse = tl.multiple_of((address + lse_offset).to(came_lse.dtype), 16)
+            for place in range(chunk, count, num_chunks):
+                row = (first + place) * num_heads
+                target_row = (instance * num_rows_room + place).to(tl.int64) * num_heads
+                lse = tl.load(part_lse + row + head, is_head, float("-inf"))
+                is_seen = is_element & (lse > float("-inf"))[:, None]
+                values = tl.load(part_out + row * head_dim + element, is_seen, 0.0)
+                values = values.to(came_out.dtype.element_ty)
+                tl.store(target_out + target_row * head_dim + element, values, is_seen)
+                tl.store(target_lse + target_row + head, lse, is_head)
+            set_flag(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
+    elif program == num_puts:
+        _watch(flags, ranks, num_asked, due, word, stop, limit, num_instances, num_chunks, line, flags_room)
+    else:
+        merged = (program - num_puts - 1).to(tl.int64)
+        peer_places = places + merged * num_instances
+        member = tl.arange(0, members_room)
+        place = tl.load(peer_places + member, member < num_instances, -1)
+        its_flag = member * num_chunks + place % num_chunks
+        await_flags(flags + tl.where(place >= 0, its_flag, 0) * line, place >= 0, due, stop)
+        row = tl.load(merged_rows + merged) * num_heads
+        total = tl.load(total_lse + row + head, is_head, float("-inf"))
+        elements = total_out + row * head_dim + element
+        out = tl.load(elements, is_element & (total > float("-inf"))[:, None], 0.0)
+        for source in tl.static_range(num_instances):
+            its_place = tl.load(peer_places + source)
+            is_there = is_head & (its_place >= 0)
+            came = (source * num_rows_room + its_place) * num_heads
+            lse = tl.load(came_lse + came + head, is_there, float("-inf"), cache_modifier=".cg")
+            is_seen = is_element & (lse > float("-inf"))[:, None]
+            values = tl.load(came_out + came * head_dim + element, is_seen, 0.0, cache_modifier=".cg")
+            out, total = join_pair(out, total, values.to(tl.float32), lse)
+        tl.store(elements, out, is_element)
+        tl.store(total_lse + row + head, total, is_head)
+
+
+@triton.jit
+def _watch(
+    flags: tl.tensor,
+    ranks: tl.tensor,
+    counts: tl.tensor,
+    due: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    num_instances: tl.constexpr,
+    num_chunks: tl.constexpr,
+    line: tl.constexpr,
+    flags_room: tl.constexpr,
+) -> None:
+    """Wait for the chunks of as many rows as `counts` [N] says of each sender."""
+    flag = tl.arange(0, flags_room)
+    sender = flag // num_chunks
+    is_awaited = flag % num_chunks < tl.load(counts + sender, sender < num_instances, 0)
+    rank = tl.load(ranks + sender, is_awaited, 0)
+    watch_flags(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, rank, due, word, stop, limit)

@@ -1,0 +1,104 @@
+"""How queries reach the KV of other instances, and attention of them comes back; and how messages do it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from loong.attention.step import consecutive_slices
+from loong.core.placement import InstanceId
+from loong.fabric.protocol import Fabric, Pending
+from loong.fabric.traffic import Channel
+from loong.kernels import Partial
+from loong.model.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What one instance asks in a step, and what it is asked; a row is a query token, peers are in order."""
+
+    asked: Mapping[InstanceId, Tensor]  # by peer: the rows [n] int64 of the step whose queries go there
+    num_served: Mapping[InstanceId, int]  # by peer: how many rows come from there
+    most_rows: int  # that any instance of the group asks another about: the same on all of them
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this instance neither asks nor is asked."""
+        return not self.asked and not self.num_served
+
+
+class StepExchange(Protocol):
+    """The exchange of a step on one instance: in each layer its calls come once each, in this order."""
+
+    def ask(self, q: Tensor) -> None:
+        """Let the queries of q [T, H, D] set out."""
+
+    def questions(self) -> Mapping[InstanceId, Tensor]:
+        """What has come, by peer [n, H, D]; good until `answer`."""
+
+    def answer(self, part: Partial, total: Partial) -> None:
+        """Send attention of the questions, peer by peer, and merge what comes back into `total`.
+
+        `part` may be of the queries' dtype, `total`, of the T rows, is float32.
+        """
+
+
+class QueryExchange(Protocol):
+    """The exchanges of one instance, of any group it is in."""
+
+    def begin(self, questions: Questions) -> StepExchange:
+        """For a step of the batch that is open. All members of the group begin all its steps."""
+
+
+class MessageExchange:
+    """Implements QueryExchange by messages of a fabric: sizes do not matter, but each costs the host time."""
+
+    def __init__(self, fabric: Fabric, device: Device) -> None:
+        self._fabric, self._device = fabric, device
+
+    def begin(self, questions: Questions) -> StepExchange:
+        """See QueryExchange."""
+        rows = {peer_id: self._device.upload(rows) for peer_id, rows in questions.asked.items()}
+        return _Messages(self._fabric, self._device, rows, questions.num_served)
+
+
+class _Messages:
+    """Implements StepExchange. Out and lse of an answer are one message [n, H, D + 1] float32."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        device: Device,
+        asked: Mapping[InstanceId, Tensor],
+        num_served: Mapping[InstanceId, int],
+    ) -> None:
+        self._fabric, self._device, self._asked, self._num_served = fabric, device, asked, num_served
+        self._came: Mapping[InstanceId, Tensor] = {}
+        self._pending: Pending | None = None
+
+    def ask(self, q: Tensor) -> None:
+        """See StepExchange."""
+        outgoing = {peer_id: q[rows] for peer_id, rows in self._asked.items()}
+        self._came = {peer_id: q.new_empty(n, *q.shape[1:]) for peer_id, n in self._num_served.items()}
+        self._pending = self._fabric.exchange(outgoing, self._came, Channel.QUERIES)
+
+    def questions(self) -> Mapping[InstanceId, Tensor]:
+        """See StepExchange."""
+        assert self._pending is not None  # `ask` came before
+        self._pending.wait()
+        return self._came
+
+    def answer(self, part: Partial, total: Partial) -> None:
+        """See StepExchange."""
+        answers = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
+        slices = consecutive_slices(self._num_served.values())
+        outgoing = {peer_id: answers[rows] for peer_id, rows in zip(self._num_served, slices, strict=True)}
+        incoming = {
+            peer_id: answers.new_empty(len(r), *answers.shape[1:]) for peer_id, r in self._asked.items()
+        }
+        self._fabric.exchange(outgoing, incoming, Channel.PARTIALS).wait()
+        for peer_id, rows in self._asked.items():
+            came = incoming[peer_id][None]
+            self._device.merge_into(total, Partial(came[..., :-1], came[..., -1]), rows)

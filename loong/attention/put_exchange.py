@@ -1,0 +1,150 @@
+"""Queries reach the KV of other instances by puts of the device itself: three launches a layer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from loong.attention.exchange import QueryExchange, Questions, StepExchange
+from loong.core.placement import InstanceId
+from loong.fabric.arena import Arena, Clock
+from loong.kernels import Partial
+from loong.kernels.mailbox import Mailbox, Peers, await_members
+from loong.kernels.row_exchange import RowPeers, answer_queries, await_queries, put_queries
+from loong.model.device import Device
+from loong.model.tensor_parallel import Shard
+
+MOST_ROWS = 4096  # of a step, that an instance asks another about by puts
+_MAX_CHUNKS = 64  # programs that put to one peer: so many fill a link with rows of any size
+_ALIGNED = 2  # numbers; kernels that take an address of another alignment would be compiled again
+
+
+class PutExchange:
+    """Implements QueryExchange over an arena, for steps in which nobody asks about too many rows.
+
+    `others` takes the rest. A clock of their own counts epochs; each step moves it on by all layers.
+    """
+
+    def __init__(
+        self, arena: Arena, shard: Shard, device: Device, others: QueryExchange, most_rows: int = MOST_ROWS
+    ) -> None:
+        self._arena, self._device, self._others, self._most_rows = arena, device, others, most_rows
+        self._num_layers, self._num_instances = shard.config.num_layers, arena.world.num_instances
+        self.instance, tp_rank = arena.world.place(arena.rank)
+        self.patience = arena.patience()
+        shape = (self._num_instances, most_rows, shard.num_heads, shard.config.head_dim)
+        self.mailbox = Mailbox.laid(
+            arena.memory, arena.reserve, shape, shard.config.torch_dtype, max_num_chunks=_MAX_CHUNKS
+        )
+        self._ranks = [arena.world.rank(i, tp_rank) for i in range(self._num_instances)]
+        self._device_ranks = torch.tensor(self._ranks, device=device.torch_device)
+        self._nobodys_tokens = torch.zeros_like(self._device_ranks)
+        self._clock = arena.clocks[Clock.QUERIES : Clock.QUERIES + 1]
+        self._opened = arena.opened[tp_rank :: arena.world.tp_size]
+
+    def begin(self, questions: Questions) -> StepExchange:
+        """See QueryExchange. The device waits until all whom this instance talks to have opened the batch."""
+        self._clock.add_(self._num_layers)
+        if questions.is_empty or questions.most_rows > self._most_rows:
+            return self._others.begin(questions)
+        peers = self._peers(questions)
+        members = Peers(peers.addresses, self._nobodys_tokens, peers.ranks, peers.epoch)
+        await_members(self._opened, members, self.patience)
+        return _Puts(self, peers, questions.num_served)
+
+    def warm_up(self) -> None:
+        """Let the kernels be compiled, of which each layer uses three."""
+        heads, dtype = self.mailbox.queries.shape[2:], self.mailbox.queries.dtype
+        step = _Puts(self, self._peers(Questions({}, {}, 0)), {})
+        for part_dtype in {dtype, torch.float32}:
+            q = self.mailbox.queries.new_empty(0, *heads)
+            lse = q.new_empty(0, heads[0], dtype=torch.float32)
+            step.ask(q)
+            step.questions()
+            step.answer(Partial(q.to(part_dtype), lse), Partial(q.float(), lse))
+
+    def _peers(self, questions: Questions) -> RowPeers:
+        """The tables of a step."""
+        ids = range(self._num_instances)
+        asked = [questions.asked.get(i, torch.empty(0, dtype=torch.int64)) for i in ids]
+        num_asked, num_served = [len(rows) for rows in asked], [questions.num_served.get(i, 0) for i in ids]
+        is_peer = [bool(num_asked[i] or num_served[i]) for i in ids]
+        addresses = [self._arena.host_addresses[self._ranks[i]] if is_peer[i] else 0 for i in ids]
+        merged_rows = torch.cat(asked).unique()  # type: ignore[no-untyped-call]  # torch's own
+        places = torch.full((len(merged_rows), len(ids)), -1)
+        for i, rows in enumerate(asked):
+            places[torch.searchsorted(merged_rows, rows), i] = torch.arange(len(rows))
+        counts = (addresses, num_asked, num_served, _starts(num_asked), _starts(num_served))
+        tables = (*map(torch.tensor, counts), torch.cat(asked), merged_rows, places.flatten())
+        to, sent, due, sent_from, due_from, rows, merged, flat_places = self._upload(tables)
+        return RowPeers(
+            addresses=to,
+            ranks=self._device_ranks,
+            num_asked=sent,
+            num_served=due,
+            asked_from=sent_from,
+            served_from=due_from,
+            rows=rows,
+            merged_rows=merged,
+            places=flat_places.view_as(places),
+            epoch=self._clock,
+        )
+
+    def _upload(self, tables: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The same tables [n] on the device, which come there in one piece."""
+        pieces = [functional.pad(table, (0, -len(table) % _ALIGNED)) for table in tables]
+        uploaded = torch.split(self._device.upload(torch.cat(pieces)), [len(piece) for piece in pieces])
+        return (piece[: len(table)] for piece, table in zip(uploaded, tables, strict=True))
+
+
+class _Puts:
+    """Implements StepExchange."""
+
+    def __init__(self, exchange: PutExchange, peers: RowPeers, num_served: Mapping[InstanceId, int]) -> None:
+        self._exchange, self._peers, self._num_served = exchange, peers, num_served
+        self._layer = -1
+
+    def ask(self, q: Tensor) -> None:
+        """See StepExchange."""
+        self._layer += 1
+        exchange = self._exchange
+        put_queries(
+            q,
+            exchange.mailbox,
+            self._peers,
+            exchange.patience,
+            instance=exchange.instance,
+            layer=self._layer,
+        )
+
+    def questions(self) -> Mapping[InstanceId, Tensor]:
+        """See StepExchange."""
+        mailbox = self._exchange.mailbox
+        await_queries(mailbox, self._peers, self._exchange.patience, layer=self._layer)
+        return {peer_id: mailbox.queries[peer_id, :count] for peer_id, count in self._num_served.items()}
+
+    def answer(self, part: Partial, total: Partial) -> None:
+        """See StepExchange."""
+        exchange = self._exchange
+        answer_queries(
+            part,
+            total,
+            exchange.mailbox,
+            self._peers,
+            exchange.patience,
+            instance=exchange.instance,
+            layer=self._layer,
+        )
+
+
+def num_exchange_bytes(num_instances: int, shard: Shard, most_rows: int = MOST_ROWS) -> int:
+    """Room that a PutExchange of a world of so many instances takes in an arena, at most."""
+    row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4)
+    return num_instances * (most_rows * row + (1 << 16))
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    """Where pieces begin that come one after the other."""
+    return [0, *accumulate(counts)][:-1]
