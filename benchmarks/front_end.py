@@ -16,7 +16,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -33,11 +33,10 @@ from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.app import create_app
-from loong.server.engine_client import EngineLimits, Health
+from loong.server.engine_client import EngineLimits, Health, PutToken
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
-from loong.stream import Stream
 
 NUM_CONNECTIONS = 64
 NUM_STREAMS = 500
@@ -49,30 +48,25 @@ FIRST_LETTER = 48
 
 
 class ReadyEngine:
-    """An `EngineClient` that has every token before it is asked, or one for every stream at each tick."""
+    """An `Engine` that has every token before it is asked, or one for every stream at each tick."""
 
     limits = EngineLimits(2**20, 2**20, 264)
 
     def __init__(self, num_ticks: int, interval: float, origin: float) -> None:
         self._num_ticks, self._interval, self._origin = num_ticks, interval, origin
-        self._streams: dict[str, Stream[ProducedToken]] = {}
+        self._streams: dict[RequestId, PutToken] = {}
 
-    async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
+    def submit(self, request: Request, put: PutToken) -> None:
         """Tokens that say which tick they are of."""
         max_tokens = request.sampling_params.max_tokens
         if self._num_ticks == 0 or max_tokens <= SHORT_TOKENS:
             for number in range(1, max_tokens + 1):
                 reason = FinishReason.LENGTH if number == max_tokens else None
-                yield ProducedToken(request.request_id, FIRST_LETTER + number, reason)
+                put(ProducedToken(request.request_id, FIRST_LETTER + number, reason))
             return
-        stream = self._streams[request.request_id] = Stream()
+        self._streams[request.request_id] = put
         if len(self._streams) == NUM_STREAMS:
             self._ticking = asyncio.create_task(self._tick())
-        while True:
-            token = await stream.get()
-            yield token
-            if token.finish_reason is not None:
-                return
 
     def abort(self, request_id: RequestId) -> None:
         """Nobody leaves."""
@@ -82,8 +76,8 @@ class ReadyEngine:
         for tick in range(self._num_ticks):
             await asyncio.sleep(max(0.0, self._origin + tick * self._interval - time.monotonic()))
             reason = FinishReason.LENGTH if tick == self._num_ticks - 1 else None
-            for request_id, stream in self._streams.items():
-                stream.put(ProducedToken(request_id, FIRST_LETTER + tick % LETTERS, reason))
+            for request_id, put in self._streams.items():
+                put(ProducedToken(request_id, FIRST_LETTER + tick % LETTERS, reason))
 
     def health(self) -> Health:
         """Well."""

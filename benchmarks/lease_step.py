@@ -9,7 +9,6 @@ Ceiling: 50 us a step at 64 requests, 150 us at 256.
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -34,6 +33,7 @@ from loong.executor.workers import Endpoints, WorkersExecutor
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits
+from loong.server.token_stream import TokenStream
 from loong.wire import BatchDone, StepDone, encode
 
 CEILINGS = {64: 50e-6, 256: 150e-6}
@@ -144,7 +144,7 @@ async def step_time(
 async def read(engine: Engine, number: int, with_readers: bool) -> None:
     """Ask for a request, and read all its tokens, or only the first."""
     request = Request(f"chatcmpl-{number:032x}", PROMPT, PARAMS, 0.0)
-    async with aclosing(engine.generate(request)) as tokens:
+    with TokenStream(engine, request) as tokens:
         async for _ in tokens:
             if not with_readers:
                 await asyncio.Event().wait()

@@ -10,7 +10,6 @@ from socket import socket
 from time import perf_counter, time
 
 import uvloop
-from aiohttp import web
 
 import loong
 from loong.core.cluster_state import ClusterState
@@ -26,6 +25,7 @@ from loong.executor.traces import WorkerTraces
 from loong.launcher.banner import log_banner
 from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
+from loong.launcher.front import Front, front_here
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.run_logs import LogFiles, run_logs
@@ -39,11 +39,10 @@ from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
-from loong.server.context import SERVER
 from loong.server.engine_client import EngineLimits
 from loong.server.insight import Insight
 from loong.server.large_json import compile_ahead
-from loong.server.listen import allow_many_connections, serve
+from loong.server.listen import allow_many_connections
 from loong.server.settings import ServerSettings
 from loong.server.spans import Spans, otlp_exporter
 from loong.server.tokenizer import Tokenizer
@@ -51,7 +50,6 @@ from loong.server.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 FAILURE_GRACE_SECONDS = 10.0  # after a failure, so that whoever watches /health sees why
-LAST_WORDS_SECONDS = 2.0  # for streams that are cut off to say so
 FORCED_EXIT_CODE = 130
 
 
@@ -118,18 +116,17 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
             running = asyncio.create_task(engine.run())
             tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
             app = create_app(engine, tokenizer, config.server, tracing, insight)
-            runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
-            signals.is_up = True
-            status = asyncio.create_task(log_status(engine))
-            try:
-                log_banner(config, limits, listener.getsockname()[1])
-                await _until_over(running, signals)
-                code = await _drain(config, engine, runner, signals)
-            finally:
-                status.cancel()
-                executor.post(Drained())
-                await asyncio.wait([running])
-                await runner.cleanup()
+            async with front_here(app, listener) as front:
+                signals.is_up = True
+                status = asyncio.create_task(log_status(engine))
+                try:
+                    log_banner(config, limits, listener.getsockname()[1])
+                    await _until_over(running, signals)
+                    code = await _drain(config, front, signals)
+                finally:
+                    status.cancel()
+                    executor.post(Drained())
+                    await asyncio.wait([running])
     if insight.spans is not None:
         await asyncio.to_thread(insight.spans.close)
     logger.info("stopped")
@@ -174,21 +171,20 @@ async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> N
         await asyncio.wait([told_to_stop], timeout=FAILURE_GRACE_SECONDS)
 
 
-async def _drain(config: ServeConfig, engine: Engine, runner: web.AppRunner, signals: "_StopSignals") -> int:
+async def _drain(config: ServeConfig, front: Front, signals: "_StopSignals") -> int:
     """Refuse new connections and requests, and let open ones finish, for a while; what is left then fails.
 
     Returns the exit code.
     """
-    for site in list(runner.sites):
-        await site.stop()
-    runner.app[SERVER].admission.close()  # connections that are open may send more
-    timeout = config.drain_timeout
-    if num_open := engine.num_open:
+    await front.stop_listening()
+    admission, timeout = front.admission, config.drain_timeout
+    admission.close()  # connections that are open may send more
+    if num_open := admission.num_in_flight:
         logger.info("draining %d request(s) for at most %g s; a second signal ends it", num_open, timeout)
-    finished = asyncio.create_task(engine.wait_until_idle())
+    finished = asyncio.create_task(admission.wait_until_idle())
     forced = asyncio.create_task(signals.second.wait())
     await asyncio.wait([finished, forced], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    if num_open := engine.num_open:
+    if num_open := admission.num_in_flight:
         logger.warning("%d request(s) are cut off", num_open)
         return FORCED_EXIT_CODE if forced.done() else 1
     return 0

@@ -4,14 +4,14 @@ import asyncio
 import logging
 
 from loong.core.snapshot import Snapshot
-from loong.server.engine_client import EngineClient
+from loong.server.engine_client import ClusterView
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 10.0
 
 
-async def log_status(engine: EngineClient) -> None:
+async def log_status(engine: ClusterView) -> None:
     """Log a line every interval in which anything happened, until cancelled."""
     before = engine.snapshot()
     while True:

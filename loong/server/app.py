@@ -1,21 +1,21 @@
 """The application: routes over one engine."""
 
-import asyncio
-
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
-from loong.server import profiling, status, tokenization
-from loong.server.admission import Admission
+from loong.server import status, tokenization
 from loong.server.body import Bodies
 from loong.server.chat import chat_completions
+from loong.server.cluster_app import add_cluster, cluster_of
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
-from loong.server.dashboard.routes import add_dashboard
-from loong.server.engine_client import EngineClient, Tracing
+from loong.server.engine_client import Engine, EngineClient, Tracing
 from loong.server.insight import Insight
-from loong.server.metrics import ServerMetrics
+from loong.server.local_engine import LocalEngineClient
+from loong.server.metrics import MetricFamilies
 from loong.server.middleware import check_api_key, tell_errors
 from loong.server.openapi import openapi
+from loong.server.request_metrics import RequestMetrics
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
 from loong.server.spans import note_traceparent
@@ -24,35 +24,42 @@ from loong.server.tokenizer import Tokenizer
 
 
 def create_app(
-    engine: EngineClient,
+    engine: Engine,
     tokenizer: Tokenizer,
     settings: ServerSettings,
     tracing: Tracing | None = None,
     insight: Insight | None = None,
 ) -> web.Application:
-    """Put a server together; nothing is started."""
+    """Put a server beside its engine together; nothing is started."""
+    cluster = cluster_of(engine, settings, tracing)
     spans = None if insight is None else insight.spans
-    middlewares = [tell_errors, check_api_key, *(() if spans is None else (note_traceparent,))]
+    client = LocalEngineClient(engine, cluster.admission, spans)
+    app = create_api(client, tokenizer, settings, cluster.registry, has_spans=spans is not None)
+    add_cluster(app, cluster, insight)
+    return app
+
+
+def create_api(
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    settings: ServerSettings,
+    registry: CollectorRegistry,
+    *,
+    has_spans: bool,
+) -> web.Application:
+    """What answers requests, wherever the engine is."""
+    middlewares = [tell_errors, check_api_key, *((note_traceparent,) if has_spans else ())]
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
     schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
     app.on_cleanup.append(lambda _: schemas.close())
-    app[EVENT_WRITES], app[status.TRACING] = EventWrites(), asyncio.Lock()
-    metrics = ServerMetrics(settings.served_model_name, engine.snapshot)
+    app[EVENT_WRITES] = EventWrites()
     app[SERVER] = Server(
         engine=engine,
         tokenizer=tokenizer,
         settings=settings,
-        metrics=metrics,
-        admission=Admission(
-            max_waiting_requests=settings.max_waiting_requests,
-            max_waiting_tokens=settings.max_waiting_tokens,
-            retry_after=settings.retry_after,
-            max_requests_per_key=settings.max_requests_per_key,
-        ),
+        metrics=RequestMetrics(MetricFamilies(registry, settings.served_model_name)),
         bodies=Bodies(settings),
         schemas=schemas,
-        tracing=tracing,
-        spans=spans,
     )
     app.add_routes(
         [
@@ -62,21 +69,8 @@ def create_app(
             web.get("/v1/models/{model:.+}", status.model),
             web.post("/tokenize", tokenization.tokenize),
             web.post("/detokenize", tokenization.detokenize),
-            web.get("/health", status.health),
-            web.get("/ping", status.health),
-            web.post("/ping", status.health),
             web.get("/version", status.version),
-            web.get("/load", status.load),
-            web.get("/metrics", status.metrics),
-            web.get("/trace", status.trace),
             web.get("/openapi.json", openapi),
-            web.post("/start_profile", profiling.start_profile),
-            web.post("/stop_profile", profiling.stop_profile),
         ]
     )
-    if insight is not None:
-        metrics.watch_cost_model(insight.errors)
-        insight.when_planned.append(metrics.saw_plan)
-        insight.runs.tell(lambda run: metrics.saw_run(run, insight.target_of(run)))
-        add_dashboard(app, insight)
     return app

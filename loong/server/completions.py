@@ -7,6 +7,7 @@ from uuid import uuid4
 from aiohttp import web
 
 from loong.core.request import SLO, Request
+from loong.server.admission import Asking
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
 from loong.server.callers import KEY_NUMBER, user_of
 from loong.server.choices import Choices, generate_choices
@@ -93,7 +94,7 @@ async def complete(
     options = OutputOptions(tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens)
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
-    with server.admission.admit(num_prompt_tokens, http.get(KEY_NUMBER)):
+    async with server.engine.admit(Asking(num_prompt_tokens, fields.n, http.get(KEY_NUMBER))):
         deltas = generate_choices(server, by_prompt, options, arrived_at)
         if fields.stream:
             return await send_stream(http, server, shape, deltas)

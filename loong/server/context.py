@@ -1,17 +1,15 @@
-"""What every handler of one server shares."""
+"""What every handler that answers requests shares."""
 
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from loong.server.admission import Admission
 from loong.server.body import Bodies
-from loong.server.engine_client import EngineClient, Tracing
+from loong.server.engine_client import EngineClient
 from loong.server.errors import ApiError
-from loong.server.metrics import ServerMetrics
+from loong.server.request_metrics import RequestMetrics
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
-from loong.server.spans import Spans
 from loong.server.tokenizer import Tokenizer
 
 
@@ -22,12 +20,9 @@ class Server:
     engine: EngineClient
     tokenizer: Tokenizer
     settings: ServerSettings
-    metrics: ServerMetrics
-    admission: Admission
+    metrics: RequestMetrics
     bodies: Bodies
     schemas: SchemaChecker
-    tracing: Tracing | None = None
-    spans: Spans | None = None
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 if a client names a model that is not served; not to name one is fine."""

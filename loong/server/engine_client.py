@@ -1,14 +1,21 @@
-"""What the HTTP face needs of an engine."""
+"""What the HTTP face needs of an engine: to answer requests, and to tell of the cluster."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory
+from loong.server.admission import Asking
+
+PutToken: TypeAlias = Callable[[ProducedToken | ClusterError], None]
+"""Takes the tokens of all choices of a request as they are produced, the last of each with a finish reason;
+or the error that ends them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +35,47 @@ class Health:
     message: str
 
 
-class EngineClient(Protocol):
-    """An engine, as the server sees it."""
+class TokenEngine(Protocol):
+    """Makes tokens for requests."""
 
     @property
     def limits(self) -> EngineLimits:
         """The bounds that requests are checked against before they are sent."""
         ...
 
-    def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
-        """Tokens of all choices of a request as they are produced; the last of each has a finish reason.
+    def submit(self, request: Request, put: PutToken) -> None:
+        """Begin a request, and hand its tokens to `put`.
 
         The engine stamps `request.arrival_time` itself: the clock is its own.
-        Closing the generator early aborts the request. Raises `ClusterError` if the engine fails.
         """
         ...
 
     def abort(self, request_id: RequestId) -> None:
-        """End one choice of a request, unless it has ended; the others go on.
+        """End one choice of a request, unless it has ended; the others go on, and no more comes of it."""
+        ...
 
-        For whoever reads the tokens, between two of them; no more come of that choice.
+
+class EngineClient(TokenEngine, Protocol):
+    """An engine as those see it who answer requests, in its process or in another."""
+
+    def admit(self, asking: Asking) -> AbstractAsyncContextManager[None]:
+        """Count requests in while the context lasts, all or none; of whatever process they are.
+
+        Raises what `Admission.admit` does.
         """
+        ...
+
+    def note_parent(self, request_id: RequestId, traceparent: str) -> None:
+        """Remember whose child the request's span is, before it is submitted."""
+        ...
+
+
+class ClusterView(Protocol):
+    """What an engine tells of its cluster, in its own process."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The bounds of requests."""
         ...
 
     def health(self) -> Health:
@@ -62,6 +89,10 @@ class EngineClient(Protocol):
     def history(self) -> ClusterHistory:
         """The last batches and migrations, oldest first."""
         ...
+
+
+class Engine(TokenEngine, ClusterView, Protocol):
+    """An engine of this process."""
 
 
 class Tracing(Protocol):

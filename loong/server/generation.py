@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
-from loong.core.errors import ClusterError, LoongError
+from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.request import FinishReason, Request
 from loong.server.context import Server
 from loong.server.output import Delta, Output, OutputOptions
+from loong.server.spans import TRACEPARENT
+from loong.server.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
@@ -30,25 +31,23 @@ async def generate(
         )
         for index, one in enumerate(request.choices(), choice)
     }
-    if server.spans is not None:
-        server.spans.note(request.request_id)
+    if (traceparent := TRACEPARENT.get()) is not None:
+        for request_id in answers:
+            server.engine.note_parent(request_id, traceparent)
     reason = FinishReason.ABORT
     try:
-        async with aclosing(server.engine.generate(request)) as tokens:
+        with TokenStream(server.engine, request) as tokens:
             async for token in tokens:
                 answer = answers[token.request_id]
                 delta = answer.add(token, is_first=answer.request.request_id == request.request_id)
                 if delta.finish_reason is not None:
+                    tokens.abort(token.request_id)
                     if len(answers) == 1:
-                        break
-                    del answers[token.request_id]
-                    answer.end(delta.finish_reason)
-                    server.engine.abort(token.request_id)
+                        reason = delta.finish_reason
+                    else:
+                        del answers[token.request_id]
+                        answer.end(delta.finish_reason)
                 yield delta
-            else:
-                raise ClusterError(f"the engine ended request {request.request_id} without a reason")
-        reason = delta.finish_reason
-        yield delta
     except LoongError as error:
         reason = FinishReason.ERROR
         for request_id, answer in answers.items():
@@ -81,7 +80,6 @@ class _Answer:
         now, metrics = time.monotonic(), self._server.metrics
         if self.num_tokens == 0:
             num_prompt_tokens = len(self.request.prompt_token_ids) if is_first else 0
-            self._server.admission.stop_waiting(self.request.request_id)
             metrics.saw_first_token(now - self._arrived_at, num_prompt_tokens)
         else:
             metrics.saw_token(now - self._last_token_at)

@@ -53,7 +53,8 @@ def _kept_headers(error: web.HTTPException) -> dict[str, str]:
 
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
-    request.app[SERVER].metrics.saw_refusal(error.code)
+    if (server := request.app.get(SERVER)) is not None:
+        server.metrics.saw_refusal(error.code)
     response = json_response(error.body, error.status)
     response.headers.update(error.headers)
     return response

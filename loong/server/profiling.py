@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from loong.server.context import SERVER
+from loong.server.cluster import CLUSTER
 from loong.server.engine_client import Tracing
 from loong.server.errors import ApiError
 from loong.server.wire import json_response
@@ -20,7 +20,7 @@ async def stop_profile(http: web.Request) -> web.Response:
 
 
 def _tracing(http: web.Request) -> Tracing:
-    tracing = http.app[SERVER].tracing
+    tracing = http.app[CLUSTER].tracing
     if tracing is None:
         raise ApiError(404, "the server was started without --trace-dir", "tracing_is_off")
     return tracing

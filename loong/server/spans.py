@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_PARENTS = 100_000
 _NANOSECONDS = 1e9
-_traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 
 def otlp_exporter(endpoint: str) -> "SpanExporter":
@@ -38,8 +38,8 @@ def otlp_exporter(endpoint: str) -> "SpanExporter":
 
 @web.middleware
 async def note_traceparent(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Keep whose child a client says its request is, for `Spans.note`."""
-    _traceparent.set(request.headers.get("traceparent"))
+    """Keep whose child a client says its request is, for who answers it."""
+    TRACEPARENT.set(request.headers.get("traceparent"))
     return await handler(request)
 
 
@@ -58,10 +58,9 @@ class Spans:
         self._model_name, self._clock_start = model_name, clock_start
         self._parents: dict[RequestId, str] = {}
 
-    def note(self, request_id: RequestId) -> None:
-        """Remember whose child the request that is handled here and now is."""
-        traceparent = _traceparent.get()
-        if traceparent is not None and len(self._parents) < MAX_PARENTS:
+    def note(self, request_id: RequestId, traceparent: str) -> None:
+        """Remember whose child a request is."""
+        if len(self._parents) < MAX_PARENTS:
             self._parents[request_id] = traceparent
 
     def saw_run(self, run: RequestRun) -> None:

@@ -6,19 +6,20 @@ import time
 from aiohttp import web
 
 import loong
+from loong.server.cluster import CLUSTER
 from loong.server.context import SERVER
 from loong.server.errors import ApiError
+from loong.server.metrics import exposition
 from loong.server.trace import chrome_trace
 from loong.server.wire import json_response
-
-TRACING = web.AppKey("tracing", asyncio.Lock)  # one trace at a time: it may have hundreds of megabytes
 
 
 async def health(http: web.Request) -> web.Response:
     """200 while the engine makes progress and requests are admitted, else 503 and why not."""
-    if http.app[SERVER].admission.is_closed:
+    cluster = http.app[CLUSTER]
+    if cluster.admission.is_closed:
         raise ApiError(503, "the server is shutting down", "unhealthy")
-    found = http.app[SERVER].engine.health()
+    found = cluster.engine.health()
     if not found.is_alive:
         raise ApiError(503, found.message, "unhealthy")
     return json_response({"status": found.message})
@@ -31,19 +32,20 @@ async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler
 
 async def load(http: web.Request) -> web.Response:
     """How many requests are in flight."""
-    return json_response({"server_load": http.app[SERVER].admission.num_in_flight})
+    return json_response({"server_load": http.app[CLUSTER].admission.num_in_flight})
 
 
 async def metrics(http: web.Request) -> web.Response:
     """All metrics, in Prometheus' text format, or as OpenMetrics for who asks for that."""
-    text, content_type = http.app[SERVER].metrics.exposition(http.headers.get("Accept", ""))
+    text, content_type = exposition(http.app[CLUSTER].registry, http.headers.get("Accept", ""))
     return web.Response(body=text, headers={"Content-Type": content_type})
 
 
 async def trace(http: web.Request) -> web.Response:
     """The last minutes of the cluster, to be opened in Perfetto."""
-    history = http.app[SERVER].engine.history()
-    async with http.app[TRACING]:
+    cluster = http.app[CLUSTER]
+    history = cluster.engine.history()
+    async with cluster.one_trace:
         written = await asyncio.to_thread(chrome_trace, history)
     return web.Response(body=written, content_type="application/json")
 

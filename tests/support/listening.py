@@ -8,7 +8,7 @@ from scripted_engine import Serving
 
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.app import create_app
-from loong.server.engine_client import EngineClient
+from loong.server.engine_client import Engine
 from loong.server.insight import Insight
 from loong.server.listen import bound_socket, serve
 from loong.server.settings import ServerSettings
@@ -32,7 +32,7 @@ def serving_with(tokenizer: Tokenizer) -> Serving:
 
     @asynccontextmanager
     async def listen(
-        engine: EngineClient, insight: Insight | None = None, **settings: object
+        engine: Engine, insight: Insight | None = None, **settings: object
     ) -> AsyncIterator[str]:
         chosen = ServerSettings("tiny", **settings)  # type: ignore[arg-type]
         app = create_app(engine, tokenizer, chosen, insight=insight)

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -13,7 +13,7 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.request import FinishReason, Request, TokenId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory
-from loong.server.engine_client import EngineLimits, Health
+from loong.server.engine_client import EngineLimits, Health, PutToken
 
 SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
 AT_REST = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
@@ -35,7 +35,7 @@ def say(text: str) -> Reply:
 
 @dataclass
 class ScriptedEngine:
-    """An `EngineClient`. Before token number `pause_at` it waits for `resume`; at `fail_at` it fails."""
+    """An `Engine`. Before token number `pause_at` it waits for `resume`; at `fail_at` it fails."""
 
     reply: Reply = repeat_the_prompt
     limits: EngineLimits = SMALL
@@ -51,31 +51,44 @@ class ScriptedEngine:
     requests: list[Request] = field(default_factory=list)
     num_produced: dict[str, int] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
+    _running: dict[str, tuple[dict[str, Request], asyncio.Task[None]]] = field(default_factory=dict)
 
-    async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
+    def submit(self, request: Request, put: PutToken) -> None:
         self.requests.append(request)
-        replies = {choice.request_id: (choice, self.reply(choice)) for choice in request.choices()}
-        self.num_produced.update(dict.fromkeys(replies, 0))
+        open_choices = {choice.request_id: choice for choice in request.choices()}
+        self.num_produced.update(dict.fromkeys(open_choices, 0))
+        replies = {choice.request_id: self.reply(choice) for choice in open_choices.values()}
+        task = asyncio.create_task(self._produce(open_choices, replies, put))
+        self._running.update(dict.fromkeys(open_choices, (open_choices, task)))
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.add(request_id)
+        open_choices, task = self._running[request_id]
+        open_choices.pop(request_id, None)
+        if not open_choices:
+            task.cancel()
+
+    async def _produce(
+        self, open_choices: dict[str, Request], replies: Mapping[str, Sequence[TokenId]], put: PutToken
+    ) -> None:
         try:
             for number in itertools.count():
                 if number == self.pause_at:
                     self.paused.set()
                     await self.resume.wait()
                 if number == self.fail_at:
-                    raise ClusterError("instance 3 is lost")
-                for choice, token_ids in [r for i, r in replies.items() if i not in self.aborted]:
-                    token = self._token(choice, token_ids, number)
+                    put(ClusterError("instance 3 is lost"))
+                    return
+                for request_id, choice in list(open_choices.items()):
+                    token = self._token(choice, replies[request_id], number)
                     if token.finish_reason is not None:
-                        del replies[choice.request_id]
-                    yield token
-                if self.aborted.issuperset(replies):
+                        del open_choices[request_id]
+                    put(token)
+                if not open_choices:
                     return
                 await asyncio.sleep(0)
         finally:
             self.closed.set()
-
-    def abort(self, request_id: str) -> None:
-        self.aborted.add(request_id)
 
     def _token(self, choice: Request, token_ids: Sequence[TokenId], number: int) -> ProducedToken:
         token_id = token_ids[number]

@@ -10,7 +10,7 @@ import loong
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.core.timeline import BatchSlice, KVMove
 from loong.decision_log.runs import RequestRun
-from loong.server.context import Server
+from loong.server.cluster import Cluster
 from loong.server.insight import Insight
 
 WINDOW_SECONDS = 120.0  # of the past, that a page begins with
@@ -99,23 +99,23 @@ class Tick(msgspec.Struct, frozen=True):
 class Feed:
     """One page's; it remembers what that was told."""
 
-    def __init__(self, server: Server, insight: Insight) -> None:
-        self._server, self._insight = server, insight
-        self._told_to = self._server.engine.snapshot().now - WINDOW_SECONDS
+    def __init__(self, cluster: Cluster, insight: Insight) -> None:
+        self._cluster, self._insight = cluster, insight
+        self._told_to = self._cluster.engine.snapshot().now - WINDOW_SECONDS
         self._told_run_at = -inf
 
     def hello(self) -> Hello:
         """To begin with."""
         return Hello(
-            model=self._server.settings.served_model_name,
+            model=self._cluster.settings.served_model_name,
             policy=self._insight.policy,
             version=loong.__version__,
-            max_model_len=self._server.engine.limits.max_model_len,
+            max_model_len=self._cluster.engine.limits.max_model_len,
         )
 
     def tick(self) -> Tick:
         """What is, and what is new."""
-        engine, insight = self._server.engine, self._insight
+        engine, insight = self._cluster.engine, self._insight
         snapshot, history, health = engine.snapshot(), engine.history(), engine.health()
         told_to, self._told_to = self._told_to, snapshot.now
         batches = takewhile(lambda batch: batch.ended_at > told_to, reversed(history.batches))

@@ -10,7 +10,7 @@ from loong.core.request import RequestId
 from loong.decision_log.recent import index_of
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.words import chapters, heading
-from loong.server.context import SERVER
+from loong.server.cluster import CLUSTER
 from loong.server.dashboard.feed import Feed
 from loong.server.errors import ApiError
 from loong.server.insight import Insight
@@ -31,19 +31,10 @@ _TELLING = web.AppKey("telling", asyncio.Lock)  # one story at a time: each read
 
 
 def add_dashboard(app: web.Application, insight: Insight) -> None:
-    """Put the dashboard into a server."""
+    """Let an application that has `DASHBOARD_ROUTES` serve them."""
     app[_INSIGHT] = insight
     app[_STOPPING], app[_TELLING] = asyncio.Event(), asyncio.Lock()
     app.on_shutdown.append(_stop)
-    app.add_routes(
-        [
-            web.get("/dashboard", page),
-            web.get("/dashboard/page/{name}", page_file),
-            web.get("/dashboard/events", events, allow_head=False),  # it would go on and on
-            web.get("/dashboard/batches/{batch_id:[0-9]{1,18}}", batch),
-            web.get("/dashboard/requests/{request_id}", request),
-        ]
-    )
 
 
 async def page(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
@@ -58,9 +49,9 @@ async def page_file(http: web.Request) -> web.Response:
 
 async def events(http: web.Request) -> web.StreamResponse:
     """What the cluster does, for as long as someone watches."""
-    stream = EventStream(http.app[SERVER].settings)
+    stream = EventStream(http.app[CLUSTER].settings)
     stopping = http.app[_STOPPING]
-    feed = Feed(http.app[SERVER], http.app[_INSIGHT])
+    feed = Feed(http.app[CLUSTER], http.app[_INSIGHT])
     async with stream.open(http):
         await stream.send(feed.hello())
         while not stopping.is_set():
@@ -73,10 +64,10 @@ async def events(http: web.Request) -> web.StreamResponse:
 async def batch(http: web.Request) -> web.Response:
     """The requests of a batch that has ended."""
     batch_id = int(http.match_info["batch_id"])
-    for ended in reversed(http.app[SERVER].engine.history().batches):
+    for ended in reversed(http.app[CLUSTER].engine.history().batches):
         if ended.batch_id == batch_id:
             return json_response({"id": batch_id, "phase": ended.phase, "request_ids": ended.request_ids})
-    for running in http.app[SERVER].engine.snapshot().batches:
+    for running in http.app[CLUSTER].engine.snapshot().batches:
         if running.batch_id == batch_id:
             return json_response({"id": batch_id, "phase": None, "request_ids": running.plan.request_ids})
     raise ApiError(404, f"batch {batch_id} is not known any more", "batch_not_found")
@@ -113,3 +104,12 @@ def _file(name: str) -> web.Response:
 
 async def _stop(app: web.Application) -> None:
     app[_STOPPING].set()
+
+
+DASHBOARD_ROUTES = (
+    web.get("/dashboard", page),
+    web.get("/dashboard/page/{name}", page_file),
+    web.get("/dashboard/events", events, allow_head=False),  # it would go on and on
+    web.get("/dashboard/batches/{batch_id:[0-9]{1,18}}", batch),
+    web.get("/dashboard/requests/{request_id}", request),
+)

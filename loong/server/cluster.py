@@ -1,0 +1,26 @@
+"""What every handler that tells of the cluster shares; they are in the engine's process."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from loong.server.admission import Admission
+from loong.server.engine_client import ClusterView, Tracing
+from loong.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """An engine, what waits for it, and what is counted."""
+
+    engine: ClusterView
+    admission: Admission
+    settings: ServerSettings
+    registry: CollectorRegistry
+    tracing: Tracing | None = None
+    one_trace: asyncio.Lock = field(default_factory=asyncio.Lock)  # it may have hundreds of megabytes
+
+
+CLUSTER = web.AppKey("cluster", Cluster)

@@ -1,0 +1,64 @@
+"""Routes that tell of the cluster, of whatever process clients talk to."""
+
+from collections.abc import Sequence
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from loong.server import profiling, status
+from loong.server.admission import Admission
+from loong.server.cluster import CLUSTER, Cluster
+from loong.server.cluster_metrics import ClusterCollector, CostModelCollector
+from loong.server.dashboard.routes import DASHBOARD_ROUTES, add_dashboard
+from loong.server.engine_client import ClusterView, Tracing
+from loong.server.insight import Insight
+from loong.server.metrics import MetricFamilies
+from loong.server.middleware import tell_errors
+from loong.server.run_metrics import RunMetrics
+from loong.server.settings import ServerSettings
+from loong.server.sse import EVENT_WRITES, EventWrites
+
+_ROUTES = (
+    web.get("/health", status.health),
+    web.get("/ping", status.health),
+    web.post("/ping", status.health),
+    web.get("/load", status.load),
+    web.get("/metrics", status.metrics),
+    web.get("/trace", status.trace),
+    web.post("/start_profile", profiling.start_profile),
+    web.post("/stop_profile", profiling.stop_profile),
+)
+
+
+def cluster_of(engine: ClusterView, settings: ServerSettings, tracing: Tracing | None = None) -> Cluster:
+    """What is told of an engine of this process, with nothing counted yet."""
+    registry = CollectorRegistry()
+    registry.register(ClusterCollector(settings.served_model_name, engine.snapshot))
+    ProcessCollector(registry=registry)
+    return Cluster(engine, Admission(settings), settings, registry, tracing)
+
+
+def cluster_routes(*, has_dashboard: bool) -> Sequence[web.RouteDef]:
+    """The routes that `add_cluster` serves."""
+    return (*_ROUTES, *(DASHBOARD_ROUTES if has_dashboard else ()))
+
+
+def add_cluster(app: web.Application, cluster: Cluster, insight: Insight | None) -> None:
+    """Let an application tell of a cluster."""
+    app[CLUSTER] = cluster
+    app.add_routes(cluster_routes(has_dashboard=insight is not None))
+    model_name = cluster.settings.served_model_name
+    metrics = RunMetrics(MetricFamilies(cluster.registry, model_name))
+    if insight is not None:
+        cluster.registry.register(CostModelCollector(model_name, insight.errors))
+        insight.when_planned.append(metrics.saw_plan)
+        insight.runs.tell(lambda run: metrics.saw_run(run, insight.target_of(run)))
+        add_dashboard(app, insight)
+
+
+def create_cluster_app(cluster: Cluster, insight: Insight | None) -> web.Application:
+    """An application for those who answer clients in other processes: they check keys and count refusals."""
+    app = web.Application(middlewares=[tell_errors])
+    app[EVENT_WRITES] = EventWrites()
+    add_cluster(app, cluster, insight)
+    return app
