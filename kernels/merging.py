@@ -20,7 +20,8 @@ def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> No
             have been written.
         parts: out [N, T, H, D] of float32 or less, heads contiguous, and lse [N, T, H] float32, any strides
             else: one message may hold both.
-        rows [T] int64, distinct: token t goes to row rows[t] of `total`; None: to row t, and then A = T.
+        rows [T] int64, distinct or below 0: token t goes to row rows[t] of `total`, or is left out; None: to
+            row t, and then A = T.
         Allocates nothing.
     """
     dims = Dims()
@@ -74,12 +75,13 @@ def _merge_rows(
     row = (tl.program_id(0) * rows_at_once + tl.arange(0, rows_at_once)).to(tl.int64)
     is_row = row < num_rows
     token, head = row // num_heads, row % num_heads
-    dim = tl.arange(0, width)
-    is_element = is_row[:, None] & (dim < head_dim)[None, :]
     place = token
     if rows is not None:
-        place = tl.load(rows + token, is_row, 0)
+        place = tl.load(rows + token, is_row, -1)
+        is_row = place >= 0
     place = place * num_heads + head
+    dim = tl.arange(0, width)
+    is_element = is_row[:, None] & (dim < head_dim)[None, :]
     elements = total_out + place[:, None] * head_dim + dim[None, :]
     lse = tl.load(total_lse + place, is_row, float("-inf"))
     out = tl.load(elements, is_element & (lse > float("-inf"))[:, None], 0.0)

@@ -109,6 +109,8 @@ def attend_blocks(
     """Merge the attention of tasks [C, 8], lines of `AttendTask`, over kv [S, 2, K, D] into `total`."""
     for line in tasks.tolist():
         task = AttendTask(*line)
+        if not task.num_queries:
+            continue
         queries = slice(task.query_row, task.query_row + task.num_queries)
         keys = torch.arange(task.num_keys, device=q.device)
         rows = task.key_row + keys if slots is None else slots[task.key_row + keys]
@@ -146,8 +148,13 @@ def merge(a: Partial, b: Partial) -> Partial:
 
 
 def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> None:
-    """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] (all, in order) of `total`."""
-    place = slice(None) if rows is None else rows
+    """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`, but where these are below 0.
+
+    None: into all rows, in order.
+    """
+    place: Tensor | slice = slice(None)
+    if rows is not None:
+        place, parts = rows[rows >= 0], Partial(*(tensor[:, rows >= 0] for tensor in parts))
     out, lse = total.out[place], total.lse[place]
     merged = Partial(out.where(lse[..., None] > -torch.inf, 0.0), lse)
     for part_out, part_lse in zip(*parts, strict=True):

@@ -9,6 +9,7 @@ from torch import Tensor
 from loong.attention.local import tables_of, tasks_of
 from loong.attention.step import Step, concatenate
 from loong.core.plan import QueryBlock
+from loong.core.positions import coalesce
 from loong.kernels import Partial
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable, Device
@@ -70,7 +71,7 @@ def pool_attention(
     tasks = []
     num_queries = num_slots = 0
     for block, row in blocks:
-        kv = step.kv_on(step.instance_id, block.request_id)
+        kv = coalesce(step.kv_on(step.instance_id, block.request_id))
         found = step.slots(block.request_id, kv)
         if len(block.positions) == 1 and all(p[-1] <= block.positions[0] for p in kv if p):
             single_rows.append(row)

@@ -75,7 +75,7 @@ class Device(Protocol):
         """Copy `target[target_rows[t]] = source[source_rows[t]]`, rows [2, K, D]; None: all, in order."""
 
     def merge_into(self, total: Partial, parts: Partial, rows: Tensor) -> None:
-        """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`."""
+        """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`; below 0: left out."""
 
     def attend_slots(self, q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float, out: Partial) -> None:
         """Attend each request's one query, q [B, H, D], to its slots of kv [S, 2, K, D], into `out`.

@@ -42,6 +42,10 @@ class Backend(Protocol):
         """Whether decode steps are captured, and follow each other without the host."""
 
     @property
+    def captures_prompts(self) -> bool:
+        """Whether steps with prompts are captured, too."""
+
+    @property
     def warm_up_lengths(self) -> tuple[int, ...]:
         """Prompts of these lengths, prefilled once, let everything be compiled that prefill needs."""
 
@@ -83,6 +87,7 @@ class CpuBackend:
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
         self.takes_leases = takes_leases  # no use but to test: there is no host to wait for
+        self.captures_prompts = takes_leases
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
         """See Backend."""

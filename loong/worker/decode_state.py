@@ -96,9 +96,9 @@ class DecodeState:
         self.memory.zero_()
         rows = batch.rows
         positions = [row.position for row in rows]
-        _set(self.tokens, [row.token_id for row in rows])
-        _set(self.positions, positions)
-        _set(self.limits, [_num_slots(row.held) + _num_slots(row.free) for row in rows])
+        set_first(self.tokens, [row.token_id for row in rows])
+        set_first(self.positions, positions)
+        set_first(self.limits, [_num_slots(row.held) + _num_slots(row.free) for row in rows])
         params = draw_params([row.params for row in rows], [p + 1 for p in positions], vocab_size)
         for column, values in zip(self.params, params, strict=True):
             column[: len(rows)] = values
@@ -107,16 +107,16 @@ class DecodeState:
     def _list_slots(self, batch: DecodeBatch, first_row: int, slots: Tensor) -> int:
         pieces = [piece for row in batch.rows for piece in (*row.held, *row.free)]
         own = slice(first_row, first_row + len(batch.rows))
-        _set(self.num_keys[own], [_num_slots(row.held) for row in batch.rows])
+        set_first(self.num_keys[own], [_num_slots(row.held) for row in batch.rows])
         ends = list(accumulate(self.limits[: len(batch.rows)].tolist(), initial=0))
-        _set(self.starts[own], ends[:-1])
+        set_first(self.starts[own], ends[:-1])
         end: int = ends[-1]
         for instance_id, lists in batch.served.items():
             served = slice(instance_id * batch.size, instance_id * batch.size + len(lists))
             lengths = list(map(_num_slots, lists))
             ends = list(accumulate(lengths, initial=end))
-            _set(self.num_keys[served], lengths)
-            _set(self.starts[served], ends[:-1])
+            set_first(self.num_keys[served], lengths)
+            set_first(self.starts[served], ends[:-1])
             end = ends[-1]
             pieces += chain.from_iterable(lists)
         if pieces:  # a member may have nothing of anybody
@@ -128,6 +128,6 @@ def _num_slots(pieces: Pieces) -> int:
     return sum(piece.numel() for piece in pieces)
 
 
-def _set(column: Tensor, values: Sequence[int]) -> None:
+def set_first(column: Tensor, values: Sequence[int]) -> None:
     """Write the first elements; for so few, NumPy is ten times as quick as torch."""
     column.numpy()[: len(values)] = values

@@ -49,6 +49,17 @@ def test_parts_reach_the_rows_that_are_named_and_no_others(device: torch.device)
     assert actual.lse.isnan().sum() == 6 * 4
 
 
+def test_parts_whose_row_is_below_0_are_left_out(device: torch.device) -> None:
+    total = draw_partial(1, 5, 4, 64, device=device)
+    rows = torch.tensor([-1, 3, -1, 0], device=device)
+    parts = poisoned_partial(4, 4, 64, device)
+    seen = draw_partial(4, 2, 4, 64, device=device)
+    parts.out[rows >= 0], parts.lse[rows >= 0] = seen
+    actual, expected = both(total, Partial(parts.out[None], parts.lse[None]), rows)
+    assert_same_partial(actual, expected, torch.float32)
+    assert torch.equal(actual.out[[1, 2, 4]], total.out[[1, 2, 4]])
+
+
 def test_out_and_lse_may_come_in_one_message_and_in_half_precision(device: torch.device) -> None:
     message = random_values(1, 3, 4, 65, dtype=torch.float32, device=device)
     parts = Partial(message[None, ..., :-1], message[None, ..., -1])

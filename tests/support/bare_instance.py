@@ -60,6 +60,11 @@ class BareInstance:
         self._runner.warm_up()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 
+    def poison(self) -> None:
+        """Let all memory of the pool be NaN: whoever reads what nobody wrote has that."""
+        for layer in range(self._pool.num_layers):
+            self._pool.layer(layer).fill_(torch.nan)
+
     def carry_out(self, command: RunBatch | ReleaseKV) -> Outcome:
         """Do this instance's part of a command, if it has one."""
         before, num_steps = self._fabric.traffic.snapshot(), 0
