@@ -118,12 +118,13 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
 
 def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
     """What instances run on, as cost models name it, and the tokens that each has room for."""
-    from loong.launcher.gpus import cost_device, host_gpus
+    from loong.launcher.gpus import check_torch, cost_device, host_gpus
     from loong.launcher.memory import fit_gpu_kv_capacity, fit_kv_capacity
 
     if args.device == "cpu":
         return "cpu", fit_kv_capacity(config, args.num_instances, args.kv_cache_tokens)
     gpus = host_gpus()
+    check_torch()
     tokens = fit_gpu_kv_capacity(
         config,
         gpus,

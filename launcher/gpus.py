@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from loong.core.errors import ConfigError
 from loong.launcher.machine import output_of
@@ -30,12 +31,32 @@ def host_gpus() -> tuple[Gpu, ...]:
     return tuple(_parsed(line) for line in lines)
 
 
+def check_torch() -> None:
+    """Raise `ConfigError` if what is installed here cannot run on GPUs; nothing of theirs is touched."""
+    import torch  # which takes a while
+
+    if torch.version.cuda is None:
+        raise ConfigError(
+            f"--device cuda needs a PyTorch for CUDA, but torch {torch.__version__} is for processors; "
+            "on Linux `pip install torch` brings one into a new environment"
+        )
+    if not _is_installed("cuda.bindings"):
+        raise ConfigError("--device cuda needs the CUDA driver's bindings; `pip install cuda-bindings`")
+
+
 def cost_device(gpu: Gpu) -> str:
     """Which of DEVICES a GPU is. Raises `ConfigError` if it is none of them."""
     for key in DEVICES:
         if key in gpu.name.lower():
             return key
     raise ConfigError(f"there is no roofline of {gpu.name}, only of {', '.join(DEVICES)}")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def _parsed(line: str) -> Gpu:

@@ -1,9 +1,12 @@
+import re
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from loong.core.errors import ConfigError
-from loong.launcher.gpus import Gpu, cost_device, host_gpus
+from loong.launcher.gpus import Gpu, check_torch, cost_device, host_gpus
 from loong.launcher.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, fit_gpu_kv_capacity
 from loong.model.tiny import CONFIG
 
@@ -40,6 +43,18 @@ def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
         host_gpus()
     with pytest.raises(ConfigError, match="no roofline of NVIDIA T4, only of h200"):
         cost_device(Gpu("NVIDIA T4", 1, 1))
+
+
+def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ConfigError, match=f"but torch {re.escape(torch.__version__)} is for processors"):
+        check_torch()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    with pytest.raises(ConfigError, match="`pip install cuda-bindings`"):
+        check_torch()
 
 
 def test_kv_takes_what_weights_and_graphs_leave_of_the_fullest_gpu_that_is_used() -> None:
