@@ -20,7 +20,7 @@ _MAX_PROMPTS = 64
 _LEAST_COPIED = 256  # rows: with so many it pays to copy the prompts' keys out of the pool first
 _KEYS_A_ROW = 2  # of what is copied: behind longer histories GPUs work longer than hosts launch
 _TASK_SIZE = len(AttendTask._fields)
-_PARTS = (4 * _MAX_SIZE, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_PROMPTS * _TASK_SIZE)  # in words
+_PARTS = [4 * _MAX_SIZE, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_PROMPTS * _TASK_SIZE]  # in words
 _NUM_FIXED = sum(_PARTS)
 
 

@@ -24,6 +24,7 @@ from loong.worker.decode_state import BATCH_SIZES
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
+from loong.worker.mixed_steps import MixedSteps
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
 from loong.worker.tracer import Span
 
@@ -94,6 +95,7 @@ class BatchRunner:
         self._exchange = backend.query_exchange(fabric, model.shard)
         self._lease: DecodeLease | None = None
         self._steps: DecodeSteps | None = None
+        self._mixed_steps: MixedSteps | None = None
 
     def warm_up(self) -> None:
         """Do once, before there are requests, what compiles, captures or plans.
@@ -122,6 +124,10 @@ class BatchRunner:
             steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
             steps.capture()
             self._lease, self._steps = DecodeLease(self._instance_id, self._pool, steps, self._fabric), steps
+        if self._backend.takes_leases and self._backend.captures_prompts:
+            mixed_steps = MixedSteps(self._model, self._pool, self._backend)
+            mixed_steps.capture()
+            self._mixed_steps = mixed_steps
 
     def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
         """Take the steps of a batch and return how many; tokens are reported after each.
@@ -185,14 +191,23 @@ class BatchRunner:
             if segment.instance_id == self._instance_id:
                 self._pool.allocate(segment.owner_id, segment.positions)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
-        step, device = Step(self._instance_id, plan, placements, self._pool), self._backend.device
-        attention = ElasticAttention(step, self._fabric, self._exchange, device)
-        token_ids, positions, lengths = map(device.upload, _inputs(step.blocks, requests))
-        hidden = self._model.forward(token_ids, positions, lengths, attention)
+        step = Step(self._instance_id, plan, placements, self._pool)
+        hidden = self._forward(step, *_inputs(step.blocks, requests))
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
             self._fork(requests[request_id])
         return self._sample(step, hidden, requests)
+
+    def _forward(self, step: Step, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> Tensor:
+        """Hidden states of the step's rows; if a captured step has no room for them, the host launches it."""
+        if self._mixed_steps is not None:
+            hidden = self._mixed_steps.forward(step, token_ids, positions, lengths)
+            if hidden is not None:
+                return hidden
+        device = self._backend.device
+        attention = ElasticAttention(step, self._fabric, self._exchange, device)
+        token_ids, positions, lengths = map(device.upload, (token_ids, positions, lengths))
+        return self._model.forward(token_ids, positions, lengths, attention)
 
     def _fork(self, request: _Progress) -> None:
         """Let forks begin with what this instance has of a request."""
