@@ -81,7 +81,12 @@ class Watch:
             self.ran.append(Ran(batch.plan, placements, started_at, event.time, event.num_steps))
 
     def planned(
-        self, _event: Event, _snapshot: Snapshot, _plan: IterationPlan, instructions: Sequence[Instruction], /
+        self,
+        _events: Sequence[Event],
+        _snapshot: Snapshot,
+        _plan: IterationPlan,
+        instructions: Sequence[Instruction],
+        /,
     ) -> None:
         """Batches may start."""
         for instruction in instructions:

@@ -50,11 +50,15 @@ class Timed:
             self.steps.append(perf_counter() - start)
 
     def planned(
-        self, event: Event, snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
+        self,
+        events: Sequence[Event],
+        snapshot: Snapshot,
+        plan: IterationPlan,
+        instructions: Sequence[Instruction],
     ) -> None:
         """Hand a plan on."""
         start = perf_counter()
-        self._log.planned(event, snapshot, plan, instructions)
+        self._log.planned(events, snapshot, plan, instructions)
         if any(b.num_steps > 1 and len(b.queries) == self._num_requests for b in plan.batches):
             self.plans.append(perf_counter() - start)
 

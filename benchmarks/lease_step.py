@@ -54,7 +54,7 @@ class Seen:
         self.num_events += 1
 
     def planned(
-        self, _e: Event, _s: Snapshot, _p: IterationPlan, instructions: Sequence[Instruction], /
+        self, _e: Sequence[Event], _s: Snapshot, _p: IterationPlan, instructions: Sequence[Instruction], /
     ) -> None:
         """Keep what starts."""
         self.batches += [told for told in instructions if isinstance(told, RunBatch)]

@@ -38,7 +38,12 @@ class CostModelAlarm:
             )
 
     def planned(
-        self, _event: Event, _snapshot: Snapshot, _plan: IterationPlan, _told: Sequence[Instruction], /
+        self,
+        _events: Sequence[Event],
+        _snapshot: Snapshot,
+        _plan: IterationPlan,
+        _told: Sequence[Instruction],
+        /,
     ) -> None:
         """Nothing is known of what only starts."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from loong.core.errors import ClusterError, LoongError
@@ -11,6 +12,7 @@ from loong.core.events import (
     Event,
     InstanceLost,
     MigrationFinished,
+    ProducedToken,
     RequestAborted,
     RequestArrived,
     TokensProduced,
@@ -20,69 +22,91 @@ from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory, Timeline
 from loong.executor.workers import WorkersExecutor
 from loong.scheduling import Scheduling
-from loong.server.engine_client import EngineLimits, Health, PutToken
+from loong.server.engine_client import EngineLimits, Health
+from loong.stream import Stream
 
 logger = logging.getLogger(__name__)
 
 HEALTHY_SILENCE_SECONDS = 4.0  # of heartbeats that are a second apart
-MAX_TURN_SECONDS = 0.005  # of planning, after which the server has its turn
 HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes
 
 
 class Engine:
-    """The engine of a server, on real workers. Arrivals and aborts go through the executor's events."""
+    """An `EngineClient` on real workers. Arrivals and aborts go through the executor's stream of events."""
 
     def __init__(
         self, scheduling: Scheduling, executor: WorkersExecutor, limits: EngineLimits, timeline: Timeline
     ) -> None:
         self.limits = limits
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
-        self._waiting: dict[RequestId, PutToken] = {}  # for tokens: choices that have not ended
+        self._streams: dict[RequestId, Stream[ProducedToken | None]] = {}
         self._failure: str | None = None
         self._advanced_at = executor.now  # when something was last done, or there last was something to do
 
     async def run(self) -> None:
         """Serve until drained. Raises `ClusterError` when an instance is lost; all streams end with it."""
         try:
-            now = asyncio.get_running_loop().time
-            turn_began_at = now()
             async for event in self._scheduling.events():
                 self._deliver(event)
-                if now() - turn_began_at > MAX_TURN_SECONDS:  # events that are there already do not suspend
-                    await asyncio.sleep(0)
-                    turn_began_at = now()
         finally:
             self._failure = _reason(sys.exception())
-            for put in self._waiting.values():
-                put(ClusterError(self._failure))
+            for stream in self._streams.values():
+                stream.put(None)
 
-    def submit(self, request: Request, put: PutToken) -> None:
-        """Begin a request, and hand the tokens of all its choices to `put`, or why the engine has failed."""
+    async def generate(self, request: Request) -> AsyncGenerator[ProducedToken, None]:
+        """Tokens of all choices of a request as they are produced; the last of each has a finish reason.
+
+        Closing the generator early aborts the request. Raises `ClusterError` if the engine fails.
+        """
         if self._failure is not None:
-            put(ClusterError(self._failure))
-            return
+            raise ClusterError(self._failure)
         if (json_schema := request.sampling_params.json_schema) is not None:
             self._executor.prepare_grammar(json_schema)
-        if not self._waiting:
+        request_ids = [choice.request_id for choice in request.choices()]
+        stream: Stream[ProducedToken | None] = Stream()
+        if not self._streams:
             self._advanced_at = self._executor.now
-        self._waiting.update((choice.request_id, put) for choice in request.choices())
+        self._streams.update(dict.fromkeys(request_ids, stream))
         self._executor.post(RequestArrived(self._executor.now, self._stamped(request)))
+        try:
+            while any(request_id in self._streams for request_id in request_ids):
+                token = await stream.get()
+                if token is None:
+                    raise ClusterError(self._failure)
+                if token.request_id not in self._streams:
+                    continue  # it was told before the choice was aborted
+                if token.finish_reason is not None:
+                    del self._streams[token.request_id]
+                yield token
+        finally:
+            for request_id in request_ids:
+                self.abort(request_id)
 
     def abort(self, request_id: RequestId) -> None:
-        """End one choice of a request, unless it has ended; no more comes of it."""
-        if self._waiting.pop(request_id, None) is not None and self._failure is None:
+        """End one choice of a request, unless it has ended; for whoever reads its tokens, between two."""
+        if self._streams.pop(request_id, None) is not None and self._failure is None:
             self._executor.post(RequestAborted(self._executor.now, request_id))
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose tokens someone waits for."""
+        return len(self._streams)
+
+    async def wait_until_idle(self) -> None:
+        """Wait until nobody waits for tokens."""
+        while self._streams:  # noqa: ASYNC110 - only at the end of a server's life
+            await asyncio.sleep(0.02)
 
     def health(self) -> Health:
         """Whether the loop runs, every worker was heard from lately, and what is asked advances."""
         silence = self._executor.seconds_since_heard
-        standstill = self._executor.now - self._advanced_at if self._waiting else 0.0
+        standstill = self._executor.now - self._advanced_at if self._streams else 0.0
         if self._failure is not None:
             return Health(is_alive=False, message=self._failure)
         if silence > HEALTHY_SILENCE_SECONDS:
             return Health(is_alive=False, message=f"a worker has been silent for {silence:.1f} s")
         if standstill > HEALTHY_STEP_SECONDS:
-            message = f"no step has ended for {standstill:.0f} s, and {len(self._waiting)} requests wait"
+            message = f"no step has ended for {standstill:.0f} s, and {self.num_open} requests wait"
             return Health(is_alive=False, message=message)
         return Health(is_alive=True, message="ok")
 
@@ -104,10 +128,8 @@ class Engine:
             case TokensProduced():
                 self._advanced_at = event.time
                 for token in event.tokens:
-                    if (put := self._waiting.get(token.request_id)) is not None:
-                        if token.finish_reason is not None:
-                            del self._waiting[token.request_id]
-                        put(token)
+                    if (stream := self._streams.get(token.request_id)) is not None:
+                        stream.put(token)
             case BatchFinished() | MigrationFinished():
                 self._advanced_at = event.time
             case InstanceLost():

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.events import Drained, Event, TokensProduced
+from loong.core.events import Event, TokensProduced
 from loong.core.instructions import Instruction, ReleaseKV
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
@@ -21,9 +21,14 @@ class Observer(Protocol):
         ...
 
     def planned(
-        self, event: Event, snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction], /
+        self,
+        events: Sequence[Event],
+        snapshot: Snapshot,
+        plan: IterationPlan,
+        instructions: Sequence[Instruction],
+        /,
     ) -> None:
-        """On `event`, `plan` was made for `snapshot`; committing it gave `instructions`."""
+        """On `events`, taken in together, `plan` was made for `snapshot`, which gave `instructions`."""
         ...
 
 
@@ -42,24 +47,26 @@ class Scheduling:
         self._observers = observers
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Take in every event, hand it on, and act on it, until the executor has drained."""
-        while not isinstance(event := await self._executor.next_event(), Drained):
-            self._executor.submit(self.state.apply(event))
-            for observer in self._observers:
-                observer.took_in(event)
-            yield event
-            has_settled = not calls_for_a_plan(event)
+        """Take in every event, hand it on, and act on those there are, until the executor has drained."""
+        while events := await self._executor.next_events():
+            for event in events:
+                self._executor.submit(self.state.apply(event))
+                for observer in self._observers:
+                    observer.took_in(event)
+                yield event
+            calls = list(filter(calls_for_a_plan, events))
+            has_settled = not calls
             while not has_settled:
-                has_settled = self._plan(event)
+                has_settled = self._plan(calls, events[-1].time)
 
-    def _plan(self, event: Event) -> bool:
+    def _plan(self, calls: Sequence[Event], now: float) -> bool:
         """Start what the policy wants; false if that freed KV or ended requests, for no event will tell."""
-        snapshot = self.state.snapshot(event.time)
+        snapshot = self.state.snapshot(now)
         plan = self._policy(snapshot, self._cost_model)
         instructions = self.state.commit(plan, snapshot)
         self._executor.submit(instructions)
         for observer in self._observers:
-            observer.planned(event, snapshot, plan, instructions)
+            observer.planned(calls, snapshot, plan, instructions)
         has_freed = any(isinstance(instruction, ReleaseKV) for instruction in instructions)
         return not (has_freed or plan.failures)
 

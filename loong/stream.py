@@ -22,10 +22,21 @@ class Stream(Generic[T]):
 
     async def get(self) -> T:
         """The next item, in the order in which they were put."""
+        await self._wait()
+        return self._items.popleft()
+
+    async def get_all(self) -> list[T]:
+        """All items that are there, at least one, in the order in which they were put."""
+        await self._wait()
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+    async def _wait(self) -> None:
+        """Until there is an item."""
         if not self._items:
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
-        return self._items.popleft()

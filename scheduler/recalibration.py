@@ -45,12 +45,17 @@ class Recalibration:
                 pass
 
     def planned(
-        self, event: Event, _snapshot: Snapshot, _plan: IterationPlan, instructions: Sequence[Instruction], /
+        self,
+        _events: Sequence[Event],
+        snapshot: Snapshot,
+        _plan: IterationPlan,
+        instructions: Sequence[Instruction],
+        /,
     ) -> None:
         """Keep what starts."""
         for batch in instructions:
             if isinstance(batch, RunBatch):
-                self._running[batch.batch_id] = batch, event.time
+                self._running[batch.batch_id] = batch, snapshot.now
 
     def _learn(self, batch: RunBatch, started_at: float, finished: BatchFinished) -> None:
         placements = {given.request_id: given.placement for given in batch.inputs}

@@ -1,7 +1,7 @@
 """The engine as its server sees it, over workers that do nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -24,7 +24,6 @@ from loong.executor.workers import WorkersExecutor
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits
-from loong.server.token_stream import TokenStream
 from loong.stream import Stream
 
 INSTANCES = (ElasticInstance(0, 1, InstanceKind.FULL, 100),)
@@ -39,8 +38,8 @@ class IdleWorkers:
     seconds_since_heard: float = 0.0
     events: Stream[Event | Drained] = field(default_factory=Stream)
 
-    async def next_event(self) -> Event | Drained:
-        return await self.events.get()
+    async def next_events(self) -> Sequence[Event]:
+        return [event for event in await self.events.get_all() if not isinstance(event, Drained)]
 
     def post(self, event: Event | Drained) -> None:
         self.events.put(event)
@@ -67,7 +66,7 @@ async def running_engine(workers: IdleWorkers) -> AsyncIterator[Engine]:
 
 
 async def first_token(engine: Engine) -> ProducedToken:
-    with TokenStream(engine, REQUEST) as tokens:
+    async with aclosing(engine.generate(REQUEST)) as tokens:
         return await anext(tokens)
 
 

@@ -13,6 +13,14 @@ async def test_items_are_read_in_their_order() -> None:
     assert [await stream.get() for _ in range(6)] == [*range(6)]
 
 
+async def test_all_that_is_there_is_read_together() -> None:
+    stream = Stream[int]()
+    asyncio.get_running_loop().call_soon(lambda: [stream.put(item) for item in range(3)])
+    assert await stream.get_all() == [0, 1, 2]
+    stream.put(3)
+    assert await stream.get_all() == [3]
+
+
 async def test_a_waiting_reader_gets_what_comes_one_by_one_or_together() -> None:
     stream = Stream[int | None]()
     read: list[int] = []

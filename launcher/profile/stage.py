@@ -8,7 +8,6 @@ from loong.core.cluster_state import ClusterState
 from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchFinished,
-    Drained,
     InstanceLost,
     MigrationFinished,
     RequestAborted,
@@ -79,16 +78,19 @@ class Stage:
         self._executor.submit(self._state.commit(plan, snapshot))
         num_running = len(plan.batches) + len(plan.migrations)
         while num_running:
-            event = await self._executor.next_event()
-            match event:
-                case BatchFinished() | MigrationFinished(is_committed=True):
-                    num_running -= 1
-                case Drained() | InstanceLost() | MigrationFinished():
-                    raise ClusterError(f"a plan was in flight when the cluster told {event}")
-                case _:
-                    pass
-            self._now = event.time
-            self._executor.submit(self._state.apply(event))
+            events = await self._executor.next_events()
+            if not events:
+                raise ClusterError("a plan was in flight when the cluster was drained")
+            for event in events:
+                match event:
+                    case BatchFinished() | MigrationFinished(is_committed=True):
+                        num_running -= 1
+                    case InstanceLost() | MigrationFinished():
+                        raise ClusterError(f"a plan was in flight when the cluster told {event}")
+                    case _:
+                        pass
+                self._now = event.time
+                self._executor.submit(self._state.apply(event))
         return self._now - started_at
 
     def end_all(self) -> None:

@@ -23,7 +23,7 @@ def replay_and_report(path: Path) -> int:
         print(f"{path} breaks off in its last line, which is left out", file=sys.stderr)
     result = asyncio.run(replay(recording))
     if result.difference is None:
-        print(f"identical: {result.num_plans:,} plans on {len(recording.happenings):,} events")
+        print(f"identical: {result.num_plans:,} plans on {recording.num_events:,} events")
         return 0
     print(_described(result.difference))
     if recording.setting.loong_version != loong.__version__:

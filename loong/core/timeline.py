@@ -112,16 +112,22 @@ class Timeline:
             }
 
     def planned(
-        self, event: Event, snapshot: Snapshot, _plan: IterationPlan, instructions: Sequence[Instruction], /
+        self,
+        events: Sequence[Event],
+        snapshot: Snapshot,
+        _plan: IterationPlan,
+        instructions: Sequence[Instruction],
+        /,
     ) -> None:
-        """Keep the batch that ended with `event`, and what was then told to run or to move."""
-        if isinstance(event, BatchFinished) and event.batch_id in self._running:
-            self._batches.append(_slice(*self._running.pop(event.batch_id), event.time, snapshot))
+        """Keep the batches that ended with `events`, and what was then told to run or to move."""
+        for event in events:
+            if isinstance(event, BatchFinished) and event.batch_id in self._running:
+                self._batches.append(_slice(*self._running.pop(event.batch_id), event.time, snapshot))
         for told in instructions:
             if isinstance(told, RunBatch):
-                self._running[told.batch_id] = (told, event.time, self._reserved(told, snapshot))
+                self._running[told.batch_id] = (told, snapshot.now, self._reserved(told, snapshot))
             elif isinstance(told, MoveKV):
-                self._moving[told.migration_id] = (told, event.time)
+                self._moving[told.migration_id] = (told, snapshot.now)
 
     def _reserved(self, told: RunBatch, snapshot: Snapshot) -> TokensOf:
         writes = told.plan.num_stored_tokens

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 
 EventName: TypeAlias = Literal[
     "request_arrived",
@@ -42,7 +42,7 @@ class InstanceState(_Part, frozen=True):
 
 
 class Cause(_Part, frozen=True):
-    """The event that called for a plan, and what it was about."""
+    """An event that called for a plan, and what it was about."""
 
     event: EventName
     request_id: str | None = None
@@ -160,7 +160,7 @@ class Planned(_Line, frozen=True, tag="planned"):
     """A plan, why, and the instances that it was made for. Empty plans without reasons have no line."""
 
     time: float
-    cause: Cause
+    causes: tuple[Cause, ...]
     instances: tuple[InstanceState, ...]
     batches: tuple[Batch, ...] = ()
     migrations: tuple[Migration, ...] = ()

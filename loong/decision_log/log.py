@@ -54,7 +54,8 @@ def decision_log(
 class DecisionLog:
     """Told every event once, before any plan made on it, and every plan with what followed from it.
 
-    What a policy says in every plan of how things stand is written down when it is new.
+    What a policy says in every plan of how things stand is written down when it is new. Arrivals, and what
+    happens between one and the plan made on it, wait for the snapshot that comes with the plan.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class DecisionLog:
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
         self._running: dict[int, tuple[BatchPlan, float]] = {}  # and when they began
+        self._held: list[Line] = []  # from an arrival up to the next plan
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
         self._write(lines.Started(lines.VERSION, clock_start))
 
     def took_in(self, event: Event) -> None:
-        """Write down what became of earlier plans. Arrivals wait for the snapshot that comes with a plan."""
+        """Write down what happens, and what became of earlier plans."""
         match event:
             case TokensProduced():
                 self._count_tokens(event)
@@ -86,33 +88,37 @@ class DecisionLog:
                     lines.InstanceJoined(event.time, instance.instance_id, kv_capacity=instance.kv_capacity)
                 )
             case RequestArrived():
-                pass
+                first, *others = event.request.choices()
+                self._arrive(first)
+                for choice in others:
+                    self._arrive(choice, choice_of=first.request_id)
             case _:
                 assert_never(event)
 
     def planned(
-        self, event: Event, snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
+        self,
+        events: Sequence[Event],
+        snapshot: Snapshot,
+        plan: IterationPlan,
+        instructions: Sequence[Instruction],
     ) -> None:
-        """Write down a plan made on `event` for `snapshot`, and what the executor was told because of it."""
-        if isinstance(event, RequestArrived) and event.request.request_id not in self._num_tokens:
-            first, *others = event.request.choices()
-            self._arrive(first, snapshot)
-            for choice in others:
-                self._arrive(choice, snapshot, choice_of=first.request_id)
+        """Write down a plan made on `events` for `snapshot`, and what the executor was told because of it."""
+        if self._held:
+            self._write_held(snapshot)
         if plan.decisions:
             plan = replace(plan, decisions=tuple(self._news(plan.decisions)))
         waits = self._said[DecisionKind.WAIT]
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
-                self._running[instruction.batch_id] = (instruction.plan, event.time)
+                self._running[instruction.batch_id] = (instruction.plan, snapshot.now)
                 for request_id in waits.keys() & instruction.plan.request_ids:
                     del waits[request_id]
         for preemption in plan.preemptions:
             self._forget(preemption.request_id)
-        if (line := planned_line(event, snapshot, plan, instructions)) is not None:
+        if (line := planned_line(events, snapshot, plan, instructions)) is not None:
             self._write(line)
             for failure in plan.failures:
-                self._end_request(event.time, failure.request_id, FinishReason.ERROR)
+                self._end_request(snapshot.now, failure.request_id, FinishReason.ERROR)
         elif not self._running and self._file is not None:
             self._file.flush()  # nothing may come for long
 
@@ -130,15 +136,15 @@ class DecisionLog:
         for said in self._said.values():
             said.pop(request_id, None)
 
-    def _arrive(self, request: Request, snapshot: Snapshot, choice_of: RequestId | None = None) -> None:
+    def _arrive(self, request: Request, choice_of: RequestId | None = None) -> None:
         self._num_tokens[request.request_id] = 0
-        self._write(
+        self._held.append(
             lines.Arrived(
                 request.arrival_time,
                 request.request_id,
                 num_prompt_tokens=len(request.prompt_token_ids),
                 max_tokens=request.sampling_params.max_tokens,
-                instances=instance_states(snapshot.instances),
+                instances=(),
                 ttft_slo=None if request.slo is None else request.slo.ttft,
                 tpot_slo=None if request.slo is None else request.slo.tpot,
                 user=request.user,
@@ -180,7 +186,18 @@ class DecisionLog:
             if event.instance_id not in plan.group.instance_ids
         }
 
+    def _write_held(self, snapshot: Snapshot) -> None:
+        """Write down what waited for the instances of `snapshot`."""
+        held, self._held = self._held, []
+        instances = instance_states(snapshot.instances)
+        for line in held:
+            is_arrival = isinstance(line, lines.Arrived)
+            self._write(msgspec.structs.replace(line, instances=instances) if is_arrival else line)
+
     def _write(self, line: Line) -> None:
+        if self._held:
+            self._held.append(line)
+            return
         encoded = self._encoder.encode(line)
         if self._file is not None:
             self._file.append(encoded)

@@ -35,14 +35,14 @@ from loong.decision_log.lines import (
 
 
 def planned_line(
-    event: Event, snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
+    events: Iterable[Event], snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
 ) -> Planned | None:
-    """The line of a plan made on `event`; None for one that does nothing and says nothing."""
+    """The line of a plan made on `events`; None for one that does nothing and says nothing."""
     if plan == IterationPlan():
         return None
     return Planned(
-        time=event.time,
-        cause=_cause(event),
+        time=snapshot.now,
+        causes=tuple(map(_cause, events)),
         instances=instance_states(snapshot.instances),
         batches=tuple(_batch(run) for run in instructions if isinstance(run, RunBatch)),
         migrations=tuple(

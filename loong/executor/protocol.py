@@ -1,9 +1,9 @@
 """What carries plans out: real workers, or virtual time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from loong.core.events import Drained, Event
+from loong.core.events import Event
 from loong.core.instructions import Instruction
 
 
@@ -14,8 +14,8 @@ class Executor(Protocol):
     `MigrationFinished`. Arrivals and aborts come through the same stream.
     """
 
-    async def next_event(self) -> Event | Drained:
-        """Wait for what happens next."""
+    async def next_events(self) -> Sequence[Event]:
+        """Wait for what happens next: all that has by now, or nothing if there will be no more events."""
         ...
 
     def submit(self, instructions: Iterable[Instruction]) -> None:

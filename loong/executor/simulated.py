@@ -1,16 +1,16 @@
 """Virtual time: what a cluster would tell, by the cost model's clock."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import TypeAlias, assert_never
 
 from loong.core.cost_model import CostModel
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchFinished,
-    Drained,
     Event,
     InstanceLost,
     MigrationFinished,
@@ -106,11 +106,15 @@ class SimulatedExecutor:
         """Virtual seconds: when the last event told has happened."""
         return self._now
 
-    async def next_event(self) -> Event | Drained:
-        """What happens next, at once."""
-        while (event := self._pass()) is None:
-            pass
-        return event
+    async def next_events(self) -> Sequence[Event]:
+        """All that happens at the next moment at which something does, at once."""
+        events: list[Event] = []
+        while (time := min(self._processors.next_end, self._next_due)) < inf:
+            if events and time > self._now:
+                break
+            if (event := self._pass()) is not None:
+                events.append(event)
+        return events
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Put what follows from these on the clock."""
@@ -122,14 +126,16 @@ class SimulatedExecutor:
         else:
             self._carry_out(told)
 
-    def _pass(self) -> Event | Drained | None:
-        """Go on to the next thing that happens; None if it is nothing to tell."""
+    @property
+    def _next_due(self) -> float:
+        return self._due[0][0] if self._due else inf
+
+    def _pass(self) -> Event | None:
+        """Go on to the next thing that happens, which there is; None if it is nothing to tell."""
         next_end = self._processors.next_end
-        if next_end < (self._due[0][0] if self._due else float("inf")):
+        if next_end < self._next_due:
             self._now = next_end
             return self._end_step(self._processors.end())
-        if not self._due:
-            return Drained()
         self._now, _, item = heapq.heappop(self._due)
         if isinstance(item, tuple):
             self._carry_out(item)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ from loong.wire import (
 logger = logging.getLogger(__name__)
 
 MAX_SILENCE_SECONDS = 20.0  # of heartbeats that are a second apart
+MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
 
 WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
 
@@ -74,6 +75,8 @@ class WorkersExecutor:
         self._reports.bind(endpoints.reports)
         self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
         self._events = Stream[Event | Drained | BaseException]()
+        self._ending: Drained | BaseException | None = None  # what came after the last event
+        self._turn_began_at = monotonic()
         self._waiting_for: defaultdict[tuple[str, int], set[WorkerId]] = defaultdict(set)
         self._first_done: dict[int, BatchDone] = {}  # by batch; the others must agree
         self._rolled_back: set[int] = set()
@@ -124,15 +127,32 @@ class WorkersExecutor:
         self.post(InstanceLost(self.now, instance_id, reason))
 
     def fail(self, error: BaseException) -> None:
-        """Let whoever waits for the next event have this error instead."""
+        """Let whoever waits for events have this error after those there are."""
         self._events.put(error)
 
-    async def next_event(self) -> Event | Drained:
-        """The next event in the order in which they became known. Raises what `fail` was given."""
-        event = await self._events.get()
-        if isinstance(event, BaseException):
-            raise event
-        return event
+    async def next_events(self) -> Sequence[Event]:
+        """All events there are, in the order in which they became known.
+
+        Raises what `fail` was given, and `InvalidEventError` if workers contradict.
+        """
+        events: list[Event] = []
+        if self._ending is None:
+            await self._let_others_run()
+            self._drain()
+            for item in await self._events.get_all():
+                if isinstance(item, Drained | BaseException):
+                    self._ending = item
+                    break
+                events.append(item)
+        if isinstance(self._ending, BaseException) and not events:
+            raise self._ending
+        return events
+
+    async def _let_others_run(self) -> None:
+        """Suspend if that was long ago: to take events that are there already does not."""
+        if monotonic() - self._turn_began_at > MAX_TURN_SECONDS:
+            await asyncio.sleep(0)
+            self._turn_began_at = monotonic()
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Send each instruction to the workers that have a part in it."""

@@ -98,7 +98,7 @@ class Joined(_Line, frozen=True, tag="instance_joined"):
 
 
 class Planned(_Line, frozen=True, tag="planned"):
-    """A plan on the event before it, without reasons and predictions, which change nothing."""
+    """A plan on the events before it, without reasons and predictions, which change nothing."""
 
     digest: str
     plan: msgspec.Raw

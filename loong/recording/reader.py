@@ -13,19 +13,24 @@ from loong.recording.lines import VERSION, Line, Planned, Setting, decoded, even
 
 @dataclass(slots=True)
 class Happening:
-    """An event, and the plans made on it: mostly one, none while a lease goes on."""
+    """Events, and the plans made on them: mostly one. The last events of a run may have none."""
 
-    event: Event
+    events: list[Event]
     plans: list[Planned] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Recording:
-    """One run. If it was killed, the last event may lack plans, and the last line may be cut."""
+    """One run. If it was killed, the last events may lack plans, and the last line may be cut."""
 
     setting: Setting
     happenings: list[Happening]
     is_cut: bool = False
+
+    @property
+    def num_events(self) -> int:
+        """Of all happenings."""
+        return sum(len(happening.events) for happening in self.happenings)
 
 
 def read_recording(path: Path) -> Recording:
@@ -42,12 +47,14 @@ def read_recording(path: Path) -> Recording:
     for line in lines:
         if isinstance(line, Setting):
             raise ConfigError(f"{path} is damaged: it holds a second setting")
-        if not isinstance(line, Planned):
-            happenings.append(Happening(event_of(line)))
-        elif happenings:
+        if isinstance(line, Planned):
+            if not happenings:
+                raise ConfigError(f"{path} is damaged: it holds a plan before the first event")
             happenings[-1].plans.append(line)
+        elif happenings and not happenings[-1].plans:
+            happenings[-1].events.append(event_of(line))
         else:
-            raise ConfigError(f"{path} is damaged: it holds a plan before the first event")
+            happenings.append(Happening([event_of(line)]))
     return Recording(setting, happenings, is_cut=not text.endswith(b"\n"))
 
 

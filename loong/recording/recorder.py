@@ -40,7 +40,12 @@ class Recorder:
         self._write(event_line(event, keeps_prompts=self._keeps_prompts))
 
     def planned(
-        self, _event: Event, snapshot: Snapshot, plan: IterationPlan, told: Sequence[Instruction], /
+        self,
+        _events: Sequence[Event],
+        snapshot: Snapshot,
+        plan: IterationPlan,
+        told: Sequence[Instruction],
+        /,
     ) -> None:
         """Write a plan down."""
         self._write(planned_line(plan))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.events import Drained, Event
+from loong.core.events import Event
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
@@ -19,7 +19,7 @@ from loong.scheduling import Scheduling
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first plan that is not as recorded. None stands for no plan at all."""
+    """The first plan that is not as recorded, and the event before it. None stands for no plan at all."""
 
     number: int
     event: Event
@@ -61,20 +61,20 @@ class _Script:
     def __init__(self, happenings: Iterable[Happening]) -> None:
         self._happenings = list(happenings)
         self._next = 0  # of the happenings
-        self._expected: list[Planned] = []  # of the present event, last first
+        self._expected: list[Planned] = []  # of the present happening, last first
         self.num_plans = 0
         self.difference: Difference | None = None
 
-    async def next_event(self) -> Event | Drained:
-        """What was recorded next, until a plan differs."""
+    async def next_events(self) -> Sequence[Event]:
+        """What was recorded up to the next plan, until one differs."""
         if self._expected and self.difference is None:
-            self._differ(self._happenings[self._next - 1].event, self._expected[-1], None)
+            self._differ(self._happenings[self._next - 1].events, self._expected[-1], None)
         if self._next == len(self._happenings) or self.difference is not None:
-            return Drained()
+            return ()
         happening = self._happenings[self._next]
         self._next += 1
         self._expected = happening.plans[::-1]
-        return happening.event
+        return happening.events
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """What follows from these was recorded."""
@@ -83,16 +83,21 @@ class _Script:
         """Nothing is compared here."""
 
     def planned(
-        self, event: Event, _snapshot: Snapshot, plan: IterationPlan, _told: Sequence[Instruction], /
+        self,
+        events: Sequence[Event],
+        _snapshot: Snapshot,
+        plan: IterationPlan,
+        _told: Sequence[Instruction],
+        /,
     ) -> None:
-        """Compare a plan with the recorded one. The last event may have been recorded without its plans."""
+        """Compare a plan with the recorded one. The last events may have been recorded without plans."""
         if not self._expected and self._next == len(self._happenings):
             return
         recorded, replayed = self._expected.pop() if self._expected else None, planned_line(plan)
         if recorded is not None and recorded.digest == replayed.digest:
             self.num_plans += 1
         elif self.difference is None:
-            self._differ(event, recorded, replayed)
+            self._differ(events, recorded, replayed)
 
-    def _differ(self, event: Event, recorded: Planned | None, replayed: Planned | None) -> None:
-        self.difference = Difference(self.num_plans + 1, event, recorded, replayed)
+    def _differ(self, events: Sequence[Event], recorded: Planned | None, replayed: Planned | None) -> None:
+        self.difference = Difference(self.num_plans + 1, events[-1], recorded, replayed)

@@ -11,6 +11,7 @@ from decision_logs import Teller, clock, host_tier, logged, prefill_two, told
 from plans import both, decode, in_group, move, prefill
 from simulation import instances_with, timed_request
 
+from loong.core.cluster_state import ClusterState
 from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.events import (
     BatchFinished,
@@ -49,12 +50,26 @@ def test_a_run_of_one_request_reads_like_this(tmp_path: Path) -> None:
     assert log == (
         lines.Started(lines.VERSION),
         lines.Arrived(1.0, "r000", 4, 3, empty, ttft_slo=2.0, tpot_slo=0.5, user="u"),
-        lines.Planned(1.0, Cause("request_arrived", request_id="r000"), empty, batches=(first,)),
+        lines.Planned(1.0, (Cause("request_arrived", request_id="r000"),), empty, batches=(first,)),
         lines.FirstToken(1.5, "r000"),
         lines.BatchEnded(1.5, 1, num_steps=1, seconds=0.5),
-        lines.Planned(1.5, Cause("batch_finished", batch_id=1), filled, batches=(lease,)),
+        lines.Planned(1.5, (Cause("batch_finished", batch_id=1),), filled, batches=(lease,)),
         lines.Ended(2.25, "r000", "length", num_output_tokens=3),
         lines.BatchEnded(2.25, 2, num_steps=2, seconds=0.375),
+    )
+
+
+def test_a_request_that_leaves_as_soon_as_it_comes_is_told_to_arrive_and_to_end(tmp_path: Path) -> None:
+    state, path = ClusterState(instances_with([9])), tmp_path / "log"
+    events = RequestArrived(1.0, timed_request(0, 4, 3, arrival_time=1.0)), RequestAborted(1.5, "r000")
+    with decision_log(path) as log:
+        for event in events:
+            state.apply(event)
+            log.took_in(event)
+        log.planned(events, state.snapshot(1.5), IterationPlan(), ())
+    assert read_log(path)[1:] == (
+        lines.Arrived(1.0, "r000", 4, 3, (InstanceState(0, 0, 9),)),
+        lines.Ended(1.5, "r000", "abort", num_output_tokens=0),
     )
 
 

@@ -71,7 +71,14 @@ def test_holdings_tell_shares_where_there_are_several() -> None:
     ],
 )
 def test_every_cause_has_words(event: EventName, words: str) -> None:
-    assert phrases.happening(Cause(event, "r", 1, 2, 3)) == words
+    assert phrases.happenings([Cause(event, "r", 1, 2, 3)]) == words
+
+
+def test_all_that_called_for_a_plan_is_told_but_no_end_twice() -> None:
+    ended = [Cause("tokens_produced", batch_id=1), Cause("batch_finished", batch_id=1)]
+    arrived = [Cause("request_arrived", request_id=f"r{number}") for number in range(6)]
+    words = "batch 1 ends, r0 arrives, r1 arrives, r2 arrives and 3 more"
+    assert phrases.happenings([*ended, *arrived]) == words
 
 
 def test_predictions_are_compared_in_percent() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -10,7 +11,6 @@ from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchFinished,
-    Drained,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -42,19 +42,24 @@ class Stage:
         plan_time: float = 0.0,
     ) -> None:
         self.state = ClusterState(instances_with([1000, 1000]))
+        self._events: deque[Event] = deque()
         self.executor = SimulatedExecutor(
             MODEL, requests, incidents, processors=processors, plan_time=plan_time
         )
 
-    def next_event(self) -> Event | Drained:
-        event = asyncio.run(self.executor.next_event())
-        if not isinstance(event, Drained):
-            self.executor.submit(self.state.apply(event))
+    def next_event(self) -> Event | None:
+        """None once the executor has drained."""
+        if not self._events:
+            self._events.extend(asyncio.run(self.executor.next_events()))
+        if not self._events:
+            return None
+        event = self._events.popleft()
+        self.executor.submit(self.state.apply(event))
         return event
 
     def rest(self) -> list[Event]:
         events = []
-        while not isinstance(event := self.next_event(), Drained):
+        while event := self.next_event():
             events.append(event)
         return events
 
@@ -82,7 +87,7 @@ def test_requests_arrive_at_their_times_and_then_it_is_over() -> None:
     stage = Stage([timed_request(0, 3, 2, 0.5), timed_request(1, 3, 2, 2.0)])
     assert [event.time for event in stage.rest()] == [0.5, 2.0]
     assert stage.executor.now == 2.0
-    assert isinstance(stage.next_event(), Drained)
+    assert stage.next_event() is None
 
 
 def test_arrivals_are_drawn_one_ahead_so_they_need_not_end() -> None:

@@ -1,7 +1,7 @@
 """Reports of workers, through a real socket, become events or an error."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import zmq
 
-from loong.core.errors import InvalidEventError
-from loong.core.events import BatchFinished, Drained, Event, TokensProduced
+from loong.core.errors import ClusterError, InvalidEventError
+from loong.core.events import BatchFinished, Drained, Event, RequestAborted, TokensProduced
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
@@ -34,13 +34,13 @@ def executor_and_reports() -> Iterator[tuple[WorkersExecutor, "zmq.Socket[bytes]
             executor.close()
 
 
-async def told_of(num_steps: Iterable[int]) -> Event | Drained | None:
+async def told_of(num_steps: Iterable[int]) -> Sequence[Event] | None:
     """What an executor tells, or raises, when the workers of batch 7 have taken these numbers of steps."""
     with executor_and_reports() as (executor, reports):
         executor.submit([RunBatch(7, BatchPlan(ESPGroup((0, 1)), (), ()), ())])
         for (instance_id, tp_rank), count in zip(WORKERS, num_steps, strict=True):
             reports.send(encode(BatchDone(7, instance_id, tp_rank, count)))
-        telling = asyncio.create_task(executor.next_event())
+        telling = asyncio.create_task(executor.next_events())
         reading = asyncio.create_task(executor.read_reports())
         (first,), (other,) = await asyncio.wait((telling, reading), return_when=asyncio.FIRST_COMPLETED)
         other.cancel()
@@ -53,12 +53,13 @@ async def steps_told(bursts: Iterable[int]) -> list[int]:
         reading = asyncio.create_task(executor.read_reports())
         told: list[int] = []
         for count in bursts:
-            for step in range(len(told), len(told) + count):
+            stop = len(told) + count
+            for step in range(len(told), stop):
                 reports.send(encode(StepDone(7, step, ())))
-            for _ in range(count):
-                event = await executor.next_event()
-                assert isinstance(event, TokensProduced)
-                told.append(event.step)
+            while len(told) < stop:
+                for event in await executor.next_events():
+                    assert isinstance(event, TokensProduced)
+                    told.append(event.step)
         reading.cancel()
         await asyncio.wait([reading])
         return told
@@ -68,8 +69,29 @@ def test_every_report_is_told_in_its_order_in_whatever_bursts_they_come() -> Non
     assert asyncio.run(steps_told((1, 100, 1, 1, 30))) == list(range(133))
 
 
+async def test_an_error_is_raised_after_the_events_before_it() -> None:
+    with executor_and_reports() as (executor, _):
+        first, second, late = (RequestAborted(0.0, request_id) for request_id in "abc")
+        executor.post(first)
+        executor.post(second)
+        executor.fail(ClusterError("it fell over"))
+        executor.post(late)
+        assert await executor.next_events() == [first, second]
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="it fell over"):
+                await executor.next_events()
+
+
+async def test_there_are_no_events_after_the_last() -> None:
+    with executor_and_reports() as (executor, _):
+        executor.post(RequestAborted(0.0, "a"))
+        executor.post(Drained())
+        assert len(await executor.next_events()) == 1
+        assert not await executor.next_events()
+
+
 def test_a_batch_is_finished_when_all_its_workers_are() -> None:
-    event = asyncio.run(told_of((5, 5, 5, 5)))
+    [event] = asyncio.run(told_of((5, 5, 5, 5))) or ()
     assert isinstance(event, BatchFinished)
     assert (event.batch_id, event.num_steps) == (7, 5)
 

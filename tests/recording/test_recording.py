@@ -107,7 +107,7 @@ def test_an_event_is_read_as_it_was_written(event: Event, tmp_path: Path) -> Non
     with recording(path, SETTING, keeps_prompts=True) as recorder:
         recorder.took_in(event)
     [happening] = read_recording(path).happenings
-    assert happening.event == event
+    assert happening.events == [event]
 
 
 def test_a_setting_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> 
     with recording(path, SETTING) as recorder:
         state.apply(event)
         recorder.took_in(event)
-        recorder.planned(event, state.snapshot(0.0), IterationPlan(), ())
+        recorder.planned([event], state.snapshot(0.0), IterationPlan(), ())
         [happening] = read_recording(path).happenings
         assert len(happening.plans) == 1
 
@@ -147,6 +147,13 @@ def test_a_replay_plans_the_same(policy: str, tmp_path: Path) -> None:
     result = asyncio.run(replay(run))
     assert result.difference is None
     assert result.num_plans == sum(len(happening.plans) for happening in run.happenings) > 20
+
+
+def test_what_came_together_is_replayed_together(tmp_path: Path) -> None:
+    requests = [replace(request, arrival_time=0.0) for request in REQUESTS]
+    run = recorded(tmp_path / "log", requests=requests)
+    assert len(run.happenings[0].events) == len(requests)
+    assert asyncio.run(replay(run)).difference is None
 
 
 def test_a_replay_plans_the_same_when_instances_come_and_go(tmp_path: Path) -> None:
@@ -183,7 +190,7 @@ def test_a_plan_that_is_not_made_again_is_a_difference(tmp_path: Path) -> None:
     planned.plans.append(planned.plans[0])
     result = asyncio.run(replay(run))
     assert result.difference is not None
-    assert (result.difference.event, result.difference.replayed) == (planned.event, None)
+    assert (result.difference.event, result.difference.replayed) == (planned.events[-1], None)
 
 
 def test_a_recording_that_ends_in_the_middle_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:

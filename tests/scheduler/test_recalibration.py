@@ -52,15 +52,20 @@ class Recording:
     """Keeps what an observer is told, in order."""
 
     def __init__(self) -> None:
-        self.took: list[Event | tuple[Event, Snapshot, IterationPlan, Sequence[Instruction]]] = []
+        self.took: list[Event | tuple[Sequence[Event], Snapshot, IterationPlan, Sequence[Instruction]]] = []
 
     def took_in(self, event: Event, /) -> None:
         self.took.append(event)
 
     def planned(
-        self, event: Event, snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction], /
+        self,
+        events: Sequence[Event],
+        snapshot: Snapshot,
+        plan: IterationPlan,
+        instructions: Sequence[Instruction],
+        /,
     ) -> None:
-        self.took.append((event, snapshot, plan, instructions))
+        self.took.append((events, snapshot, plan, instructions))
 
     def tell(self, observer: Observer) -> None:
         for told in self.took:

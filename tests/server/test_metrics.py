@@ -13,11 +13,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.request import SLO
 from loong.decision_log.lines import Arrived, Batch, Cause, Chunk, Ended, FirstToken, Planned
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
-from loong.server.insight import Insight
+from loong.server.insight import Insight, Targets
 
 # Every series that the queries of vLLM's published Grafana board name, with the labels that they use.
 BOARD = {
@@ -52,7 +51,7 @@ def one_request(insight: Insight) -> None:
     chunk = Chunk("r", 0, 6, {0: 6}, {0: 6})
     for line in (
         Arrived(1.0, "r", 6, 20, ()),
-        Planned(2.0, Cause("request_arrived"), (), (Batch(1, (0,), 1, (chunk,)),)),
+        Planned(2.0, (Cause("request_arrived"),), (), (Batch(1, (0,), 1, (chunk,)),)),
         FirstToken(4.0, "r"),
         Ended(8.5, "r", "stop", 10),
     ):
@@ -63,7 +62,7 @@ def one_request(insight: Insight) -> None:
 async def busy_server(serving: Serving) -> AsyncIterator[str]:
     """A server that has done something of every kind."""
     insight = Insight(
-        "esp", RecentLines(), RequestRuns(), lambda: {"decode": 0.5}, lambda _num_tokens: SLO(2.5, 0.6)
+        "esp", RecentLines(), RequestRuns(), lambda: {"decode": 0.5}, lambda _num_tokens: Targets(2.5, 0.6)
     )
     async with serving(ScriptedEngine(), insight) as url:
         await post(url, "/v1/completions", prompt="abc", max_tokens=5)

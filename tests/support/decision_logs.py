@@ -79,7 +79,7 @@ class Teller:
         self._log.took_in(event)
         if calls_for_a_plan(event):
             snapshot, made = self.state.snapshot(event.time), plan or IterationPlan()
-            self._log.planned(event, snapshot, made, self.state.commit(made, snapshot))
+            self._log.planned([event], snapshot, made, self.state.commit(made, snapshot))
 
     def plan(self, time: float, plan: IterationPlan) -> None:
         """Make a plan on an event that changes nothing: who is not there leaves."""

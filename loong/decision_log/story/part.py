@@ -65,9 +65,9 @@ def _num_steps_to(ended: Ended, ran: Ran, num_prompt_tokens: int) -> int:
     return ended.num_output_tokens - (ran.part.first_position + 1 - num_prompt_tokens)
 
 
-def _cut_short_by(index: LogIndex, ran: Ran) -> Cause | None:
-    """On which event its lease was ended early, if that came in time."""
+def _cut_short_by(index: LogIndex, ran: Ran) -> tuple[Cause, ...]:
+    """On which events its lease was ended early, if that came in time."""
     told, end = index.lease_ends.get(ran.batch.batch_id), index.batch_ends.get(ran.batch.batch_id)
     if told is None or end is None or end.num_steps >= ran.batch.num_steps:
-        return None
-    return told.cause
+        return ()
+    return told.causes

@@ -8,7 +8,7 @@ from loong.decision_log.story.phrases import (
     counted,
     difference,
     duration,
-    happening,
+    happenings,
     holdings,
     instances,
     some_of,
@@ -105,9 +105,9 @@ def _interruptions(run: Run) -> Iterator[str]:
         seconds = sum(part.paused_seconds for part in paused)
         yield f"It rests {times(len(paused))} before a batch, {duration(seconds)} in all{meanwhile}."
         yield from wait_words(run.waited_for)
-    cuts = [part.cut_short_by for part in run.parts if part.cut_short_by is not None]
+    cuts = [part.cut_short_by for part in run.parts if part.cut_short_by]
     if cuts:
-        causes = some_of([f"as {happening(cause)}" for cause in cuts])
+        causes = some_of([f"as {happenings(causes)}" for causes in cuts])
         yield f"{counted(len(cuts), 'lease')} {verb('end', cuts)} early: {causes}."
     if run.parts[0].num_steps and run.parts[-1].until is None:
         yield "The last of these is not done when the log ends."

@@ -8,7 +8,7 @@ from loong.decision_log.story.phrases import (
     batches,
     counted,
     duration,
-    happening,
+    happenings,
     holdings,
     listed,
     policy_words,
@@ -70,10 +70,10 @@ def told_at(step: Step, story: Story) -> float:
 def _wait(wait: Wait, story: Story) -> Iterator[str]:
     if wait.until is None:
         yield f"It still waits when the log ends, {duration(story.log_ends_at - wait.time)} by then."
-    elif wait.cause is None:
+    elif not wait.causes:
         yield f"It has waited {duration(wait.until - wait.time)}, and never starts."
     else:
-        yield f"Having waited {duration(wait.until - wait.time)}, it starts as {happening(wait.cause)}."
+        yield f"Having waited {duration(wait.until - wait.time)}, it starts as {happenings(wait.causes)}."
         yield f"{wait.kv_free:,} tokens of KV are free by now."
     yield from wait_words(wait.waited_for)
     if wait.time == story.summary.arrived_at and (others := story.found.overtaken_by):

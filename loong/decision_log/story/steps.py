@@ -34,11 +34,11 @@ def summed(waits: Iterable[WaitedFor]) -> tuple[WaitedFor, ...]:
 class Wait(_Step, frozen=True, tag="wait"):
     """It has no KV and is in no batch, until None if the log ends before.
 
-    `cause` is what it started on, and `kv_free` the room of all instances then; None if it did not start.
+    `causes` are what it started on, and `kv_free` the room of all instances then; none if it did not.
     """
 
     until: float | None
-    cause: Cause | None = None
+    causes: tuple[Cause, ...] = ()
     kv_free: int | None = None
     waited_for: tuple[WaitedFor, ...] = ()
     reasons: tuple[Reason, ...] = ()
@@ -64,7 +64,7 @@ class Part(msgspec.Struct, frozen=True):
     predicted_seconds: float | None  # of one step
     paused_seconds: float  # with KV at rest, since the batch before it
     paused_for: tuple[int, ...]  # batches without it that ran where its KV was
-    cut_short_by: Cause | None  # for which its lease was ended early
+    cut_short_by: tuple[Cause, ...]  # for which its lease was ended early
 
     @property
     def seconds(self) -> float:

@@ -168,7 +168,7 @@ class _Trail:
             reasons = self._take_reasons(before=plan)
             kv_free, _ = room_of(plan.instances)
             waited_for = self._waited_for(plan.time)
-            self.steps.append(Wait(self.free_since, plan.time, plan.cause, kv_free, waited_for, reasons))
+            self.steps.append(Wait(self.free_since, plan.time, plan.causes, kv_free, waited_for, reasons))
         self.is_waiting = False
 
     def _rest_until(self, time: float) -> None:
