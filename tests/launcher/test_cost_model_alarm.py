@@ -36,7 +36,7 @@ class Loop:
         started = BatchFinished(ended_at - ratio * PREDICTED, 0, 1)
         batch = RunBatch(1, DECODE, (RequestInput("r", (7,), 10, 1, PLACEMENT, None),))
         for observer in self._observers:
-            observer.planned(started, Snapshot(started.time, ()), IterationPlan(), (batch,))
+            observer.planned([started], Snapshot(started.time, ()), IterationPlan(), (batch,))
         for observer in self._observers:
             observer.took_in(BatchFinished(ended_at, 1, 1))
 
