@@ -119,11 +119,11 @@ class Scaling:
     def _filled(self, step: Step, prefills: Sequence[Prefill], budget: float) -> Step:
         """The step, with chunks of prompts in order, as far as they fit into `budget`.
 
-        Without decodes, they have as much of the step as it takes besides, at least.
+        Without decodes, they have as much of the step as it takes besides, at least: also where the share of
+        one that is late made it dearer.
         """
         step.reckon()
-        if not step.decodes:
-            budget = max(budget, 2 * step.least_seconds)
+        budget = self._paying(step, budget)
         decode_seconds = step.seconds
         is_alone = not step.decodes and len(prefills) == 1
         if overdue := [p for p in prefills if p.is_late or p.is_missed]:
@@ -136,6 +136,7 @@ class Scaling:
             step.min_tokens = 0
         num_added = 0
         for prefill in prefills:
+            budget = self._paying(step, budget)
             num_added += self._add(step, prefill, budget, is_alone)
             if step.is_full(budget):
                 break
@@ -144,6 +145,11 @@ class Scaling:
             if self._add(step, prefill, budget, is_alone):
                 break
         return step
+
+    @staticmethod
+    def _paying(step: Step, budget: float) -> float:
+        """The budget, or what makes a step of prompts alone worth what it costs besides."""
+        return budget if step.decodes else max(budget, 2 * step.least_seconds)
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Seconds that a step may take."""

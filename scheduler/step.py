@@ -119,7 +119,8 @@ class Step:
         held = view.placement.tokens_by_instance()
         by_exchange, by_ring = self._num_exchanged(held, budget), self._num_ringed(held, budget)
         keepers = self.keepers(view, max(by_exchange, by_ring), by_ring)
-        transfer = Transfer.KV if keepers or by_ring > by_exchange else Transfer.QUERY
+        is_by_ring = (by_ring, -self._ring_overhead) > (by_exchange, -self._exchange_overhead)
+        transfer = Transfer.KV if keepers or is_by_ring else Transfer.QUERY
         num_tokens = min(view.num_uncomputed_tokens, by_ring if keepers else max(by_exchange, by_ring))
         num_tokens = min(num_tokens, sum(keepers.values()) or self.dop * min(self.free.values()))
         num_stripes = len(keepers) or self.dop
@@ -243,9 +244,9 @@ class Step:
 
     @property
     def least_seconds(self) -> float:
-        """Of a step with a chunk, however short, that goes the way that costs less."""
+        """Of a step without decodes and with a chunk, however short, that goes the way that costs less."""
         overhead = self.overhead if self.dop == 1 else min(self._exchange_overhead, self._ring_overhead)
-        return overhead + max(self.alone.launch, *self.used.values())
+        return overhead + max(self.alone.launch, self.alone.floor)
 
     @property
     def _exchange_overhead(self) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 from machines import H200, H200_CAPACITY
 from simulation import simulate, timed_request
-from snapshots import decoding, snapshot_of, waiting
+from snapshots import begun, decoding, snapshot_of, waiting
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.placement import InstanceId
@@ -24,14 +24,21 @@ LOAD = [timed_request(n, LENGTHS[n % 6], 20 + 17 * n % 60, 0.08 * n) for n in ra
 
 @dataclass(frozen=True)
 class EagerGroups:
-    """Groups take `seconds` more for a step of prompts and decodes, whose kernels start one by one."""
+    """Groups take `seconds` more for a step of one phase, whose kernels start one by one.
+
+    Where queries travel in it they take `seconds_by_exchange`, if that is given.
+    """
 
     base: CostModel
     seconds: float
+    phase: Phase = Phase.MIXED
+    seconds_by_exchange: float | None = None
 
     def step_time(self, work: StepWork, /) -> float:
-        is_slow = work.group.dop > 1 and work.phase is Phase.MIXED
-        return self.base.step_time(work) + (self.seconds if is_slow else 0.0)
+        if work.group.dop == 1 or work.phase is not self.phase:
+            return self.base.step_time(work)
+        by_exchange = self.seconds if self.seconds_by_exchange is None else self.seconds_by_exchange
+        return self.base.step_time(work) + (by_exchange if work.has_exchange else self.seconds)
 
     def instance_time(self, work: InstanceWork, /) -> float:
         return self.base.instance_time(work)
@@ -108,6 +115,20 @@ def test_prompts_have_a_share_however_slow_decodes_are(decode_seconds: float) ->
     turns = Turns(decode_seconds, target=0.05)
     assert turns.prompt_share >= (0.5 if turns.is_hopeless else 0.2) - 1e-9
     assert turns.is_hopeless or turns.pace <= 0.0532
+
+
+@pytest.mark.parametrize("by_ring", [0.0, 0.06, 0.2])
+@pytest.mark.parametrize("by_exchange", [0.0, 0.03, 0.17, 0.5])
+def test_the_share_of_a_late_prompt_does_not_make_a_step_of_prompts_mostly_overhead(
+    by_exchange: float, by_ring: float
+) -> None:
+    model = EagerGroups(H200, by_ring, Phase.PREFILL, seconds_by_exchange=by_exchange)
+    late = [begun(request_id, 8_000, 160, (0, 1)) for request_id in "ab"]
+    snapshot = snapshot_of([400_000] * 2, [*late, waiting("new", 19_410, arrival_time=498.0)], now=500.0)
+    (batch,) = plan_esp(snapshot, model, PolicyConfig()).batches
+    num_tokens = sum(len(query.positions) for query in batch.queries)
+    assert batch.predicted_time is not None
+    assert num_tokens * model.prefill_terms(2).per_token >= batch.predicted_time / 3
 
 
 def test_a_prompt_is_kept_whole_where_its_decode_would_pay_for_parts() -> None:
