@@ -1,11 +1,12 @@
 """Is the simulator right? Policies on real workers, and the same requests in virtual time.
 
-Workers are processes on CPUs or GPUs, which start once for all policies of several instances and once for
-those of one (tp, chunked); the engine runs in this process, without HTTP between. After each run the
-simulator is given the same requests, policy and cost model, and starts what an event leads to after the
-time that planning took in the real run; CPU instances share the host's cores there, too. Requests are told
-the first SLO, and judged under all. Bounds that depend on an unloaded prefill take what the cost model
-predicts of it, for everybody. What is there is written after each run: it can be stopped at any time.
+Workers are processes on CPUs or GPUs, which start once for all policies of several instances that are named
+one after another, and so for those of one (tp, chunked); the engine runs in this process, without HTTP
+between. After each run the simulator is given the same requests, policy and cost model, and starts what an
+event leads to after the time that planning took in the real run; CPU instances share the host's cores there,
+too. Requests are told the first SLO, and judged under all. Bounds that depend on an unloaded prefill take
+what the cost model predicts of it, for everybody. What is there is written after each run: it can be stopped
+at any time.
 
 Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points, P90 goodput within 10 %.
 
@@ -24,7 +25,7 @@ import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import groupby, product, takewhile
 from math import inf
 from pathlib import Path
 
@@ -259,10 +260,8 @@ def traffics_of(args: argparse.Namespace) -> Iterator[Traffic]:
 
 
 def by_layout(policies: Sequence[str]) -> list[list[str]]:
-    """Policies that run on the same workers; those of several instances first."""
-    whole = [policy for policy in policies if POLICIES[policy].max_instances == 1]
-    several = [policy for policy in policies if policy not in whole]
-    return [layout for layout in (several, whole) if layout]
+    """Neighbors that run on the same workers; the order is that in which they were given."""
+    return [list(layout) for _, layout in groupby(policies, lambda policy: POLICIES[policy].max_instances)]
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 NOTABLE_SHARE = 0.1  # of the processors; what an idle system does by itself is far below
 MIN_TICKS = 100  # of all processors; a tick is mostly 10 ms
@@ -46,15 +47,19 @@ def share_of_others(before: ProcessorTime | None, after: ProcessorTime | None) -
 def told_other_work(shares: Mapping[str, Sequence[float | None]]) -> str | None:
     """What the shares of others while policies ran mean for their numbers; None if all were small."""
     known = {policy: [share for share in found if share is not None] for policy, found in shares.items()}
-    if not any(share > NOTABLE_SHARE for found in known.values() for share in found):
+    means = {policy: fmean(found) for policy, found in known.items() if found}
+    everything = [share for found in known.values() for share in found]
+    if not any(share > NOTABLE_SHARE for share in everything):
         return None
-    told = ", ".join(
-        f"{_range(found)} while {policy} was measured" for policy, found in known.items() if found
-    )
+    told = f"Other processes took {_range(everything)} of this machine's processors"
+    least, most = min(means, key=lambda policy: means[policy]), max(means, key=lambda policy: means[policy])
+    if means[most] - means[least] > NOTABLE_SHARE:
+        told += (
+            f", {_range(known[most])} while {most} was measured and {_range(known[least])} while {least} was"
+        )
     return (
-        f"Other processes took a part of this machine's processors: {told}. Times are longer for it, those "
-        "of some policies more than those of others, and which is best may be another on an idle machine: "
-        "measure again when nothing else runs."
+        f"{told}. Times are longer for it, those of some policies more than those of others, and which is "
+        "best may be another on an idle machine: measure again when nothing else runs."
     )
 
 

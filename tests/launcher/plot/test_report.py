@@ -178,7 +178,7 @@ def test_a_machine_that_did_other_work_is_told_with_what_it_means(tmp_path: Path
     write_run(tmp_path, [run_row("esp", cpu_share_of_others=0.62), run_row("tp", cpu_share_of_others=0.02)])
     report_folder(tmp_path)
     text = page_of(tmp_path).text
-    assert "62 % while esp was measured, 2 % while tp was measured" in text
+    assert "62 % while esp was measured and 2 % while tp was" in text
     assert "which is best may be another on an idle machine" in text
 
 
