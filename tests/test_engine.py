@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -24,6 +24,7 @@ from loong.executor.workers import WorkersExecutor
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits
+from loong.server.token_stream import TokenStream
 from loong.stream import Stream
 
 INSTANCES = (ElasticInstance(0, 1, InstanceKind.FULL, 100),)
@@ -66,7 +67,7 @@ async def running_engine(workers: IdleWorkers) -> AsyncIterator[Engine]:
 
 
 async def first_token(engine: Engine) -> ProducedToken:
-    async with aclosing(engine.generate(REQUEST)) as tokens:
+    with TokenStream(engine, REQUEST) as tokens:
         return await anext(tokens)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits
+from loong.server.token_stream import TokenStream
 
 Outputs: TypeAlias = dict[RequestId, list[ProducedToken]]
 
@@ -186,16 +187,13 @@ class _Clients:
         request_id = request.request_id
         if (arrival := self._arrivals.get(request_id)) is not None:
             await self._moments[arrival].wait()
-        num_open = request.num_choices
-        with suppress(asyncio.CancelledError):  # it is gone
-            async with aclosing(self._engine.generate(request)) as stream:
-                while num_open and (token := await anext(stream, None)) is not None:
-                    tokens = self._outputs[token.request_id]
-                    tokens.append(token)
-                    self._pass(After(token.request_id, len(tokens)))
-                    if self._leaving.get(token.request_id) == len(tokens):
-                        num_open -= 1
-                        self._engine.abort(token.request_id)
+        with suppress(asyncio.CancelledError), TokenStream(self._engine, request) as stream:
+            async for token in stream:
+                tokens = self._outputs[token.request_id]
+                tokens.append(token)
+                self._pass(After(token.request_id, len(tokens)))
+                if self._leaving.get(token.request_id) == len(tokens):
+                    stream.abort(token.request_id)
         for moment in self._moments:
             if moment.request_id == request_id:
                 self._pass(moment)
