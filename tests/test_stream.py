@@ -15,7 +15,8 @@ async def test_items_are_read_in_their_order() -> None:
 
 async def test_all_that_is_there_is_read_together() -> None:
     stream = Stream[int]()
-    asyncio.get_running_loop().call_soon(lambda: [stream.put(item) for item in range(3)])
+    for item in range(3):
+        asyncio.get_running_loop().call_soon(stream.put, item)
     assert await stream.get_all() == [0, 1, 2]
     stream.put(3)
     assert await stream.get_all() == [3]
