@@ -16,7 +16,6 @@ from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
-from loong.core.request import SLO
 from loong.core.timeline import Timeline
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
@@ -40,7 +39,7 @@ from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
 from loong.server.engine_client import EngineLimits
-from loong.server.insight import Insight
+from loong.server.insight import Insight, Targets
 from loong.server.large_json import compile_ahead
 from loong.server.listen import allow_many_connections
 from loong.server.settings import ServerSettings
@@ -136,9 +135,9 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
 def _insight(
     config: ServeConfig, cost_model: CostModel, recalibration: Recalibration, clock_start: float
 ) -> Insight:
-    def target(num_prompt_tokens: int) -> SLO:
+    def target(num_prompt_tokens: int) -> Targets:
         widest = cost_model.prefill_terms(config.cluster.num_instances)
-        return SLO(default_ttft(num_prompt_tokens, widest, config.policy), config.policy.target_tpot)
+        return Targets(default_ttft(num_prompt_tokens, widest, config.policy), config.policy.target_tpot)
 
     endpoint, spans = config.otlp_traces_endpoint, None
     if endpoint is not None:

@@ -175,7 +175,9 @@ def target_ttft(view: RequestView, widest: PrefillTerms, config: PolicyConfig) -
 
     Each step of priority doubles it, or halves it.
     """
-    ttft = default_ttft(view.num_prompt_tokens, widest, config) if view.slo is None else view.slo.ttft
+    ttft = None if view.slo is None else view.slo.ttft
+    if ttft is None:
+        ttft = default_ttft(view.num_prompt_tokens, widest, config)
     return ttft * 2.0**view.priority
 
 
@@ -186,7 +188,8 @@ def default_ttft(num_tokens: int, widest: PrefillTerms, config: PolicyConfig) ->
 
 def target_tpot(view: RequestView, config: PolicyConfig) -> float:
     """Its own target, or else the config's."""
-    return config.target_tpot if view.slo is None else view.slo.tpot
+    tpot = None if view.slo is None else view.slo.tpot
+    return config.target_tpot if tpot is None else tpot
 
 
 def prefill_work(num_new: int, num_cached: int, terms: PrefillTerms) -> float:

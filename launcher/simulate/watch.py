@@ -60,14 +60,17 @@ class Watch:
         if self._measured is not None and request_id not in self._measured:
             return
         self.token_times[request_id] = array("d")
-        if slo is not None:
-            self._slos[request_id] = slo
+        if slo is None:
+            return
+        self._slos[request_id] = slo
+        if slo.ttft is not None:
             heapq.heappush(self._deadlines, (event.time + slo.ttft, request_id))
 
     def _end(self, last: ProducedToken, times: TokenTimes) -> None:
         self._undecided.discard(last.request_id)
         slo = self._slos.get(last.request_id)
-        if slo is not None and times[-1] - times[0] > slo.tpot * (len(times) - 1):
+        tpot = None if slo is None else slo.tpot
+        if tpot is not None and times[-1] - times[0] > tpot * (len(times) - 1):
             self._miss(last.request_id)
 
     def _miss(self, request_id: RequestId) -> None:

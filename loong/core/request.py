@@ -99,14 +99,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """A request's targets in seconds, above 0: to the first token, and for each token after it."""
+    """A request's targets in seconds, above 0: to the first token, and for each token after it.
 
-    ttft: float
-    tpot: float
+    None is as good as the policy's own.
+    """
+
+    ttft: float | None = None
+    tpot: float | None = None
 
     def __post_init__(self) -> None:
         for name, seconds in (("ttft", self.ttft), ("tpot", self.tpot)):
-            if not seconds > 0:
+            if seconds is not None and not seconds > 0:
                 raise InvalidRequestError(f"{name} must be above 0 seconds, but is {seconds:g}", param=name)
 
 

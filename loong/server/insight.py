@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 from loong.core.cost_model import CostModel
 from loong.core.plan import IterationPlan
-from loong.core.request import SLO
 from loong.core.snapshot import Snapshot
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRun, RequestRuns
@@ -15,6 +15,13 @@ from loong.scheduler.policy import Policy
 from loong.server.spans import Spans
 
 MAX_OVER = 500
+
+
+class Targets(NamedTuple):
+    """What a request is promised: seconds to its first token, and for each after it."""
+
+    ttft: float
+    tpot: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Insight:
     recent: RecentLines
     runs: RequestRuns
     errors: Callable[[], Mapping[str, float]]
-    target: Callable[[int], SLO]
+    target: Callable[[int], Targets]
     spans: Spans | None = None
     over: deque[RequestRun] = field(default_factory=lambda: deque(maxlen=MAX_OVER))
     when_planned: list[Callable[[float], None]] = field(default_factory=list)
@@ -51,8 +58,10 @@ class Insight:
 
         return plan
 
-    def target_of(self, run: RequestRun) -> SLO:
-        """What a request is promised: its own targets, or else the policy's."""
-        if run.ttft_slo is None or run.tpot_slo is None:
-            return self.target(run.num_prompt_tokens)
-        return SLO(run.ttft_slo, run.tpot_slo)
+    def target_of(self, run: RequestRun) -> Targets:
+        """What a request is promised: each of its own targets, or else the policy's."""
+        default = self.target(run.num_prompt_tokens)
+        return Targets(
+            default.ttft if run.ttft_slo is None else run.ttft_slo,
+            default.tpot if run.tpot_slo is None else run.tpot_slo,
+        )

@@ -1,7 +1,7 @@
 """What the engine's process counts of requests and plans."""
 
-from loong.core.request import SLO
 from loong.decision_log.runs import RequestRun
+from loong.server.insight import Targets
 from loong.server.metrics import E2E_SECONDS, ITL_SECONDS, TOKENS, MetricFamilies
 from loong.server.request_metrics import SERVED
 
@@ -44,7 +44,7 @@ class RunMetrics:
         """Count a plan, and what it took to make."""
         self._scheduler.observe(seconds)
 
-    def saw_run(self, run: RequestRun, target: SLO) -> None:
+    def saw_run(self, run: RequestRun, target: Targets) -> None:
         """Count a request that was served whole, as the scheduler saw it, against its `target`."""
         if run.end not in SERVED or run.ended_at is None:
             return

@@ -104,11 +104,11 @@ class ResponseFormat(Schema):
 
 
 class SLOFields(Schema):
-    """Targets in seconds; to miss them ends nothing."""
+    """Targets in seconds; to miss them ends nothing. One that is left out is the server's own."""
 
-    ttft: Annotated[float, Field(gt=0)]
+    ttft: Annotated[float, Field(gt=0)] | None = None
     """From the request to its first token."""
-    tpot: Annotated[float, Field(gt=0)]
+    tpot: Annotated[float, Field(gt=0)] | None = None
     """For each token after it."""
 
 

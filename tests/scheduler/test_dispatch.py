@@ -129,6 +129,9 @@ def test_targets_are_the_requests_own_or_grow_with_its_prompt() -> None:
     short, long = waiting("short", 100), waiting("long", 500_000)
     assert (target_ttft(short, widest, config), target_tpot(short, config)) == (1.0, 0.04)
     assert target_ttft(long, widest, config) == pytest.approx(5 * prefill_time(H200, 500_000, 0, 8))
+    for slo, targets in ((SLO(ttft=7.0), (7.0, 0.04)), (SLO(tpot=0.2), (1.0, 0.2))):
+        half = waiting("half", 100, slo=slo)
+        assert (target_ttft(half, widest, config), target_tpot(half, config)) == targets
 
 
 def test_each_step_of_priority_doubles_the_target() -> None:

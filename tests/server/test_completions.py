@@ -132,6 +132,7 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
             "logit_bias": {"5": -100, "97": 1.5},
         }
         response = await post(url, PATH, prompt="a", user="me", **asked_otherwise, **asked)
+        assert (await post(url, PATH, prompt="a", slo={"tpot": 0.5})).status_code == 200
     assert response.status_code == 200, response.text
     params = engine.requests[0].sampling_params
     assert {name: getattr(params, name) for name in asked} == asked
@@ -139,7 +140,7 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
     assert params.logit_bias == ((5, -100.0), (97, 1.5))
     assert params.stop_token_ids == (5, 257, 259)
     assert engine.requests[0].user == "me"
-    assert engine.requests[0].slo == SLO(2.0, 0.5)
+    assert [request.slo for request in engine.requests] == [SLO(2.0, 0.5), SLO(tpot=0.5)]
     assert engine.requests[0].priority == -3
 
 
@@ -191,7 +192,8 @@ async def test_a_stop_string_cuts_the_text_and_ends_the_request(serving: Serving
     async with serving(engine) as url:
         choice = (await post(url, PATH, prompt="x", max_tokens=100, stop=["STOP"])).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("one ", "stop", "STOP")
-    assert list(engine.num_produced.values()) == [len("one STOP")]
+    (num_produced,) = engine.num_produced.values()
+    assert len("one STOP") <= num_produced < 50  # soon after
     assert engine.closed.is_set()
 
 

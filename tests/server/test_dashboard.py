@@ -15,13 +15,12 @@ from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.events import RequestAborted
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.request import SLO
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import BatchSlice, ClusterHistory
 from loong.decision_log.log import DecisionLog
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
-from loong.server.insight import Insight
+from loong.server.insight import Insight, Targets
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
 OLD, NEW = (
@@ -36,7 +35,7 @@ def source() -> Insight:
         RecentLines(),
         RequestRuns(),
         lambda: {"prefill": 0.25},
-        lambda num_tokens: SLO(num_tokens, 0.5),
+        lambda num_tokens: Targets(num_tokens, 0.5),
     )
 
 

@@ -9,10 +9,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.errors import ConfigError
-from loong.core.request import SLO
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRun, RequestRuns
-from loong.server.insight import Insight
+from loong.server.insight import Insight, Targets
 from loong.server.spans import Spans, otlp_exporter
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -64,7 +63,7 @@ def test_who_left_the_queue_was_in_no_other_phase() -> None:
 async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) -> None:
     exporter, engine = InMemorySpanExporter(), ScriptedEngine()
     spans = Spans(exporter, "tiny", clock_start=0.0)
-    insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: SLO(1.0, 1.0), spans)
+    insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)
     async with serving(engine, insight) as url, httpx.AsyncClient(base_url=url) as client:
         for headers in ({"traceparent": f"00-{TRACE}-{PARENT}-01"}, {}):
             await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
