@@ -9,10 +9,8 @@ from typing import ClassVar, TypeAlias
 
 from aiohttp import web
 
-from loong.core.errors import LoongError
 from loong.server.choices import Choices
 from loong.server.context import Server
-from loong.server.errors import as_api_error
 from loong.server.output import Delta
 from loong.server.schemas import StreamOptions
 from loong.server.sse import EventStream
@@ -131,13 +129,10 @@ async def send_stream(
     stream = EventStream(server.settings)
     num_output_tokens = 0
     async with aclosing(deltas), stream.open(http):
-        try:
-            async for delta in deltas:
-                num_output_tokens += 1
-                for chunk in shape.chunks(delta, num_output_tokens):
-                    await stream.send(chunk)
-            if shape.asked.stream_options.include_usage:
-                await stream.send(shape.usage_chunk(num_output_tokens))
-        except LoongError as error:
-            await stream.send(as_api_error(error).body)
+        async for delta in deltas:
+            num_output_tokens += 1
+            for chunk in shape.chunks(delta, num_output_tokens):
+                await stream.send(chunk)
+        if shape.asked.stream_options.include_usage:
+            await stream.send(shape.usage_chunk(num_output_tokens))
     return stream.response

@@ -1,9 +1,12 @@
 """Errors as the OpenAI API words them: `{"error": {"message", "type", "param", "code"}}`."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from loong.core.errors import InvalidRequestError, LoongError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -32,12 +35,18 @@ def bad_request(message: str, param: str | None, code: str = "invalid_value") ->
     return ApiError(400, message, code, param)
 
 
-def as_api_error(error: LoongError) -> ApiError:
-    """Say any error of ours in the API's words: bad input is the client's fault, all else the server's."""
+def as_api_error(error: Exception) -> ApiError:
+    """Say any error in the API's words: bad input is the client's fault, all else the server's.
+
+    One that nobody raised on purpose is logged; the client is not told what it says.
+    """
     match error:
         case ApiError():
             return error
         case InvalidRequestError():
             return bad_request(str(error), error.param)
-        case _:
+        case LoongError():
             return ApiError(500, str(error) or type(error).__name__, "internal_error")
+        case _:
+            logger.error("a request failed in a way that nobody foresaw", exc_info=error)
+            return ApiError(500, "the server failed at this request; its log says how", "internal_error")

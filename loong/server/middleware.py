@@ -1,9 +1,9 @@
 """What every request goes through: the key is checked, and errors are told in the API's words."""
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from loong.core.errors import LoongError
 from loong.server.callers import KEY_NUMBER, key_number
 from loong.server.context import SERVER
 from loong.server.errors import ApiError, as_api_error
@@ -15,7 +15,7 @@ OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and tells nothing
 
 @web.middleware
 async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with an error object whatever was raised on purpose, by us or by the web framework."""
+    """Answer with an error object whatever was raised, on purpose or not, by us or by the web framework."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -24,7 +24,9 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         code = error.reason.lower().replace(" ", "_")
         message = _what_there_is(request) if error.status == 404 else error.text or error.reason
         return _refusal(request, ApiError(error.status, message, code, headers=_kept_headers(error)))
-    except LoongError as error:
+    except (ConnectionError, HttpProcessingError):  # there is nobody to answer, or it was no HTTP
+        raise
+    except Exception as error:  # noqa: BLE001  a client is owed an answer in any case
         return _refusal(request, as_api_error(error))
 
 

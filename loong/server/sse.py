@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from aiohttp import HttpVersion11, web
 
+from loong.server.errors import as_api_error
 from loong.server.settings import ServerSettings
 
 _HEADERS = {
@@ -63,7 +64,7 @@ class EventStream:
     async def open(self, http: web.Request) -> AsyncIterator[None]:
         """Send the headers, then comments whenever nothing else was sent for a while; `[DONE]` at the end.
 
-        A client that leaves ends the context quietly.
+        What fails within is told as an event before it. A client that leaves ends the context quietly.
         """
         self._http, self._writes = http, http.app[EVENT_WRITES]
         self._is_chunked = http.version >= HttpVersion11
@@ -72,7 +73,12 @@ class EventStream:
         self._last_write = self._loop.time()
         self._keep_alive()
         try:
-            yield
+            try:
+                yield
+            except ClientLeftError:
+                raise
+            except Exception as error:  # noqa: BLE001  the answer is under way: there can be no other
+                self._collected += _event(as_api_error(error).body)
             self._next_keep_alive.cancel()
             rest = bytes(self._collected) + _DONE
             self._collected.clear()
@@ -86,7 +92,7 @@ class EventStream:
 
     async def send(self, event: object) -> None:
         """Send one event; wait while the client is slow to read, but not for ever (`ClientLeftError`)."""
-        self._collect(b"data: %b\n\n" % msgspec.json.encode(event))
+        self._collect(_event(event))
         if len(self._collected) > _MAX_COLLECTED_BYTES:
             self.write()
             await asyncio.sleep(0)
@@ -126,3 +132,7 @@ class EventStream:
         self._next_keep_alive = self._loop.call_later(
             interval - idle if idle < interval else interval, self._keep_alive
         )
+
+
+def _event(content: object) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode(content)

@@ -27,6 +27,13 @@ async def test_a_body_of_untold_length_is_refused_where_it_becomes_too_long(serv
         assert await connection.status() == 413
 
 
+async def test_a_body_whose_chunks_are_none_is_refused(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url, raw_connection(url) as connection:
+        await connection.send(request_head(COMPLETIONS, "Transfer-Encoding: chunked") + b"2\r\n{ \r\n")
+        await connection.send(b"nonsense\r\n")
+        assert await connection.status() == 400
+
+
 async def test_a_body_that_trickles_in_is_dropped(serving: Serving) -> None:
     engine = ScriptedEngine()
     async with serving(engine, body_timeout=0.1) as url, raw_connection(url) as connection:

@@ -1,6 +1,6 @@
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -8,6 +8,7 @@ from http_answers import error_of, events_of, get_json, post
 from openai import APIError, AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
+from loong.core.request import Request, TokenId
 from loong.server.engine_client import EngineLimits
 
 PATH = "/v1/completions"
@@ -57,6 +58,27 @@ async def test_a_late_failure_is_an_event_before_the_end(
     assert error == {"error": refused}
     assert refused["message"] == "instance 3 is lost"
     assert refused["type"] == "server_error"
+
+
+@pytest.mark.parametrize("serving", ["beside its engine"], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_is_told_as_an_error_object_and_only_the_log_says_what(
+    serving: Serving, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    def forget(request: Request) -> Sequence[TokenId]:
+        raise KeyError("a secret")
+
+    async with serving(ScriptedEngine(forget)) as url:
+        if stream:
+            (told,) = events_of(await post(url, PATH, prompt="abc", stream=True))
+            error = told["error"]
+        else:
+            error = await error_of(url, PATH, 500, prompt="abc")
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert "secret" not in error["message"]
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info is not None
+    assert "a secret" in str(record.exc_info[1])
 
 
 async def test_the_official_client_raises_a_late_failure(serving: Serving) -> None:
