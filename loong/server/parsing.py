@@ -5,6 +5,7 @@ the answer.
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -29,6 +30,7 @@ NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the valu
     "bad_words": [],
 }
 _MAX_NAME = 64  # characters
+_LIKENESS = 0.75  # of two names, from which one may have been meant for the other
 
 Fields = TypeVar("Fields", bound=Schema)
 
@@ -48,7 +50,7 @@ def check(content: object, schema: type[Fields]) -> Fields:
     try:
         return schema.model_validate(_asked_for(content, schema))
     except ValidationError as error:
-        raise _name_field(error.errors(include_url=False, include_context=False)[0]) from error
+        raise _name_field(error.errors(include_url=False, include_context=False)[0], schema) from error
 
 
 def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str, object]:
@@ -60,17 +62,23 @@ def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str,
     }
 
 
-def _name_field(error: ErrorDetails) -> ApiError:
-    names = [_short(str(part)) for part in error["loc"]]
+def short(name: str) -> str:
+    """As much of a name as there is room for: a client may call anything anything."""
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
+
+
+def _name_field(error: ErrorDetails, schema: type[Schema]) -> ApiError:
+    names = [short(str(part)) for part in error["loc"]]
     field = names[0] if names else None
     path = ".".join(names)
     if error["type"] != "extra_forbidden":
         given = f", but it is {error['input']!r}" if isinstance(error["input"], int | float) else ""
         return bad_request(f"{path}: {error['msg']}{given}", field)
-    but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else ""
+    but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else _meant(path, schema)
     return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
 
 
-def _short(name: str) -> str:
-    """A client may call a field anything."""
-    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
+def _meant(name: str, schema: type[Schema]) -> str:
+    """What to say of a name that is nearly another's."""
+    likely = get_close_matches(name, schema.model_fields, n=1, cutoff=_LIKENESS)
+    return f"; did you mean {likely[0]}?" if likely else ""

@@ -62,7 +62,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("bad_words", ["a"]),
         ("priority", 17),
         ("slo", {"ttft": 0, "tpot": 1}),
-        ("slo", {"ttft": 1}),
+        ("slo", {"ttft": 0}),
+        ("slo", {"tpot": -1}),
         ("best_of", 3),
         ("suffix", "x"),
         ("guided_regex", "a*"),
@@ -102,6 +103,26 @@ async def test_chats_that_cannot_be_served_are_refused_by_name(
         error = await error_of(url, CHAT, 400, **{"messages": MESSAGES, field: value})
     assert error["param"] == field
     assert field in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "meant"),
+    [
+        (PATH, "max_token", "max_tokens"),
+        (PATH, "maxTokens", "max_tokens"),
+        (CHAT, "top-p", "top_p"),
+        (CHAT, "message", "messages"),
+        (PATH, "messages", None),
+    ],
+)
+async def test_a_field_that_is_nearly_another_is_told_which(
+    serving: Serving, path: str, name: str, meant: str | None
+) -> None:
+    body = {"prompt": "a"} if path == PATH else {"messages": MESSAGES}
+    async with serving(ScriptedEngine()) as url:
+        error = await error_of(url, path, 400, **body | {name: 1})
+    expected = f"{name} is not supported" + ("" if meant is None else f"; did you mean {meant}?")
+    assert error["message"] == expected
 
 
 async def test_a_long_name_is_cut_where_it_is_refused(serving: Serving) -> None:
