@@ -1,13 +1,14 @@
 """What captured steps of prompts and decodes read: memory taken once, and filled for each step."""
 
+from collections.abc import Iterator
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from loong.attention.pool import PoolAttention, Singles
 from loong.attention.step import Step
-from loong.core.plan import QueryBlock
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
@@ -47,14 +48,12 @@ class MixedInputs:
 
     def size_for(self, step: Step) -> int | None:
         """The least size that has room for a step of this instance alone; None if there is none."""
-        prompts, decodes = _divided(step)
-        num_rows = sum(len(block.positions) for block in step.blocks)
-        num_prompt_keys, num_decode_keys = (
-            sum(b.positions.stop for b in part) for part in (prompts, decodes)
-        )
-        if len(prompts) > _MAX_PROMPTS or len(decodes) > _MAX_DECODES:
-            return None
-        if num_prompt_keys + num_decode_keys > len(self._slots):
+        prompts = [block.positions for block in step.blocks if len(block.positions) > 1]
+        num_decodes = len(step.blocks) - len(prompts)
+        num_rows = sum(map(len, prompts)) + num_decodes
+        num_prompt_keys = sum(positions.stop for positions in prompts)
+        num_keys = sum(block.positions.stop for block in step.blocks)
+        if len(prompts) > _MAX_PROMPTS or num_decodes > _MAX_DECODES or num_keys > len(self._slots):
             return None
         size = next((size for size in STEP_SIZES if size >= num_rows), None)
         if size is not None and _is_copied(size) and num_prompt_keys > _KEYS_A_ROW * size:
@@ -73,18 +72,18 @@ class MixedInputs:
         self.token_ids[:num_rows] = token_ids
         self.positions[:num_rows] = positions
         self.lengths[:num_rows] = lengths
-        slots = {b: step.store.slots(b.request_id, range(b.positions.stop)) for b in step.blocks}
-        torch.cat([found[b.positions.start :] for b, found in slots.items()], out=self.new_slots[:num_rows])
-        prompts, decodes = _divided(step)
-        ends = list(accumulate((b.positions.stop for b in (*prompts, *decodes)), initial=0))
-        torch.cat([slots[b] for b in (*prompts, *decodes)], out=self._slots[: ends[-1]])
+        spans = list(_spans(step))
+        torch.cat([span.slots[span.positions.start :] for span in spans], out=self.new_slots[:num_rows])
+        prompts, decodes = ([span for span in spans if span.is_prompt is kind] for kind in (True, False))
+        ends = list(accumulate((len(span.slots) for span in (*prompts, *decodes)), initial=0))
+        torch.cat([span.slots for span in (*prompts, *decodes)], out=self._slots[: ends[-1]])
         tasks = [
-            AttendTask.causal(step.rows[b].start, b.positions, start, range(b.positions.stop))
-            for b, start in zip(prompts, ends, strict=False)
+            AttendTask.causal(span.row, span.positions, start, range(len(span.slots)))
+            for span, start in zip(prompts, ends, strict=False)
         ]
         set_first(self._tasks, [*chain.from_iterable(tasks)])
         starts = ends[len(prompts) :]
-        set_first(self._decode_rows, [step.rows[b].start for b in decodes])
+        set_first(self._decode_rows, [span.row for span in decodes])
         set_first(self._decode_starts, starts[:-1])
         set_first(self._cu_seqlens, [start - starts[0] for start in starts])
         self._cu_seqlens[len(starts) :] = starts[-1] - starts[0]
@@ -103,15 +102,24 @@ class MixedInputs:
         )
 
 
-def has_decodes(step: Step) -> bool:
-    """Whether some block is a decode."""
-    return bool(_divided(step)[1])
+class _Span(NamedTuple):
+    """The rows of one block, from `row` on, and the slots [n] of all they see."""
+
+    positions: range
+    row: int
+    slots: Tensor
+
+    @property
+    def is_prompt(self) -> bool:
+        return len(self.positions) > 1
 
 
-def _divided(step: Step) -> tuple[list[QueryBlock], list[QueryBlock]]:
-    """The prompts and the decodes."""
-    prompts = [block for block in step.blocks if len(block.positions) > 1]
-    return prompts, [block for block in step.blocks if len(block.positions) == 1]
+def _spans(step: Step) -> Iterator[_Span]:
+    row = 0
+    for block in step.blocks:
+        slots = step.store.slots(block.request_id, range(block.positions.stop))
+        yield _Span(block.positions, row, slots)
+        row += len(block.positions)
 
 
 def _is_copied(size: int) -> bool:

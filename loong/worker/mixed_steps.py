@@ -18,7 +18,7 @@ from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.kv_pool import KVPool
-from loong.worker.mixed_inputs import STEP_SIZES, MixedInputs, has_decodes
+from loong.worker.mixed_inputs import STEP_SIZES, MixedInputs
 
 _LISTS_A_SLOT = 2.0  # on average, where prompts are shared: so long the lists of a step may be
 
@@ -55,7 +55,8 @@ class MixedSteps:
             return None
         num_words = self._host.fill(step, token_ids, positions, lengths)
         self._inputs.memory[:num_words].copy_(self._host.memory[:num_words], non_blocking=True)
-        self._steps[size, has_decodes(step)]()
+        has_decodes = any(len(block.positions) == 1 for block in step.blocks)
+        self._steps[size, has_decodes]()
         return self._hidden[: len(token_ids)]
 
     @torch.inference_mode()

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from loong.attention.elastic import ElasticAttention
-from loong.attention.step import Step, concatenate, members
+from loong.attention.step import Step
 from loong.core.events import ProducedToken
 from loong.core.instance import ESPGroup
 from loong.core.instructions import Fork, RequestInput, RunBatch
@@ -256,10 +258,12 @@ def _inputs(
     in whatever chunks it is: the whole prompt for a token of the prompt, itself and all before for others.
     """
     token_ids: list[TokenId] = []
-    positions, lengths = [], []
+    counts, num_prompt_tokens = [], []
     for block in blocks:
         request = requests[block.request_id]
         token_ids += request.token_ids(block)
-        positions.append(members((block.positions,)))
-        lengths.append((positions[-1] + 1).clamp(min=request.given.num_prompt_tokens))
-    return torch.tensor(token_ids, dtype=torch.int64), concatenate(positions), concatenate(lengths)
+        counts.append(len(block.positions))
+        num_prompt_tokens.append(request.given.num_prompt_tokens)
+    positions = np.fromiter(chain.from_iterable(block.positions for block in blocks), np.int64, sum(counts))
+    lengths = np.maximum(positions + 1, np.repeat(np.array(num_prompt_tokens, np.int64), counts))
+    return torch.tensor(token_ids, dtype=torch.int64), torch.from_numpy(positions), torch.from_numpy(lengths)
