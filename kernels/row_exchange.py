@@ -7,11 +7,13 @@ rows whose KV that peer has, and is asked about others; so who puts what where a
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from loong.kernels.contract import Dims
+from loong.kernels.launch import Launcher
 from loong.kernels.mailbox import Mailbox
 from loong.kernels.partial import Partial
 from loong.kernels.signals import Patience, set_flag
@@ -19,6 +21,8 @@ from loong.kernels.softmax import join_pair
 from loong.kernels.waits import await_flags, watch_flags
 
 _NUM_WARPS = 8
+_MAX_WIDTH = 4096  # elements of a row at once
+_LETTERS = {"rows": "R", "merged_rows": "M", "places": "M N", "epoch": "1"}  # of `RowPeers`; of the rest: N
 
 
 class RowPeers(NamedTuple):
@@ -36,129 +40,121 @@ class RowPeers(NamedTuple):
     epoch: Tensor  # [1]: that of the step's layer 0
 
 
-def put_queries(
-    q: Tensor, mailbox: Mailbox, peers: RowPeers, patience: Patience, *, instance: int, layer: int
-) -> None:
-    """Put those rows of q to each peer that it is asked about; the stream does not wait for theirs.
+class RowExchange:
+    """The exchanges of a step: in each layer `put`, `wait` and `answer` come once each, in this order.
 
     Contract:
-        q [T, H, D], contiguous, of the mailbox's dtype; no peer is asked about more rows than that has room
-            for, and rows are within T (not checked). All peers have opened the batch.
-        instance: which of the N this one is. `layer` counts on from `peers.epoch`, the same on all members.
-            Allocates nothing.
+        No peer is asked about more rows than the mailbox has room for, and rows are within those of the step
+        (not checked). All peers have opened the batch. `instance`: which of the N this one is. Layers count
+        on from `peers.epoch`, the same on all members. Nothing is allocated but here.
     """
-    dims = _check(mailbox, peers, patience)
-    dims.bind("q", q, "A H D", mailbox.queries.dtype)
-    row_size = dims["H"] * dims["D"]
-    _put_queries[(dims["N"] * dims["C"],)](
-        q,
-        peers.rows,
-        peers.addresses,
-        peers.num_asked,
-        peers.asked_from,
-        peers.epoch,
-        patience.stop,
-        mailbox.offset(mailbox.queries),
-        mailbox.offset(mailbox.query_flags),
-        instance,
-        layer,
-        num_rows_room=dims["T"],
-        num_chunks=dims["C"],
-        line=dims["L"],
-        row_size=row_size,
-        width=min(triton.next_power_of_2(row_size), 4096),
-        num_warps=_NUM_WARPS,
-    )
+
+    def __init__(self, mailbox: Mailbox, peers: RowPeers, patience: Patience, instance: int) -> None:
+        dims = Dims()
+        dims.bind("mailbox.queries", mailbox.queries, "N T H D")
+        dims.bind("mailbox.query_flags", mailbox.query_flags, "N C L", torch.int64)
+        for name, table in zip(RowPeers._fields, peers, strict=True):
+            dims.bind(f"peers.{name}", table, _LETTERS.get(name, "N"), torch.int64)
+        dims.bind("patience.word", patience.word, "2", torch.int64)
+        self._mailbox, self._peers, self._patience, self._instance = mailbox, peers, patience, instance
+        self._num_puts, self._num_merged = dims["N"] * dims["C"], dims["M"]
+        self._rooms = {letter: triton.next_power_of_2(dims[letter]) for letter in "NHD"}
+        self._flags_room = triton.next_power_of_2(self._num_puts)
+        self._dims = dims
+
+    def put(self, q: Tensor, layer: int) -> None:
+        """Put those rows of q to each peer that it is asked about; the stream does not wait for theirs.
+
+        Contract:
+            q [A, H, D], contiguous, of the mailbox's dtype.
+        """
+        dims, mailbox, peers = self._dims, self._mailbox, self._peers
+        Dims().bind("q", q, f"A {dims['H']} {dims['D']}", mailbox.queries.dtype)
+        row_size = dims["H"] * dims["D"]
+        _put(
+            self._num_puts,
+            q,
+            peers.rows,
+            peers.addresses,
+            peers.num_asked,
+            peers.asked_from,
+            peers.epoch,
+            self._patience.stop,
+            mailbox.offset(mailbox.queries),
+            mailbox.offset(mailbox.query_flags),
+            self._instance,
+            layer,
+            constants=(
+                dims["T"],
+                dims["C"],
+                dims["L"],
+                row_size,
+                min(self._rooms["H"] * self._rooms["D"], _MAX_WIDTH),
+            ),
+        )
+
+    def wait(self, layer: int) -> None:
+        """Let the stream go on once all rows that peers ask about have come.
+
+        `mailbox.queries[peer]` then holds them, until they are answered.
+        """
+        dims, peers = self._dims, self._peers
+        _await(
+            1,
+            self._mailbox.query_flags,
+            peers.ranks,
+            peers.num_served,
+            peers.epoch,
+            *self._patience,
+            layer,
+            constants=(dims["N"], dims["C"], dims["L"], self._flags_room),
+        )
+
+    def answer(self, part: Partial, total: Partial, layer: int) -> None:
+        """Put to every peer the attention of its rows, and merge what peers answer into `total`.
+
+        Contract:
+            part: attention of the rows that came, peer by peer: out [S, H, D] of float32 or the mailbox's
+                dtype, in which it travels, and lse [S, H] float32; where that is -inf, out need not have been
+                written.
+            total: out [A, H, D] and lse [A, H] of this instance's rows, float32; changed. Likewise. Partials
+                are merged in float32, in the order of instances.
+        """
+        dims, mailbox, peers = self._dims, self._mailbox, self._peers
+        heads = f"{dims['H']} {dims['D']}"
+        Dims().bind("part.out", part.out, f"S {heads}")
+        Dims().bind("total.out", total.out, f"A {heads}", torch.float32)
+        _answer(
+            self._num_puts + 1 + self._num_merged,
+            *part,
+            *total,
+            peers.addresses,
+            peers.ranks,
+            peers.num_asked,
+            peers.num_served,
+            peers.served_from,
+            peers.merged_rows,
+            peers.places,
+            peers.epoch,
+            *mailbox.parts,
+            mailbox.part_flags,
+            *self._patience,
+            mailbox.offset(mailbox.parts.out),
+            mailbox.offset(mailbox.parts.lse),
+            mailbox.offset(mailbox.part_flags),
+            self._instance,
+            layer,
+            constants=(
+                *(dims[letter] for letter in "NTCLHD"),
+                self._rooms["N"],
+                self._flags_room,
+                self._rooms["H"],
+                self._rooms["D"],
+            ),
+        )
 
 
-def await_queries(mailbox: Mailbox, peers: RowPeers, patience: Patience, *, layer: int) -> None:
-    """Let the stream go on once all rows that peers ask about have come.
-
-    `mailbox.queries[peer]` then holds them, until they are answered. See `put_queries`.
-    """
-    dims = _check(mailbox, peers, patience)
-    _await_queries[(1,)](
-        mailbox.query_flags,
-        peers.ranks,
-        peers.num_served,
-        peers.epoch,
-        *patience,
-        layer,
-        num_instances=dims["N"],
-        num_chunks=dims["C"],
-        line=dims["L"],
-        flags_room=triton.next_power_of_2(dims["N"] * dims["C"]),
-        num_warps=_NUM_WARPS,
-    )
-
-
-def answer_queries(
-    part: Partial,
-    total: Partial,
-    mailbox: Mailbox,
-    peers: RowPeers,
-    patience: Patience,
-    *,
-    instance: int,
-    layer: int,
-) -> None:
-    """Put to every peer the attention of its rows, and merge what peers answer into `total`.
-
-    Contract:
-        part: attention of the rows that came, peer by peer: out [S, H, D] of float32 or the mailbox's dtype,
-            in which it travels, and lse [S, H] float32; where that is -inf, out need not have been written.
-        total: out [T, H, D] and lse [T, H] of this instance's rows, float32; changed. Likewise.
-        As `put_queries` otherwise; partials are merged in float32, in the order of instances.
-    """
-    dims = _check(mailbox, peers, patience)
-    dims.bind("part.out", part.out, "S H D")
-    dims.bind("part.lse", part.lse, "S H")
-    dims.bind("total.out", total.out, "A H D")
-    dims.bind("total.lse", total.lse, "A H")
-    _answer_queries[(dims["N"] * dims["C"] + 1 + dims["M"],)](
-        *part,
-        *total,
-        peers.addresses,
-        peers.ranks,
-        peers.num_asked,
-        peers.num_served,
-        peers.served_from,
-        peers.merged_rows,
-        peers.places,
-        peers.epoch,
-        *mailbox.parts,
-        mailbox.part_flags,
-        *patience,
-        mailbox.offset(mailbox.parts.out),
-        mailbox.offset(mailbox.parts.lse),
-        mailbox.offset(mailbox.part_flags),
-        instance,
-        layer,
-        num_instances=dims["N"],
-        num_rows_room=dims["T"],
-        num_chunks=dims["C"],
-        line=dims["L"],
-        members_room=triton.next_power_of_2(dims["N"]),
-        flags_room=triton.next_power_of_2(dims["N"] * dims["C"]),
-        num_heads=dims["H"],
-        heads_room=triton.next_power_of_2(dims["H"]),
-        head_dim=dims["D"],
-        width=triton.next_power_of_2(dims["D"]),
-        num_warps=_NUM_WARPS,
-    )
-
-
-def _check(mailbox: Mailbox, peers: RowPeers, patience: Patience) -> Dims:
-    dims = Dims()
-    dims.bind("mailbox.queries", mailbox.queries, "N T H D")
-    dims.bind("mailbox.query_flags", mailbox.query_flags, "N C L")
-    dims.bind("peers.num_asked", peers.num_asked, "N")
-    dims.bind("peers.places", peers.places, "M N")
-    dims.bind("patience.word", patience.word, "2")
-    return dims
-
-
-@triton.jit(do_not_specialize=["layer", "instance"])
+@triton.jit(do_not_specialize=["queries_offset", "flags_offset", "layer", "instance"])
 def _put_queries(
     q: tl.tensor,
     rows: tl.tensor,
@@ -195,7 +191,7 @@ def _put_queries(
         set_flag(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["limit", "layer"])
 def _await_queries(
     flags: tl.tensor,
     ranks: tl.tensor,
@@ -210,22 +206,11 @@ def _await_queries(
     line: tl.constexpr,
     flags_room: tl.constexpr,
 ) -> None:
-    _watch(
-        flags,
-        ranks,
-        num_served,
-        tl.load(epoch) + layer,
-        word,
-        stop,
-        limit,
-        num_instances,
-        num_chunks,
-        line,
-        flags_room,
-    )
+    due = tl.load(epoch) + layer
+    _watch(flags, ranks, num_served, due, word, stop, limit, num_instances, num_chunks, line, flags_room)
 
 
-@triton.jit(do_not_specialize=["layer", "instance"])
+@triton.jit(do_not_specialize=["limit", "out_offset", "lse_offset", "flags_offset", "layer", "instance"])
 def _answer_queries(
     part_out: tl.tensor,
     part_lse: tl.tensor,
@@ -254,11 +239,11 @@ def _answer_queries(
     num_rows_room: tl.constexpr,
     num_chunks: tl.constexpr,
     line: tl.constexpr,
+    num_heads: tl.constexpr,
+    head_dim: tl.constexpr,
     members_room: tl.constexpr,
     flags_room: tl.constexpr,
-    num_heads: tl.constexpr,
     heads_room: tl.constexpr,
-    head_dim: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
     """Programs put a chunk to a peer each; those behind them wait for puts, and merge a row each.
@@ -333,3 +318,8 @@ def _watch(
     is_awaited = flag % num_chunks < tl.load(counts + sender, sender < num_instances, 0)
     rank = tl.load(ranks + sender, is_awaited, 0)
     watch_flags(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, rank, due, word, stop, limit)
+
+
+_put = Launcher(_put_queries, num_warps=_NUM_WARPS)
+_await = Launcher(_await_queries, num_warps=_NUM_WARPS)
+_answer = Launcher(_answer_queries, num_warps=_NUM_WARPS)

@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
 from loong.kernels.contract import Dims
+from loong.kernels.launch import Launcher
 
 EPOCHS = 1 << 24  # in a batch
 _EPOCHS = tl.constexpr(EPOCHS)
@@ -39,25 +40,37 @@ class Patience(NamedTuple):
     limit: int
 
 
-def signal(addresses: Tensor, offset: int, members: int, epoch: int, patience: Patience) -> None:
+def signal(
+    addresses: Tensor,
+    offset: int,
+    members: int,
+    epoch: int,
+    patience: Patience,
+    *,
+    stream: int | None = None,
+) -> None:
     """Set the flag at `offset` bytes of every member's memory, behind all that the stream did before.
 
     Contract:
         addresses [N] int64, contiguous, at most 63: where each rank's memory begins, as this device sees it.
         members: a bit for each rank that is told; the memory of others is not touched.
+        stream: a handle; None is the current one.
     """
     Dims().bind("addresses", addresses, "N", torch.int64)
-    _signal[(len(addresses),)](addresses, offset, members, epoch, patience.stop, num_warps=1, maxnreg=32)
+    _signals(len(addresses), addresses, offset, members, epoch, patience.stop, stream=stream)
 
 
-def wait(flag: Tensor, epoch: int, source: int, patience: Patience) -> None:
-    """Let the stream go on once flag [1] int64 is at least `epoch`, or there is no more use in waiting.
+def wait(
+    memory: Tensor, offset: int, epoch: int, source: int, patience: Patience, *, stream: int | None = None
+) -> None:
+    """Let the stream go on once the flag at `offset` bytes is at least `epoch`, or waiting has no more use.
 
-    What was written before the flag was set can then be read. `source` is who is to set it.
+    Contract:
+        memory [num_bytes] uint8. What was written before the flag was set can then be read. `source` is who
+        is to set it; the stream as above.
     """
-    Dims().bind("flag", flag, "1", torch.int64)
-    Dims().bind("patience.word", patience.word, "2", torch.int64)
-    _wait[(1,)](flag, epoch, source, *patience, num_warps=1, maxnreg=32)
+    Dims().bind("memory", memory, "M", torch.uint8)
+    _waits(1, memory, offset, epoch, source, *patience, stream=stream)
 
 
 @triton.jit
@@ -130,8 +143,18 @@ def _signal(
         raise_flag(tl.load(addresses + rank) + offset, epoch.to(tl.int64), stop)
 
 
-@triton.jit(do_not_specialize=["epoch", "source", "limit"])
+@triton.jit(do_not_specialize=["offset", "epoch", "source", "limit"])
 def _wait(
-    flag: tl.tensor, epoch: tl.tensor, source: tl.tensor, word: tl.tensor, stop: tl.tensor, limit: tl.tensor
+    memory: tl.tensor,
+    offset: tl.tensor,
+    epoch: tl.tensor,
+    source: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
 ) -> None:
+    flag = (memory + offset).to(tl.pointer_type(tl.int64))
     await_flag(flag, epoch.to(tl.int64), source.to(tl.int64), word, stop, limit.to(tl.int64), 1)
+
+
+_signals, _waits = Launcher(_signal, num_warps=1, maxnreg=32), Launcher(_wait, num_warps=1, maxnreg=32)

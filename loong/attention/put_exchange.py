@@ -12,7 +12,7 @@ from loong.core.placement import InstanceId
 from loong.fabric.arena import Arena, Clock
 from loong.kernels import Partial
 from loong.kernels.mailbox import Mailbox, Peers, await_members
-from loong.kernels.row_exchange import RowPeers, answer_queries, await_queries, put_queries
+from loong.kernels.row_exchange import RowExchange, RowPeers
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 
@@ -32,10 +32,10 @@ class PutExchange:
     ) -> None:
         self._arena, self._device, self._others, self._most_rows = arena, device, others, most_rows
         self._num_layers, self._num_instances = shard.config.num_layers, arena.world.num_instances
-        self.instance, tp_rank = arena.world.place(arena.rank)
-        self.patience = arena.patience()
+        self._instance, tp_rank = arena.world.place(arena.rank)
+        self._patience = arena.patience()
         shape = (self._num_instances, most_rows, shard.num_heads, shard.config.head_dim)
-        self.mailbox = Mailbox.laid(
+        self._mailbox = Mailbox.laid(
             arena.memory, arena.reserve, shape, shard.config.torch_dtype, max_num_chunks=_MAX_CHUNKS
         )
         self._ranks = [arena.world.rank(i, tp_rank) for i in range(self._num_instances)]
@@ -51,19 +51,24 @@ class PutExchange:
             return self._others.begin(questions)
         peers = self._peers(questions)
         members = Peers(peers.addresses, self._nobodys_tokens, peers.ranks, peers.epoch)
-        await_members(self._opened, members, self.patience)
-        return _Puts(self, peers, questions.num_served)
+        await_members(self._opened, members, self._patience)
+        return self._step(questions, peers)
 
     def warm_up(self) -> None:
         """Let the kernels be compiled, of which each layer uses three."""
-        heads, dtype = self.mailbox.queries.shape[2:], self.mailbox.queries.dtype
-        step = _Puts(self, self._peers(Questions({}, {}, 0)), {})
+        heads, dtype = self._mailbox.queries.shape[2:], self._mailbox.queries.dtype
+        nothing = Questions({}, {}, 0)
+        step = self._step(nothing, self._peers(nothing))
         for part_dtype in {dtype, torch.float32}:
-            q = self.mailbox.queries.new_empty(0, *heads)
+            q = self._mailbox.queries.new_empty(0, *heads)
             lse = q.new_empty(0, heads[0], dtype=torch.float32)
             step.ask(q)
             step.questions()
             step.answer(Partial(q.to(part_dtype), lse), Partial(q.float(), lse))
+
+    def _step(self, questions: Questions, peers: RowPeers) -> StepExchange:
+        came = {peer_id: self._mailbox.queries[peer_id, :n] for peer_id, n in questions.num_served.items()}
+        return _Puts(RowExchange(self._mailbox, peers, self._patience, self._instance), came)
 
     def _peers(self, questions: Questions) -> RowPeers:
         """The tables of a step."""
@@ -102,41 +107,23 @@ class PutExchange:
 class _Puts:
     """Implements StepExchange."""
 
-    def __init__(self, exchange: PutExchange, peers: RowPeers, num_served: Mapping[InstanceId, int]) -> None:
-        self._exchange, self._peers, self._num_served = exchange, peers, num_served
+    def __init__(self, exchange: RowExchange, came: Mapping[InstanceId, Tensor]) -> None:
+        self._exchange, self._came = exchange, came
         self._layer = -1
 
     def ask(self, q: Tensor) -> None:
         """See StepExchange."""
         self._layer += 1
-        exchange = self._exchange
-        put_queries(
-            q,
-            exchange.mailbox,
-            self._peers,
-            exchange.patience,
-            instance=exchange.instance,
-            layer=self._layer,
-        )
+        self._exchange.put(q, self._layer)
 
     def questions(self) -> Mapping[InstanceId, Tensor]:
         """See StepExchange."""
-        mailbox = self._exchange.mailbox
-        await_queries(mailbox, self._peers, self._exchange.patience, layer=self._layer)
-        return {peer_id: mailbox.queries[peer_id, :count] for peer_id, count in self._num_served.items()}
+        self._exchange.wait(self._layer)
+        return self._came
 
     def answer(self, part: Partial, total: Partial) -> None:
         """See StepExchange."""
-        exchange = self._exchange
-        answer_queries(
-            part,
-            total,
-            exchange.mailbox,
-            self._peers,
-            exchange.patience,
-            instance=exchange.instance,
-            layer=self._layer,
-        )
+        self._exchange.answer(part, total, self._layer)
 
 
 def num_exchange_bytes(num_instances: int, shard: Shard, most_rows: int = MOST_ROWS) -> int:

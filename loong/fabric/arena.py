@@ -67,8 +67,9 @@ class Arena:
         self.addresses, self.clocks = new((world.size,), 0), new((len(Clock),), 0)
         self.host_addresses = [0] * world.size  # the same as `addresses`
         self._learn(rank, self.memory.data_ptr())
-        self._stop = new((len(Plane),), _NEVER)
-        self._words = shared.words(2 * len(Plane), _NEVER).view(len(Plane), 2)
+        stop, words = new((len(Plane), 1), _NEVER), shared.words(2 * len(Plane), _NEVER).view(len(Plane), 2)
+        limit = round(deadline * 1e9)
+        self._patience = [Patience(words[plane], stop[plane], limit) for plane in Plane]
         self._openings = [self.reserve(8 * world.size) for _ in Plane]  # offsets of flags, one a rank
         self._door = Door(self._door_of(rank), self._descriptor, self._num_bytes)
 
@@ -87,7 +88,7 @@ class Arena:
 
     def patience(self, plane: Plane = Plane.BATCH) -> Patience:
         """What ends waits of a batch or a migration."""
-        return Patience(self._words[plane], self._stop[plane : plane + 1], round(self._deadline * 1e9))
+        return self._patience[plane]
 
     def reserve(self, num_bytes: int) -> int:
         """The offset of room of zeros. Raises ClusterError if the arena was made too small."""

@@ -44,13 +44,13 @@ class CudaLane:
 
     def signal(self, members: int, offset: int, epoch: int) -> None:
         """See Lane."""
-        with torch.cuda.stream(self._stream):
-            signals.signal(self._arena.addresses, offset, members, epoch, self._patience)
+        addresses, patience = self._arena.addresses, self._patience
+        signals.signal(addresses, offset, members, epoch, patience, stream=self._stream.cuda_stream)
 
     def wait(self, offset: int, epoch: int, source: int) -> None:
         """See Lane."""
-        with torch.cuda.stream(self._stream):
-            signals.wait(self._arena.view(offset, 1, dtype=torch.int64), epoch, source, self._patience)
+        memory, patience = self._arena.memory, self._patience
+        signals.wait(memory, offset, epoch, source, patience, stream=self._stream.cuda_stream)
 
     def drain(self) -> None:
         """See Lane."""

@@ -27,9 +27,8 @@ def tell_each_other(rank: int, directory: Path) -> list[int]:
         offset = arena.reserve(16)
         arena.meet(1 - rank)
         signal(arena.addresses, offset + 8 * rank, 0b11, 40 + rank, arena.patience())
-        flags = arena.view(offset, 2, dtype=torch.int64)
-        wait(flags[1 - rank :][:1], 41 - rank, 1 - rank, arena.patience())
-        return [int(flag) for flag in flags]
+        wait(arena.memory, offset + 8 * (1 - rank), 41 - rank, 1 - rank, arena.patience())
+        return [int(flag) for flag in arena.view(offset, 2, dtype=torch.int64)]
 
 
 def test_a_flag_set_by_one_process_is_seen_by_both() -> None:

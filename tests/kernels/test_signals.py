@@ -40,7 +40,7 @@ def test_the_members_that_are_named_are_told_and_nobody_else(device: torch.devic
 def test_a_wait_ends_for_what_was_told_and_all_before(epoch: int, device: torch.device) -> None:
     flag, patience = flags_of(device)[0, :1], some_patience(LONG, device)
     flag.fill_(5 * EPOCHS + 2)
-    wait(flag, epoch, 1, patience)
+    wait(flag.view(torch.uint8), 0, epoch, 1, patience)
     finish(device)
     assert patience.word.tolist() == [-1, -1]
     assert patience.stop.item() == -1
@@ -52,7 +52,7 @@ def test_a_wait_that_lasts_too_long_abandons_its_batch_and_names_the_source(
 ) -> None:
     flag, patience = flags_of(device)[0, :1], some_patience(SHORT, device)
     flag.fill_(told)
-    wait(flag, 5 * EPOCHS + 1, 2, patience)
+    wait(flag.view(torch.uint8), 0, 5 * EPOCHS + 1, 2, patience)
     finish(device)
     assert patience.word.tolist() == [6 * EPOCHS - 1, 2]
     assert flag.item() == told
@@ -61,14 +61,14 @@ def test_a_wait_that_lasts_too_long_abandons_its_batch_and_names_the_source(
 def test_a_wait_of_an_abandoned_batch_ends_at_once_and_says_nothing(device: torch.device) -> None:
     flag, patience = flags_of(device)[0, :1], some_patience(LONG, device)
     patience.word[0] = 6 * EPOCHS - 1
-    wait(flag, 5 * EPOCHS + 1, 2, patience)
+    wait(flag.view(torch.uint8), 0, 5 * EPOCHS + 1, 2, patience)
     finish(device)
     assert patience.word.tolist() == [6 * EPOCHS - 1, -1]
 
 
 def test_who_gave_up_waiting_tells_nothing_more_of_the_batch_but_of_the_next(device: torch.device) -> None:
     flags, patience = flags_of(device), some_patience(SHORT, device)
-    wait(flags[0, :1], 5 * EPOCHS + 1, 2, patience)
+    wait(flags[0, :1].view(torch.uint8), 0, 5 * EPOCHS + 1, 2, patience)
     tell(flags, 0b1, 5 * EPOCHS + 2, patience)
     tell(flags, 0b10, 6 * EPOCHS, patience)
     assert flags[:, 1].tolist() == [0, 6 * EPOCHS, 0]
