@@ -21,10 +21,11 @@ Spread: TypeAlias = tuple[float, float, float]
 
 
 class SLOText(msgspec.Struct, frozen=True):
-    """A rule as the document tells it."""
+    """A rule as the document tells it; `planned_for` is another, under which its runs were made."""
 
     name: str
     description: str
+    planned_for: str | None = None
 
 
 class GoodputRow(msgspec.Struct, frozen=True):
@@ -61,6 +62,7 @@ class RunRow(msgspec.Struct, frozen=True):
     requested_input_lens: tuple[int, ...] = ()
     ttfts: tuple[float | None, ...] = ()
     tpots: tuple[float | None, ...] = ()
+    e2els: tuple[float | None, ...] = ()
     slo_ratios: tuple[float | None, ...] = ()
     numbers: dict[str, Scalar] = {}
 
@@ -253,7 +255,7 @@ def merged(documents: Sequence[RunDocument]) -> RunDocument | None:
             for name, value in document.configuration.items()
             if number == 1 or first.configuration.get(name) != value
         },
-        slos=tuple(dict.fromkeys(rule for document in documents for rule in document.slos)),
+        slos=tuple({rule.description: rule for document in documents for rule in document.slos}.values()),
         runs=tuple(run for document in documents for run in document.runs),
         goodput=tuple(found for document in documents for found in document.goodput or ()),
     )

@@ -14,6 +14,7 @@ _EXAMPLES = """\
 examples:
   loong bench --policy esp,static-sp --length-scale 1/64 --request-rate 10 --output-dir run
   loong plot run                            all pictures again, and run/report.html
+  loong plot run --slo loongserve-12        the same runs under another SLO, too
   loong plot run --window 3:6               these seconds of the timeline closely
   loong plot monday tuesday --output-dir both    runs of several folders in one report
   loong plot decisions.jsonl --output-dir why    what a server did, from its decision log
@@ -40,6 +41,13 @@ def add_parser(subparsers: "Subparsers") -> None:
         "--output-dir", type=Path, metavar="DIR", help="where to write (the folder of the only RUN)"
     )
     parser.add_argument(
+        "--slo",
+        nargs="+",
+        default=[],
+        metavar="RULE",
+        help="judge what was measured under these rules, too: tight, loongserve-12, or 'ttft:2000 tpot:50'",
+    )
+    parser.add_argument(
         "--window", type=_window, metavar="A:B", help="seconds of the timeline to show closely (chosen)"
     )
 
@@ -49,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from loong.launcher.outputs import make_folder  # these import what `--help` can do without
     from loong.launcher.plot.report import write_pictures_and_report
     from loong.launcher.plot.run_files import read_run_files
+    from loong.workloads.slo import parse_slo
 
     folder = _folder(args.runs, args.output_dir)
-    files = read_run_files(args.runs)
+    files = read_run_files(args.runs).judged_under([parse_slo(text) for text in args.slo])
     make_folder("--output-dir", folder)
     written = write_pictures_and_report(files, folder, args.window)
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)

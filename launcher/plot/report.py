@@ -14,6 +14,7 @@ from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.inline_svg import inline_svg
 from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
 from loong.launcher.plot.policy_words import words_of
+from loong.launcher.plot.rejudged import length_scale_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.server.trace import chrome_trace
@@ -66,8 +67,9 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     document = merged([document for _, document in files.documents])
     rules = [runs for runs in by_rule(document) if runs.runs] if document else []
     for number, runs in enumerate(rules, 1):
+        assert document is not None
         suffix = f"-{number}" if number > 1 else ""
-        pictures = pictures_of_runs(runs, _histories(files, runs), _length_scale(document), window, suffix)
+        pictures = pictures_of_runs(runs, _histories(files, runs), length_scale_of(document), window, suffix)
         figures = _drawn(pictures, folder, number)
         written += [path for picture in pictures for path in picture.paths(folder)]
         sections.append(_section(runs, figures, sum(picture.is_telling for picture in pictures)))
@@ -92,12 +94,6 @@ def _histories(files: RunFiles, runs: RuleRuns) -> Mapping[str, ClusterHistory]:
             if history is not None:
                 found[policy] = history
     return found
-
-
-def _length_scale(document: RunDocument | None) -> float:
-    raw = None if document is None else document.configuration.get("length_scale")
-    scale = 1.0 if raw is None else msgspec.json.decode(raw)
-    return scale if isinstance(scale, float | int) else 1.0
 
 
 def _section(runs: RuleRuns, figures: Sequence[Figure], num_telling: int) -> Section:
@@ -128,6 +124,11 @@ def _drawn(pictures: Sequence[Picture], folder: Path, number: int) -> list[Figur
 
 def _notes(runs: RuleRuns) -> Iterator[str]:
     """What a reader must know before believing a number."""
+    if runs.rule.planned_for is not None:
+        yield (
+            f"These are the runs under {runs.rule.planned_for}, for which policies planned, judged again: "
+            f"made under {runs.rule.name}, some would plan otherwise."
+        )
     shares = {
         policy: [run.number(SHARE_OF_OTHERS) for run in runs.runs if run.policy == policy]
         for policy in runs.policies

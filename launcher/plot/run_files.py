@@ -1,7 +1,7 @@
 """What `loong plot` is given, read: folders and documents of runs, traces, and decision logs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -9,8 +9,10 @@ import msgspec
 from loong.core.errors import ConfigError
 from loong.core.timeline import ClusterHistory
 from loong.launcher.plot.logged_history import history_of_log
+from loong.launcher.plot.rejudged import rejudged
 from loong.launcher.run_document import FILE_NAME
 from loong.workloads.run_document import RunDocument, RunRow, as_simulated, read_document
+from loong.workloads.slo import SLORule
 from loong.workloads.timeline import parse_trace
 
 LOG_SUFFIX = ".jsonl"
@@ -26,6 +28,12 @@ class RunFiles:
     documents: Sequence[tuple[Path, RunDocument]] = ()
     histories: Mapping[str, ClusterHistory] = field(default_factory=dict)
     logged: Sequence[str] = ()
+
+    def judged_under(self, rules: Sequence[SLORule]) -> "RunFiles":
+        """The same with all runs under these rules, too. Raises `ConfigError` if they cannot be judged."""
+        folders = [folder for folder, _ in self.documents]
+        documents = rejudged([document for _, document in self.documents], rules)
+        return replace(self, documents=list(zip(folders, documents, strict=True)))
 
     def history_of(self, run: RunRow) -> ClusterHistory | None:
         """What happened in a run; None if it has no trace, or that is gone."""
