@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from loong.server.api_examples import EXAMPLES, Example
 from loong.server.openapi import OPERATIONS, Operation, document
 from loong.server.parsing import HARMLESS, NEUTRAL
 
@@ -40,11 +41,17 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
 """
 
 
+_TO_TRY = """\
+The examples below are for `loong serve` as it starts without a flag, and tests try them all; its tiny model
+writes random text. A server with keys wants `-H 'Authorization: Bearer KEY'` too.
+"""
+
+
 def api_reference() -> str:
     """A section an endpoint, then the objects they speak of."""
     components = document()["components"]["schemas"]
     shared = _shared(components)
-    lines = [_INTRODUCTION, "## Fields of completions and chats\n", *_fields(shared, ())]
+    lines = [_INTRODUCTION, _TO_TRY, "## Fields of completions and chats\n", *_fields(shared, ())]
     for operation in OPERATIONS:
         lines += _section(operation, components, shared)
     lines.append("## Objects\n")
@@ -73,6 +80,8 @@ def _section(operation: Operation, components: Json, shared: Json) -> Iterator[s
     streamed = f", or streamed {_link(operation.event.__name__)}" if operation.event is not None else ""
     errors = ", ".join(map(str, sorted(operation.errors)))
     yield f"{operation.summary} Answers {answer}{streamed}{f'; errors {errors}' if errors else ''}.\n"
+    for example in EXAMPLES[operation.method, operation.path]:
+        yield from _example(operation, example)
     if operation.request is not None:
         schema = components[operation.request.__name__]
         properties = schema["properties"]
@@ -81,6 +90,15 @@ def _section(operation: Operation, components: Json, shared: Json) -> Iterator[s
             own = {name: field for name, field in own.items() if name not in shared}
             yield "Besides the fields of all completions and chats:\n"
         yield from _fields(own, schema.get("required", ()))
+
+
+def _example(operation: Operation, example: Example) -> Iterator[str]:
+    if example.purpose:
+        yield f"{example.purpose}\n"
+    yield f"```bash\n{example.command(operation.method, operation.path)}\n```\n"
+    if example.answer:
+        language = "text" if example.answer.startswith("data:") else "json"
+        yield f"```{language}\n{example.answer}\n```\n"
 
 
 def _fields(properties: Json, required: Iterable[str]) -> Iterator[str]:

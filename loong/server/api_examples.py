@@ -1,0 +1,171 @@
+"""What to type to try each endpoint, and what a server of the built-in model answers to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ADDRESS = "localhost:8000"
+MODEL = "loong-tiny"
+JSON_HEADER = "-H 'Content-Type: application/json'"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One request. A body is JSON; so is an answer, or events, of which it may leave out what is long."""
+
+    purpose: str = ""
+    body: str = ""
+    answer: str = ""
+
+    def command(self, method: str, path: str) -> str:
+        """How to send it with curl, which shows events as they come."""
+        url = f"{ADDRESS}{path.format(model=MODEL)}"
+        if self.body:
+            return f"curl -N {url} {JSON_HEADER} \\\n    -d '{self.body}'"
+        return f"curl -X POST {url}" if method == "post" else f"curl {url}"
+
+
+_COMPLETIONS = (
+    Example(
+        "A text is continued:",
+        '{"prompt": "hello", "max_tokens": 8, "temperature": 0}',
+        """\
+{"id": "cmpl-c78e53a2fd924a0bb7db248cb10cadae", "object": "text_completion", "created": 1795327534,
+ "model": "loong-tiny",
+ "choices": [{"index": 0, "text": "[t>gBj~;", "logprobs": null, "finish_reason": "length",
+              "stop_reason": null}],
+ "usage": {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}}""",
+    ),
+    Example(
+        "It is told as it grows, with counts of tokens at the end (shown without what all events have):",
+        """\
+{"prompt": "hello", "max_tokens": 2, "temperature": 0, "stream": true,
+     "stream_options": {"include_usage": true}}""",
+        """\
+data: {"choices": [{"index": 0, "text": "[", "finish_reason": null}]}
+
+data: {"choices": [{"index": 0, "text": "t", "finish_reason": "length"}]}
+
+data: {"choices": [], "usage": {"prompt_tokens": 6, "completion_tokens": 2, "total_tokens": 8}}
+
+data: [DONE]""",
+    ),
+    Example(
+        "Two choices for each of two prompts, the first two of the first; a `seed` gives the same again:",
+        '{"prompt": ["one", "two"], "n": 2, "max_tokens": 8, "seed": 7}',
+    ),
+    Example(
+        "The log probability of each token, and those of the two likeliest in its place:",
+        '{"prompt": "hello", "max_tokens": 1, "logprobs": 2, "temperature": 0}',
+        """\
+{"choices": [{"index": 0, "text": "[", "logprobs":
+   {"tokens": ["["], "token_logprobs": [-0.9488317691950616],
+    "top_logprobs": [{"[": -0.9488317691950616, "c": -1.5304739200739679}], "text_offset": [0]}}]}""",
+    ),
+    Example(
+        "Targets of its own, a first token within 0.5 s and 0.03 s for each after it, and a place before "
+        "others: each step of `priority` below 0 halves the time to a first token that the schedule allows:",
+        '{"prompt": "hello", "max_tokens": 8, "slo": {"ttft": 0.5, "tpot": 0.03}, "priority": -1}',
+    ),
+    Example(
+        "Token ids instead of text in both directions, and no end before `max_tokens`:",
+        '{"prompt": [104, 105], "max_tokens": 4, "return_token_ids": true, "ignore_eos": true}',
+        """\
+{"choices": [{"index": 0, "text": "l=mo", "prompt_token_ids": [104, 105],
+              "token_ids": [108, 61, 109, 111]}]}""",
+    ),
+    Example(
+        "What cannot be served is refused by name:",
+        '{"prompt": "hello", "max_tokens": 0}',
+        """\
+{"error": {"message": "max_tokens: Input should be greater than or equal to 1, but it is 0",
+           "type": "invalid_request_error", "param": "max_tokens", "code": "invalid_value"}}""",
+    ),
+)
+
+_CHATS = (
+    Example(
+        "A question:",
+        '{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}',
+        """\
+{"id": "chatcmpl-430a812a7a5c4be592fa54a4bffd4097", "object": "chat.completion", "created": 1795327534,
+ "model": "loong-tiny",
+ "choices": [{"index": 0, "logprobs": null, "finish_reason": "length", "stop_reason": null,
+              "message": {"role": "assistant", "content": "\\\\}rcP5[j"}}],
+ "usage": {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17}}""",
+    ),
+    Example(
+        "Streamed (again without what is the same in all events):",
+        """\
+{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "temperature": 0,
+     "stream": true}""",
+        """\
+data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]}
+
+data: {"choices": [{"index": 0, "delta": {"content": "\\\\"}, "finish_reason": null}]}
+
+data: {"choices": [{"index": 0, "delta": {"content": "}"}, "finish_reason": "length"}]}
+
+data: [DONE]""",
+    ),
+    Example(
+        "An answer that is JSON of a schema, whatever the model would rather say. `max_tokens` must leave it "
+        "room to end in, for what is cut off is no JSON:",
+        """\
+{"messages": [{"role": "user", "content": "Rate it."}], "max_tokens": 200, "temperature": 0,
+     "response_format": {"type": "json_schema", "json_schema": {"name": "rating", "schema":
+       {"type": "object", "required": ["mood", "stars"], "properties": {
+         "mood": {"enum": ["happy", "sad"]},
+         "stars": {"type": "integer", "minimum": 1, "maximum": 5}}}}}}""",
+        """\
+{"choices": [{"index": 0, "finish_reason": "stop",
+              "message": {"role": "assistant", "content": "{\\"mood\\":\\"sad\\",\\"stars\\":3}"}}]}""",
+    ),
+    Example(
+        "Log probabilities, as chats have them:",
+        """\
+{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "temperature": 0,
+     "logprobs": true, "top_logprobs": 1}""",
+        """\
+{"choices": [{"index": 0, "message": {"role": "assistant", "content": "\\\\"}, "logprobs": {"content":
+   [{"token": "\\\\", "logprob": -0.34055905861661806, "bytes": [92],
+     "top_logprobs": [{"token": "\\\\", "logprob": -0.34055905861661806, "bytes": [92]}]}]}}]}""",
+    ),
+    Example(
+        "Earlier turns, how to draw, where to end, and for whom it is:",
+        """\
+{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"},
+                  {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "and now?"}],
+     "max_tokens": 16, "temperature": 0.7, "top_p": 0.9, "stop": ["END"], "user": "alice"}""",
+    ),
+)
+
+EXAMPLES: Mapping[tuple[str, str], Sequence[Example]] = {
+    ("post", "/v1/completions"): _COMPLETIONS,
+    ("post", "/v1/chat/completions"): _CHATS,
+    ("get", "/v1/models"): (
+        Example(
+            answer="""\
+{"object": "list", "data": [{"id": "loong-tiny", "object": "model", "created": 1795327539,
+                             "owned_by": "loong", "max_model_len": 65536}]}"""
+        ),
+    ),
+    ("get", "/v1/models/{model}"): (Example(),),
+    ("post", "/tokenize"): (
+        Example(
+            body='{"prompt": "hello"}',
+            answer='{"count": 6, "max_model_len": 65536, "tokens": [256, 104, 101, 108, 108, 111]}',
+        ),
+        Example("A chat, with its template:", '{"messages": [{"role": "user", "content": "hi"}]}'),
+    ),
+    ("post", "/detokenize"): (Example(body='{"tokens": [104, 105]}', answer='{"prompt": "hi"}'),),
+    ("get", "/health"): (Example(answer='{"status": "ok"}'),),
+    ("get", "/ping"): (Example(),),
+    ("post", "/ping"): (Example(),),
+    ("get", "/version"): (Example(answer='{"version": "0.1.0"}'),),
+    ("get", "/load"): (Example(answer='{"server_load": 0}'),),
+    ("get", "/metrics"): (Example(),),
+    ("get", "/trace"): (Example("Perfetto opens what it tells, and so does `loong plot`."),),
+    ("get", "/openapi.json"): (Example(),),
+    ("post", "/start_profile"): (Example("For a server with `--trace-dir traces`."),),
+    ("post", "/stop_profile"): (Example(answer='{"trace": "traces/trace-20261122-060539-1.json"}'),),
+}
