@@ -19,7 +19,7 @@ from loong.launcher.profile.stage import Stage
 from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
-NUM_REPEATS = 5
+NUM_REPEATS = 3  # enough for a median; more stories tell coefficients apart better than more of each
 PAUSE = 0.004  # seconds before each plan: a server rests between plans, too, and then wakes with cold caches
 HELD_OUT = 0.2  # of all stories
 

@@ -31,6 +31,7 @@ Story: TypeAlias = Iterator[IterationPlan]
 MAX_PROMPTS = 4
 MAX_CHUNKS = 6  # of a prompt
 MAX_LEASE_STEPS = 16
+MAX_MOVES = 4  # of a prompt's segments
 ROOM_FOR_OUTPUT = 64  # tokens of a request
 LEAST_ROOM = 1024  # tokens of an instance
 LEAST_CHUNK = 2  # tokens: one alone counts as a decode, but no captured step takes it
@@ -64,23 +65,27 @@ class Narrator:
         yield from self._compute([self._arrive(self._size(longest)) for _ in range(count)])
 
     def decode(self) -> Story:
-        """A crowd of equal prompts, then decode steps and leases, and then steps beside a late prompt."""
+        """A crowd of equal prompts, then decode steps and leases, and then steps beside a late prompt.
+
+        Each is of another part of the crowd, and leases of many lengths: this tells what a batch, a step and
+        a request cost apart.
+        """
         room = min(self._free().values()) // (2 * ROOM_FOR_OUTPUT)
         count = self._size(min(self.limits.max_decode_requests, room))
         length = self._size(self._longest_prompt(count))
         crowd = [self._arrive(length) for _ in range(count)]
-        yield from self._compute(crowd)
-        masters = self.random.sample(self.group.instance_ids, self.random.randint(1, self.group.dop))
-        for num_steps in (1, self.random.randint(2, MAX_LEASE_STEPS), 1, MAX_LEASE_STEPS):
-            yield IterationPlan((self._decode_batch(crowd, masters, num_steps),))
+        yield from self._compute(crowd, at_once=True)
+        for num_steps in (1, self._lease_steps(), 1, MAX_LEASE_STEPS, self._lease_steps(), 1):
+            yield IterationPlan((self._decode_batch(crowd, num_steps),))
         late = self._arrive(self._size(self._longest_prompt(1) // 2))
-        yield from self._compute([late], lambda: self._decode_batch(crowd, masters, 1))
+        yield from self._compute([late], lambda: self._decode_batch(crowd, 1))
 
     def move(self) -> Story:
-        """The KV of a prompt, from each instance of the group to another and back."""
+        """Some of the KV of a prompt, from instances of the group to others and back."""
         request_id = self._arrive(self._size(self._longest_prompt(1)))
         yield from self._compute([request_id])
-        for segment in self.stage.views([request_id])[0].placement.segments:
+        segments = self.stage.views([request_id])[0].placement.segments
+        for segment in self.random.sample(segments, min(MAX_MOVES, len(segments))):
             free = self.stage.free()
             places = [i for i in free if i != segment.instance_id and free[i] >= len(segment.positions)]
             if places:
@@ -112,14 +117,24 @@ class Narrator:
             free[segment.instance_id] -= len(segment.positions)
         return {instance_id: free[instance_id] for instance_id in self.group.instance_ids}
 
+    def _lease_steps(self) -> int:
+        return self.random.randint(2, MAX_LEASE_STEPS)
+
     def _compute(
-        self, request_ids: Sequence[RequestId], beside: Callable[[], BatchPlan] | None = None
+        self,
+        request_ids: Sequence[RequestId],
+        beside: Callable[[], BatchPlan] | None = None,
+        *,
+        at_once: bool = False,
     ) -> Story:
-        """Batches that compute some or all of these prompts, each beside another batch if one is given."""
+        """Batches that compute all of these prompts `at_once`, or one or all of them; each beside another
+        batch if one is given.
+        """
         form = self.random.choice((self._striped_kv, self._striped_queries, self._whole, self._retained))
         while pending := [v for v in self.stage.views(request_ids) if not v.is_decoding]:
             other = beside() if beside is not None else None
-            chosen = self.random.sample(pending, self.random.choice((1, len(pending))))
+            count = len(pending) if at_once else self.random.choice((1, len(pending)))
+            chosen = self.random.sample(pending, count)
             chunks = batch_of(self.group, self._chunks(chosen, form, self._free(other)))
             yield IterationPlan((chunks if other is None else _both(other, chunks),))
 
@@ -147,11 +162,11 @@ class Narrator:
         keepers = self.group.instance_ids[: self.random.randint(1, self.group.dop)]
         return retained_share(view, num_tokens, self.group, dict.fromkeys(keepers, num_tokens))
 
-    def _decode_batch(
-        self, request_ids: Sequence[RequestId], masters: Sequence[InstanceId], num_steps: int
-    ) -> BatchPlan:
-        """A step or a lease in which `masters` take turns."""
-        turns = zip(self.stage.views(request_ids), cycle(masters))
+    def _decode_batch(self, crowd: Sequence[RequestId], num_steps: int) -> BatchPlan:
+        """A step or a lease of some of the crowd, in which some instances take turns as masters."""
+        some = self.random.sample(crowd, self._size(len(crowd)))
+        masters = self.random.sample(self.group.instance_ids, self.random.randint(1, self.group.dop))
+        turns = zip(self.stage.views(some), cycle(masters))
         return batch_of(self.group, [decode_share(v, i, num_steps) for v, i in turns], num_steps)
 
 

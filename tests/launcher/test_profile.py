@@ -85,6 +85,16 @@ def test_every_kind_of_work_is_measured_at_every_dop(measured: Sequence[Measured
     assert len(moves) > NUM_INSTANCES
 
 
+def test_leases_of_one_request_and_of_many_are_measured_at_every_dop(measured: Sequence[Measured]) -> None:
+    for dop in range(1, NUM_INSTANCES + 1):
+        samples = [
+            m.sample for m in measured if isinstance(m.sample, BatchSample) and len(m.sample.steps) > 1
+        ]
+        sizes = {s.steps[0][0].num_requests for s in samples if s.steps[0][0].group.dop == dop}
+        assert len(sizes) >= 4
+        assert min(sizes) == 1
+
+
 def test_the_same_seed_tells_the_same_stories() -> None:
     first, again = (told_stories(PRIOR, seed=3) for _ in range(2))
     assert [m.sample for m in first] == [m.sample for m in again]
