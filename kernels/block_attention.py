@@ -15,6 +15,8 @@ from loong.kernels.partial import Partial
 from loong.kernels.pool_tile import load_kv
 from loong.kernels.softmax import LOG2_E, MIN_WIDTH, attend_tile, join_pair, normalized
 
+_MIN_TASKS = 64  # that a table is read as having: one kernel serves all that are not longer
+
 
 def attend_blocks(
     q: Tensor, kv: Tensor, tasks: Tensor, *, scale: float, total: Partial, slots: Tensor | None = None
@@ -53,7 +55,7 @@ def attend_blocks(
         scale * LOG2_E,
         q.stride(0),
         dims["C"],
-        max_num_tasks=triton.next_power_of_2(dims["C"]),
+        max_num_tasks=max(_MIN_TASKS, triton.next_power_of_2(dims["C"])),
         num_kv_heads=dims["K"],
         group_size=group_size,
         num_rows=num_rows,
@@ -92,7 +94,7 @@ def _tiling(
     return 128, 128, 8, 3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tasks"])
 def _attend_rows(
     q: tl.tensor,
     kv: tl.tensor,

@@ -39,11 +39,7 @@ class Backend(Protocol):
 
     @property
     def takes_leases(self) -> bool:
-        """Whether decode steps are captured, and follow each other without the host."""
-
-    @property
-    def captures_prompts(self) -> bool:
-        """Whether steps with prompts are captured, too."""
+        """Whether steps are captured, and those of decode leases follow each other without the host."""
 
     @property
     def warm_up_lengths(self) -> tuple[int, ...]:
@@ -87,7 +83,6 @@ class CpuBackend:
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
         self.takes_leases = takes_leases  # no use but to test: there is no host to wait for
-        self.captures_prompts = takes_leases
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
         """See Backend."""

@@ -47,7 +47,6 @@ class CudaBackend:
         self.device = CudaDevice(index, dtype, tiles)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
-        self.captures_prompts = False
         self.warm_up_lengths: tuple[int, ...] = _WARM_UP_LENGTHS
         self._memory: torch.cuda._POOL_HANDLE | None = None  # of all graphs, which never run at once
 

@@ -14,7 +14,7 @@ from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.worker.decode_state import set_first
 
-STEP_SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)  # rows
+STEP_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)  # rows
 _MAX_SIZE = STEP_SIZES[-1]
 _MAX_DECODES = 512
 _MAX_PROMPTS = 64

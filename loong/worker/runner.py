@@ -126,7 +126,6 @@ class BatchRunner:
             steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
             steps.capture()
             self._lease, self._steps = DecodeLease(self._instance_id, self._pool, steps, self._fabric), steps
-        if self._backend.takes_leases and self._backend.captures_prompts:
             mixed_steps = MixedSteps(self._model, self._pool, self._backend)
             mixed_steps.capture()
             self._mixed_steps = mixed_steps
