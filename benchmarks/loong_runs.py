@@ -55,10 +55,13 @@ def shared_arguments(args: argparse.Namespace, workload: str) -> list[str]:
         ("--num-instances", args.num_instances),
         ("--workload", workload),
         ("--length-scale", args.length_scale),
-        ("--num-requests", args.num_requests),
         ("--seed", args.seed),
         ("--slo", args.slo),
     ]
+    if args.num_requests is None:
+        given.append(("--duration", args.duration))
+    else:
+        given.append(("--num-requests", args.num_requests))
     if args.model is not None:
         given.append(("--model", args.model))
     return [str(word) for pair in given for word in pair]

@@ -31,7 +31,11 @@ def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads:
     parser.add_argument("--model", help="a built-in shape (llama-3.1-8b, and on CPUs the tiny one)")
     parser.add_argument("--num-instances", type=int, default=8, help="(%(default)s)")
     parser.add_argument("--length-scale", default="1", help="(%(default)s)")
-    parser.add_argument("--num-requests", type=int, default=300, help="of each run (%(default)s)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--num-requests", type=int, help="of each run, rather than what --duration says")
+    length.add_argument(
+        "--duration", type=float, default=60.0, help="of a run's arrivals, in seconds (%(default)s)"
+    )
     parser.add_argument(
         "--request-rate", help="rates (none: search the goodput; on servers from 1 a second on)"
     )
@@ -139,7 +143,7 @@ def latency_panels(served: Served) -> list[Panel]:
 
 def numbers_of(args: argparse.Namespace, results: Sequence[Served]) -> dict[str, object]:
     """What a result is to say of how it came about, and the goodputs."""
-    names = ("device", "num_instances", "length_scale", "slo", "seed", "repeat")
+    names = ("device", "num_instances", "length_scale", "num_requests", "duration", "slo", "seed", "repeat")
     setting = {name: getattr(args, name) for name in names}
     return {**setting, "goodputs": {served.workload: served.goodputs() for served in results}}
 
