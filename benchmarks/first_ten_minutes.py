@@ -1,5 +1,6 @@
 """Acts out a newcomer's first ten minutes, and shows each step with what it printed.
 
+What is typed stands behind a `$`; the other steps are done in Python. The built-in model writes random text.
 Needs no GPU and downloads nothing, but for --install, which makes a fresh environment out of this checkout.
 Exits with 1 if any step did not do what it should.
 """
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import indent, wrap
 
 import httpx
 from openai import OpenAI
@@ -24,9 +26,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from loong.launcher.embedded import ENTRY, ServerConfig, embedded_server
 from loong.model.tiny import tiny_model
 
-MAX_LINES = 14  # shown of what a step printed
+FIRST_LINES, LAST_LINES = 7, 8  # shown of what a step printed
 MAX_WIDTH = 150
+MAX_WRAPPED = 4  # lines that one may take
 STEP_SECONDS = 600.0
+DECISIONS = "decisions.jsonl"
 LONG_PROMPT, SHORT_PROMPT = 6000, 20
 
 
@@ -36,6 +40,7 @@ class Story:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.failed: list[str] = []
+        self.last = ""  # that a command has printed
 
     def run(self, command: str, check: Callable[[int, str], bool], typed: str = "") -> None:
         """Type a command, and what it asks for; `check` says of its code and output if they are right."""
@@ -45,17 +50,18 @@ class Story:
             [*loong, *words[1:]] if words[0] == "loong" else words,
             input=typed, capture_output=True, text=True, cwd=self.folder, timeout=STEP_SECONDS, check=False,
         )  # fmt: skip
-        output = finished.stdout + finished.stderr
+        output = self.last = finished.stdout + finished.stderr
         self.tell(f"$ {command}", output, is_right=check(finished.returncode, output))
 
     def tell(self, what: str, output: str, *, is_right: bool) -> None:
         """Show a step, and remember it if it went wrong."""
         print(f"\n{what}")
         lines = output.strip().splitlines()
-        for line in lines[:MAX_LINES]:
-            print(f"    {line[:MAX_WIDTH]}{' ...' if len(line) > MAX_WIDTH else ''}")
-        if len(lines) > MAX_LINES:
-            print(f"    ... {len(lines) - MAX_LINES} more lines")
+        left_out = len(lines) - FIRST_LINES - LAST_LINES
+        if left_out > 1:
+            lines[FIRST_LINES:-LAST_LINES] = [f"... {left_out} more lines ..."]
+        for line in lines:
+            print(indent("\n".join(wrap(line, MAX_WIDTH, max_lines=MAX_WRAPPED, placeholder=" ...")), "    "))
         print("    => as it should be" if is_right else "    => WRONG", flush=True)
         if not is_right:
             self.failed.append(what)
@@ -84,12 +90,12 @@ def ask(story: Story, url: str) -> None:
         model="loong-tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=16
     )
     text = answer.choices[0].message.content or ""
-    story.tell("the openai client asks", repr(text), is_right=bool(text))
+    story.tell("The openai client asks 'hello', and is told", repr(text), is_right=bool(text))
     stream = client.completions.create(model="loong-tiny", prompt="hello", max_tokens=2000, stream=True)
     pieces = [next(stream).choices[0].text for _ in range(5)]
     stream.close()
-    told = f"{pieces!r}, then closed"
-    story.tell("the openai client streams, and stops half way", told, is_right=is_idle_soon(url))
+    told = f"{pieces!r}; 2,000 tokens were asked for, and a moment later the server holds no KV"
+    story.tell("The openai client streams, and goes after five pieces", told, is_right=is_idle_soon(url))
     story.run(
         f"loong chat --base-url {url} --max-tokens 8",
         lambda code, output: code == 0 and bool(output),
@@ -123,7 +129,7 @@ def measure(story: Story, url: str) -> None:
     names = ("vllm:request_success_total", "vllm:generation_tokens_total", "loong:esp_group_size_count")
     values = {name: metric(url, name) for name in names}
     told = "\n".join(f"{name} {value:g}" for name, value in values.items())
-    story.tell(f"curl {url}/metrics", told, is_right=min(values.values()) > 0)
+    story.tell(f"$ curl {url}/metrics   (of which)", told, is_right=min(values.values()) > 0)
 
 
 def guidellm(story: Story, url: str, program: str) -> None:
@@ -147,16 +153,31 @@ def trace(story: Story, url: str) -> None:
     path.write_bytes(httpx.get(f"{url}/trace").content)
     events = json.loads(path.read_text())["traceEvents"]
     dops = [e["args"]["dop"] for e in sorted(events, key=lambda e: e.get("ts", 0)) if e.get("cat") == "batch"]
-    told = f"{len(events)} events for Perfetto; DoPs of batches in their order: {changes(dops)}"
+    told = f"{len(events)} events for Perfetto; batches ran on so many instances: {changes(dops)}"
     has_both = any(a < b for a, b in pairwise(dops)) and any(a > b for a, b in pairwise(dops))
-    story.tell(f"curl {url}/trace > trace.json", told, is_right=has_both)
+    sent = f"after prompts of {SHORT_PROMPT}, {LONG_PROMPT:,} and {SHORT_PROMPT} tokens"
+    story.tell(f"$ curl {url}/trace > trace.json   ({sent})", told, is_right=has_both)
     page = httpx.get(f"{url}/dashboard")
-    story.tell(f"a browser opens {url}/dashboard", page.text.splitlines()[0], is_right=page.is_success)
+    story.tell(f"A browser opens {url}/dashboard", page.text.splitlines()[0], is_right=page.is_success)
 
 
 def changes(values: list[int]) -> list[int]:
     """Without those that are as the one before."""
     return [value for i, value in enumerate(values) if i == 0 or values[i - 1] != value]
+
+
+def look_back(story: Story) -> None:
+    """What the scheduler did, and why; and what it would do on eight H200s."""
+    story.run(f"loong explain {DECISIONS}", lambda code, output: code == 0 and "most delayed first" in output)
+    slowest = story.last.splitlines()[3].split()[0]
+    story.run(
+        f"loong explain {DECISIONS} --request {slowest}",
+        lambda code, output: code == 0 and "Its first token" in output,
+    )
+    story.run(
+        "loong simulate --workload mixed --policy esp,chunked --rate 0.5,1 --num-requests 60",
+        lambda code, output: code == 0 and "P90 goodput" in output,
+    )
 
 
 def mistakes(story: Story, url: str) -> None:
@@ -171,7 +192,9 @@ def mistakes(story: Story, url: str) -> None:
     story.run("loong chat --base-url http://127.0.0.1:9", is_one_line("Connection refused"))
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": [5] * 10**5, "max_tokens": 1})
     told = answer.json()["error"]["message"]
-    story.tell("a prompt of 100,000 tokens", f"{answer.status_code}: {told}", is_right="100000" in told)
+    story.tell(
+        "A prompt of 100,000 tokens is sent", f"{answer.status_code}: {told}", is_right="100000" in told
+    )
 
 
 async def overfill(story: Story, url: str) -> None:
@@ -184,7 +207,9 @@ async def overfill(story: Story, url: str) -> None:
     if refused:
         told += f": {refused[0].status_code}, Retry-After {refused[0].headers['Retry-After']}, "
         told += refused[0].json()["error"]["message"]
-    story.tell("24 prompts at once, of which 2 may wait", told, is_right=0 < len(refused) < len(answers))
+    story.tell(
+        "24 prompts are sent at once, of which 2 may wait", told, is_right=0 < len(refused) < len(answers)
+    )
 
 
 @contextmanager
@@ -194,8 +219,11 @@ def served(story: Story, *arguments: str) -> Iterator[str]:
     log, start = story.folder / "server.log", time.monotonic()
     with embedded_server(config, "esp", log) as url:
         took = f"\n(answers after {time.monotonic() - start:.1f} s)"
-        story.tell(f"$ loong serve {' '.join(arguments)}", log.read_text() + took, is_right=True)
+        command = shlex.join(["loong", *config.arguments("esp")])
+        story.tell(f"$ {command}", log.read_text() + took, is_right=True)
         yield url
+    lines = log.read_text().splitlines()
+    story.tell("Ctrl-C", "\n".join(lines[-2:]), is_right=lines[-1].endswith("stopped"))
 
 
 def main() -> None:
@@ -207,13 +235,14 @@ def main() -> None:
         story, start = Story(Path(folder)), time.monotonic()
         if args.install:
             install(story)
-        with served(story) as url:
+        with served(story, "--decision-log", str(story.folder / DECISIONS)) as url:
             ask(story, url)
             trace(story, url)
             measure(story, url)
             if args.guidellm:
                 guidellm(story, url, args.guidellm)
             mistakes(story, url)
+        look_back(story)
         with served(story, "--max-waiting-requests", "2") as url:
             asyncio.run(overfill(story, url))
     minutes = (time.monotonic() - start) / 60
