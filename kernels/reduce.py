@@ -1,8 +1,10 @@
 """Sums and gathers over the ranks of one instance, through memory that all of them write into.
 
 Every rank puts its shard into everybody's inbox, tells them, and waits for theirs. Then all add the same
-numbers in the same order, and get bitwise the same. Epochs come from a clock on the device, which each call
-moves on, so a captured call can be replayed in any batch.
+numbers in the same order, and get bitwise the same. A large sum of many ranks goes in two rounds instead:
+each rank is sent its part of all shards, adds these up, and sends the total to all, which is 2 / size of the
+bytes. Epochs come from a clock on the device, which each call moves on by two, so a captured call can be
+replayed in any batch.
 """
 
 from dataclasses import dataclass
@@ -43,6 +45,7 @@ class Inbox:
     patience: Patience
     shards: int
     shard_bytes: int
+    whole_bytes: int
     flags: int
     first_rank: int
     rank: int
@@ -75,11 +78,10 @@ def _exchange(x: Tensor, out: Tensor, num_columns: int, inbox: Inbox, *, is_sum:
     factor = 1 if is_sum else inbox.size
     for begin in range(0, x.numel(), room):
         num_elements = min(room, x.numel() - begin)
-        _exchange_shards[(min(triton.cdiv(num_elements, _WIDTH), MAX_PROGRAMS),)](
-            x.view(-1)[begin:],
-            out.view(-1)[factor * begin :],
-            num_elements,
-            num_columns,
+        in_parts = is_sum and inbox.size > 2 and num_elements * x.element_size() > inbox.whole_bytes
+        num_shared = triton.cdiv(num_elements, inbox.size) if in_parts else num_elements
+        operands = x.view(-1)[begin:], out.view(-1)[factor * begin :], num_elements
+        meeting = (
             inbox.memory,
             inbox.addresses,
             inbox.opened,
@@ -91,12 +93,15 @@ def _exchange(x: Tensor, out: Tensor, num_columns: int, inbox: Inbox, *, is_sum:
             inbox.flags,
             inbox.first_rank,
             inbox.rank,
-            size=inbox.size,
-            width=_WIDTH,
-            is_sum=is_sum,
-            is_aligned=num_elements % _ALIGNMENT == 0,
-            num_warps=8,
+            inbox.size,
+            _WIDTH,
+            num_elements % _ALIGNMENT == 0,
         )
+        grid = (min(triton.cdiv(num_shared, _WIDTH), MAX_PROGRAMS),)
+        if in_parts:
+            _sum_in_parts[grid](*operands, *meeting, num_warps=8)
+        else:
+            _exchange_shards[grid](*operands, *meeting, num_columns, is_sum, num_warps=8)
 
 
 def inbox_bytes(size: int, shard_bytes: int) -> tuple[int, int]:
@@ -109,7 +114,6 @@ def _exchange_shards(
     x: tl.tensor,
     out: tl.tensor,
     num_elements: tl.tensor,
-    num_columns: tl.tensor,
     memory: tl.tensor,
     addresses: tl.tensor,
     opened: tl.tensor,
@@ -125,48 +129,194 @@ def _exchange_shards(
     rank: tl.tensor,
     size: tl.constexpr,
     width: tl.constexpr,
-    is_sum: tl.constexpr,
     is_aligned: tl.constexpr,
+    num_columns: tl.tensor,
+    is_sum: tl.constexpr,
 ) -> None:
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    epoch = tl.load(clock) + 1
-    share = tl.cdiv(num_elements, num_programs * width) * width
-    begin = program * share
-    end = tl.minimum(begin + share, num_elements)
-    if is_aligned:
-        end = tl.multiple_of(end, _ALIGNED)
-    room = shards + (epoch % 2) * size * shard_bytes  # of this turn
-    patience = tl.where(program == 0, 1, _PATIENCE)
-    for peer in tl.static_range(size):
-        at, due = first_rank + peer, epoch // _EPOCHS * _EPOCHS
-        await_flag(opened + at, due, at, word, stop, limit, patience)
+    """Everybody gets all shards, and adds them up, or lays them side by side."""
+    epoch, room, patience = _turn(clock, shards, shard_bytes, size)
+    begin, end = _share(num_elements, width, is_aligned)
+    peers = addresses + first_rank
+    _await_all(opened + first_rank, epoch // _EPOCHS * _EPOCHS, first_rank, word, stop, limit, patience, size)
     for start in range(begin, end, width):
         element = start + tl.arange(0, width)
         values = tl.load(x + element, element < end)
-        for peer in tl.static_range(size):
-            shard = tl.load(addresses + first_rank + peer) + room + rank * shard_bytes
-            tl.store(tl.multiple_of(shard.to(x.dtype), _ALIGNED) + element, values, element < end)
-    for peer in tl.static_range(size):
-        flag = tl.load(addresses + first_rank + peer) + flags + (program * size + rank) * 8
-        raise_flag(flag, epoch, stop)
-    own_flags = (memory + flags).to(tl.pointer_type(tl.int64)) + program * size
-    for source in tl.static_range(size):
-        await_flag(own_flags + source, epoch, first_rank + source, word, stop, limit, patience)
+        _put_to_all(peers, room + rank * shard_bytes, x.dtype, element, values, element < end, size)
+    _tell_all(peers, flags, rank, epoch, stop, size)
+    _await_all(_told(memory, flags, size), epoch, first_rank, word, stop, limit, patience, size)
     for start in range(begin, end, width):
         element = start + tl.arange(0, width)
-        is_element = element < end
-        total = tl.zeros((width,), tl.float32)
-        for source in tl.static_range(size):
-            shard = tl.multiple_of((memory + room + source * shard_bytes).to(x.dtype), _ALIGNED)
-            values = tl.load(shard + element, is_element, cache_modifier=".cg")
-            if is_sum:
-                total += values.to(tl.float32)
-            else:
+        if is_sum:
+            total = _sum_here(memory + room, shard_bytes, x.dtype, element, element < end, size)
+            tl.store(out + element, total, element < end)
+        else:
+            for source in tl.static_range(size):
+                shard = _pointer(memory + room + source * shard_bytes, x.dtype)
+                values = tl.load(shard + element, element < end, cache_modifier=".cg")
                 row, column = element // num_columns, element % num_columns
                 place = (row * size + source).to(tl.int64) * num_columns + column
-                tl.store(out + place, values, is_element)
-        if is_sum:
-            tl.store(out + element, total.to(x.dtype.element_ty), is_element)
-    if tl.atomic_add(num_done, 1) == num_programs - 1:  # all have read the clock
+                tl.store(out + place, values, element < end)
+    _end_turn(clock, num_done, epoch)
+
+
+@triton.jit(do_not_specialize=["num_elements", "rank", "first_rank", "limit"])
+def _sum_in_parts(
+    x: tl.tensor,
+    out: tl.tensor,
+    num_elements: tl.tensor,
+    memory: tl.tensor,
+    addresses: tl.tensor,
+    opened: tl.tensor,
+    clock: tl.tensor,
+    num_done: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    shards: tl.tensor,
+    shard_bytes: tl.tensor,
+    flags: tl.tensor,
+    first_rank: tl.tensor,
+    rank: tl.tensor,
+    size: tl.constexpr,
+    width: tl.constexpr,
+    is_aligned: tl.constexpr,
+) -> None:
+    """Every rank gets its part of all shards, adds them up, and puts the total to all, behind what it got."""
+    epoch, room, patience = _turn(clock, shards, shard_bytes, size)
+    part = tl.cdiv(tl.cdiv(num_elements, size), _ALIGNED) * _ALIGNED
+    begin, end = _share(part, width, True)
+    peers, own_slot, told = addresses + first_rank, room + rank * shard_bytes, _told(memory, flags, size)
+    _await_all(opened + first_rank, epoch // _EPOCHS * _EPOCHS, first_rank, word, stop, limit, patience, size)
+    for peer in tl.static_range(size):
+        target = _pointer(tl.load(peers + peer) + own_slot, x.dtype)
+        its_end = _end_in(part, peer, end, num_elements, is_aligned)
+        for start in range(begin, its_end, width):
+            element = start + tl.arange(0, width)
+            tl.store(
+                target + element, tl.load(x + peer * part + element, element < its_end), element < its_end
+            )
+    _tell_all(peers, flags, rank, epoch, stop, size)
+    _await_all(told, epoch, first_rank, word, stop, limit, patience, size)
+    own_end = _end_in(part, rank, end, num_elements, is_aligned)
+    for start in range(begin, own_end, width):
+        element = start + tl.arange(0, width)
+        total = _sum_here(memory + room, shard_bytes, x.dtype, element, element < own_end, size)
+        _put_to_all(peers, own_slot, x.dtype, part + element, total, element < own_end, size)
+    _tell_all(peers, flags, rank, epoch + 1, stop, size)
+    _await_all(told, epoch + 1, first_rank, word, stop, limit, patience, size)
+    for source in tl.static_range(size):
+        came = _pointer(memory + room + source * shard_bytes, x.dtype) + part
+        its_end = _end_in(part, source, end, num_elements, is_aligned)
+        for start in range(begin, its_end, width):
+            element = start + tl.arange(0, width)
+            total = tl.load(came + element, element < its_end, cache_modifier=".cg")
+            tl.store(out + source * part + element, total, element < its_end)
+    _end_turn(clock, num_done, epoch)
+
+
+@triton.jit
+def _turn(
+    clock: tl.tensor, shards: tl.tensor, shard_bytes: tl.tensor, size: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The epoch of this call, its room, and the patience of this program."""
+    epoch = tl.load(clock) + 1
+    room = shards + epoch // 2 % 2 * size * shard_bytes
+    return epoch, room, tl.where(tl.program_id(0) == 0, 1, _PATIENCE)
+
+
+@triton.jit
+def _end_turn(clock: tl.tensor, num_done: tl.tensor, epoch: tl.tensor) -> None:
+    if tl.atomic_add(num_done, 1) == tl.num_programs(0) - 1:  # all have read the clock
         tl.store(num_done, 0)
-        tl.store(clock, epoch)
+        tl.store(clock, epoch + 1)
+
+
+@triton.jit
+def _share(
+    num_elements: tl.tensor, width: tl.constexpr, is_aligned: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The first element that is this program's, and the first that is not any more."""
+    share = tl.cdiv(num_elements, tl.num_programs(0) * width) * width
+    begin = tl.program_id(0) * share
+    end = tl.minimum(begin + share, num_elements)
+    return begin, tl.multiple_of(end, _ALIGNED) if is_aligned else end
+
+
+@triton.jit
+def _end_in(
+    part: tl.tensor, rank: tl.tensor, end: tl.tensor, num_elements: tl.tensor, is_aligned: tl.constexpr
+) -> tl.tensor:
+    """The end of a program's share in the part of one rank: the last parts are shorter."""
+    end = tl.minimum(end, num_elements - rank * part)
+    return tl.multiple_of(end, _ALIGNED) if is_aligned else end
+
+
+@triton.jit
+def _pointer(address: tl.tensor, kind: tl.constexpr) -> tl.tensor:
+    """To elements that begin at a whole 16 bytes."""
+    return tl.multiple_of(address.to(kind), _ALIGNED)
+
+
+@triton.jit
+def _told(memory: tl.tensor, flags: tl.tensor, size: tl.constexpr) -> tl.tensor:
+    """This program's flags [size]."""
+    return (memory + flags).to(tl.pointer_type(tl.int64)) + tl.program_id(0) * size
+
+
+@triton.jit
+def _tell_all(
+    peers: tl.tensor,
+    flags: tl.tensor,
+    rank: tl.tensor,
+    epoch: tl.tensor,
+    stop: tl.tensor,
+    size: tl.constexpr,
+) -> None:
+    for peer in tl.static_range(size):
+        raise_flag(tl.load(peers + peer) + flags + (tl.program_id(0) * size + rank) * 8, epoch, stop)
+
+
+@triton.jit
+def _await_all(
+    flags: tl.tensor,
+    epoch: tl.tensor,
+    first_rank: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    patience: tl.tensor,
+    size: tl.constexpr,
+) -> None:
+    for source in tl.static_range(size):
+        await_flag(flags + source, epoch, first_rank + source, word, stop, limit, patience)
+
+
+@triton.jit
+def _put_to_all(
+    peers: tl.tensor,
+    offset: tl.tensor,
+    kind: tl.constexpr,
+    element: tl.tensor,
+    values: tl.tensor,
+    is_element: tl.tensor,
+    size: tl.constexpr,
+) -> None:
+    for peer in tl.static_range(size):
+        tl.store(_pointer(tl.load(peers + peer) + offset, kind) + element, values, is_element)
+
+
+@triton.jit
+def _sum_here(
+    shards: tl.tensor,
+    shard_bytes: tl.tensor,
+    kind: tl.constexpr,
+    element: tl.tensor,
+    is_element: tl.tensor,
+    size: tl.constexpr,
+) -> tl.tensor:
+    """Of the elements of all shards that came, in the order of ranks."""
+    total = tl.zeros(element.shape, tl.float32)
+    for source in tl.static_range(size):
+        shard = _pointer(shards + source * shard_bytes, kind)
+        total += tl.load(shard + element, is_element, 0.0, cache_modifier=".cg").to(tl.float32)
+    return total.to(kind.element_ty)

@@ -7,6 +7,8 @@ from loong.fabric.arena import Arena, Clock
 from loong.fabric.traffic import Channel, Traffic
 from loong.kernels.reduce import Inbox, all_gather, all_reduce, inbox_bytes
 
+_WHOLE_PARTS = 8  # of 16 MiB: beyond 2 MiB a link takes longer for what a second round saves than that round
+
 
 class ArenaTensorParallel:
     """See TensorParallelVerbs. Takes part with the other ranks of its instance, inside a batch."""
@@ -25,6 +27,7 @@ class ArenaTensorParallel:
             patience=arena.patience(),
             shards=shards,
             shard_bytes=shard_bytes,
+            whole_bytes=shard_bytes // _WHOLE_PARTS,
             flags=flags,
             first_rank=arena.rank - self.rank,
             rank=self.rank,

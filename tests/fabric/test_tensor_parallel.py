@@ -9,7 +9,7 @@ from socket_worlds import Carrier, run_in_world
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
 
-SHAPES = ((1, 1), (3, 5), (1, 4096), (37, 211), (2, 7000))  # beyond a program, a shard and an alignment
+SHAPES = ((1, 1), (3, 5), (1, 4096), (37, 211), (2, 7000))  # beyond a program, a shard, an alignment, a round
 DTYPES = (torch.float32, torch.float16)  # Triton's interpreter cannot round to bfloat16
 NUM_BATCHES = 3
 
