@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from loong.core.errors import ClusterError, LoongError
@@ -37,6 +38,7 @@ class Engine:
         self.limits = limits
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
         self._waiting: dict[RequestId, PutToken] = {}  # for tokens: choices that have not ended
+        self._unprepared: set[RequestId] = set()  # those that arrive when their grammar is there
         self._failure: str | None = None
         self._advanced_at = executor.now  # when something was last done, or there last was something to do
 
@@ -55,17 +57,22 @@ class Engine:
         if self._failure is not None:
             put(ClusterError(self._failure))
             return
-        if (json_schema := request.sampling_params.json_schema) is not None:
-            self._executor.prepare_grammar(json_schema)
         if not self._waiting:
             self._advanced_at = self._executor.now
-        self._waiting.update((choice.request_id, put) for choice in request.choices())
-        self._executor.post(RequestArrived(self._executor.now, self._stamped(request)))
+        choice_ids = [choice.request_id for choice in request.choices()]
+        self._waiting.update(dict.fromkeys(choice_ids, put))
+        request = self._stamped(request)
+        if (json_schema := request.sampling_params.json_schema) is None:
+            self._arrive(request)
+            return
+        self._unprepared.update(choice_ids)
+        prepared = self._executor.prepare_grammar(json_schema)
+        prepared.add_done_callback(lambda _: self._end_preparation(request, choice_ids, prepared.exception()))
 
     def abort(self, request_id: RequestId) -> None:
         """End one choice of a request, unless it has ended; no more comes of it."""
-        if self._waiting.pop(request_id, None) is not None and self._failure is None:
-            self._executor.post(RequestAborted(self._executor.now, request_id))
+        if self._waiting.pop(request_id, None) is not None:
+            self._abort_arrived(request_id)
 
     def health(self) -> Health:
         """Whether the loop runs, every worker was heard from lately, and what is asked advances."""
@@ -88,6 +95,31 @@ class Engine:
     def history(self) -> ClusterHistory:
         """The last batches and migrations, oldest first."""
         return self._timeline.history()
+
+    def _arrive(self, request: Request) -> None:
+        self._executor.post(RequestArrived(self._executor.now, request))
+
+    def _abort_arrived(self, request_id: RequestId) -> None:
+        if self._failure is None and request_id not in self._unprepared:
+            self._executor.post(RequestAborted(self._executor.now, request_id))
+
+    def _end_preparation(
+        self, request: Request, choice_ids: Sequence[RequestId], error: BaseException | None
+    ) -> None:
+        """Let a request arrive for which all workers have a grammar, unless nobody waits for it any more."""
+        self._unprepared.difference_update(choice_ids)
+        puts = [self._waiting[choice_id] for choice_id in choice_ids if choice_id in self._waiting]
+        if self._failure is not None or not puts:
+            return
+        if error is not None:
+            for choice_id in choice_ids:
+                self._waiting.pop(choice_id, None)
+            puts[0](ClusterError(str(error)))
+            return
+        self._arrive(request)
+        for choice_id in choice_ids:
+            if choice_id not in self._waiting:
+                self._abort_arrived(choice_id)
 
     def _stamped(self, request: Request) -> Request:
         return replace(request, arrival_time=self._executor.now)

@@ -30,8 +30,9 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class PrepareGrammar:
-    """A request with this JSON schema is to come."""
+    """A request with this JSON schema is to come; the worker tells the number when it has a grammar."""
 
+    number: int
     json_schema: str
 
 
@@ -98,6 +99,16 @@ class MigrationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarDone:
+    """A worker has the grammar of this number, or tells why it cannot be made."""
+
+    number: int
+    instance_id: InstanceId
+    tp_rank: int
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TraceWritten:
     """A worker's trace is in its file."""
 
@@ -115,7 +126,7 @@ class WorkerFailed:
 
 
 Report: TypeAlias = (
-    WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | TraceWritten | WorkerFailed
+    WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | GrammarDone | TraceWritten | WorkerFailed
 )
 
 _COMMANDS: tuple[type[Command], ...] = (
@@ -134,6 +145,7 @@ _REPORTS: tuple[type[Report], ...] = (
     StepDone,
     BatchDone,
     MigrationDone,
+    GrammarDone,
     TraceWritten,
     WorkerFailed,
 )

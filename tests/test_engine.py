@@ -38,6 +38,7 @@ class IdleWorkers:
     now: float = 0.0
     seconds_since_heard: float = 0.0
     events: Stream[Event | Drained] = field(default_factory=Stream)
+    grammars: dict[str, asyncio.Future[None]] = field(default_factory=dict)
 
     async def next_events(self) -> Sequence[Event]:
         return [event for event in await self.events.get_all() if not isinstance(event, Drained)]
@@ -47,6 +48,11 @@ class IdleWorkers:
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         pass
+
+    def prepare_grammar(self, json_schema: str) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.grammars[json_schema] = done
+        return done
 
 
 def no_plan(_snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
@@ -66,8 +72,14 @@ async def running_engine(workers: IdleWorkers) -> AsyncIterator[Engine]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def first_token(engine: Engine) -> ProducedToken:
-    with TokenStream(engine, REQUEST) as tokens:
+def with_schema(request_id: str, num_choices: int = 1) -> Request:
+    """A request whose schema is its id."""
+    params = SamplingParams(max_tokens=5, json_schema=request_id)
+    return Request(request_id, (1, 2, 3), params, arrival_time=0.0, num_choices=num_choices)
+
+
+async def first_token(engine: Engine, request: Request = REQUEST) -> ProducedToken:
+    with TokenStream(engine, request) as tokens:
         return await anext(tokens)
 
 
@@ -117,3 +129,47 @@ async def test_nothing_is_told_to_run_or_wait_once_an_engine_has_failed() -> Non
         assert snapshot.kv_used == 0
         assert snapshot.stats.num_arrived == 1
         assert "it fell over" in engine.health().message
+
+
+async def test_a_request_with_a_schema_waits_for_its_grammar_and_holds_up_nobody() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers) as engine:
+        held = asyncio.create_task(first_token(engine, with_schema("held", num_choices=2)))
+        await until(lambda: "held" in workers.grammars)
+        quick = asyncio.create_task(first_token(engine))
+        await until_waiting(engine, 1)
+        workers.grammars["held"].set_result(None)
+        await until(lambda: engine.snapshot().stats.num_arrived == 3)
+        for asking in (held, quick):
+            asking.cancel()
+        await until_waiting(engine, 0)
+
+
+async def test_a_request_whose_client_leaves_before_its_grammar_is_there_never_arrives() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers) as engine:
+        asking = asyncio.create_task(first_token(engine, with_schema("left", num_choices=2)))
+        await until(lambda: "left" in workers.grammars)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        workers.grammars["left"].set_result(None)
+        other = asyncio.create_task(first_token(engine))
+        await until_waiting(engine, 1)
+        assert engine.snapshot().stats.num_arrived == 1
+        other.cancel()
+        await until_waiting(engine, 0)
+
+
+async def test_a_request_whose_grammar_cannot_be_made_fails_alone() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers) as engine:
+        asking = asyncio.create_task(first_token(engine, with_schema("bad", num_choices=2)))
+        other = asyncio.create_task(first_token(engine))
+        await until_waiting(engine, 1)
+        workers.grammars["bad"].set_exception(ClusterError("no grammar could be made"))
+        with pytest.raises(ClusterError, match="no grammar could be made"):
+            await asking
+        assert not other.done()
+        assert engine.snapshot().stats.num_arrived == 1
+        other.cancel()
+        await until_waiting(engine, 0)

@@ -31,12 +31,16 @@ SAMPLING_LIMITS: Mapping[str, tuple[float, float]] = {  # least and most
 
 
 class FinishReason(Enum):
-    """Why a request ended; the values are the OpenAI API's, `abort` and `error` are vLLM's."""
+    """Why a request ended; the values are the OpenAI API's, `abort` and `error` are vLLM's, `stuck` is ours.
+
+    A request is stuck where its schema allows no token.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    STUCK = "stuck"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,11 @@ from loong.core.events import (
 from loong.core.instance import home_instance_id
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
+from loong.executor.grammars import Grammars
 from loong.stream import Stream
 from loong.wire import (
     BatchDone,
+    GrammarDone,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
@@ -84,6 +86,7 @@ class WorkersExecutor:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tracing: set[WorkerId] = set()  # those that are to write a trace, until `_traced`
         self._traced: asyncio.Future[None] | None = None
+        self._grammars = Grammars(endpoints.commands)
         self._last_heard = dict.fromkeys(endpoints.commands, monotonic())
         self._started_at = monotonic()
 
@@ -202,9 +205,14 @@ class WorkersExecutor:
                 self.lose(instance_id, f"it was silent for {MAX_SILENCE_SECONDS:g} s")
                 return
 
-    def prepare_grammar(self, json_schema: str) -> None:
-        """Let all workers compile a schema before a request that needs it is planned."""
-        self._send(self._endpoints.commands, encode(PrepareGrammar(json_schema)))
+    def prepare_grammar(self, json_schema: str) -> asyncio.Future[None]:
+        """Let all workers compile a schema, before a request that needs it is planned.
+
+        What it returns is done when all have, and raises `ClusterError` if one cannot.
+        """
+        number, done = self._grammars.begin()
+        self._send(self._endpoints.commands, encode(PrepareGrammar(number, json_schema)))
+        return done
 
     def start_trace(self) -> None:
         """Let all workers trace what they do from now on."""
@@ -264,6 +272,8 @@ class WorkersExecutor:
                 self._end_batch(report)
             case MigrationDone():
                 self._end_migration(report)
+            case GrammarDone():
+                self._grammars.take(report)
             case TraceWritten():
                 self._tracing.discard((report.instance_id, report.tp_rank))
                 if self._traced is not None and not self._tracing and not self._traced.done():

@@ -7,6 +7,7 @@ from aiohttp import web
 from loong.server.body import Bodies
 from loong.server.engine_client import EngineClient
 from loong.server.errors import ApiError
+from loong.server.parsing import short
 from loong.server.request_metrics import RequestMetrics
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
@@ -27,8 +28,8 @@ class Server:
     def check_model(self, name: str | None) -> None:
         """Raise a 404 if a client names a model that is not served; not to name one is fine."""
         served = self.settings.served_model_name
-        if name not in (None, served):
-            message = f"the model {name!r} does not exist; {served!r} is served"
+        if name is not None and name != served:
+            message = f"the model {short(name)!r} does not exist; {served!r} is served"
             raise ApiError(404, message, "model_not_found", "model")
 
 

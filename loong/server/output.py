@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, InvalidRequestError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.request import FinishReason, SamplingParams, TokenId
 from loong.server.detokenizer import Decoder, IncrementalDetokenizer
@@ -52,7 +52,13 @@ class Output:
         self.num_tokens = 0
 
     def add(self, token: ProducedToken) -> Delta:
-        """Take the next token; raise `ClusterError` if it says that the request failed."""
+        """Take the next token.
+
+        Raises `ClusterError` if it says that the request failed, `InvalidRequestError` if its schema is why.
+        """
+        if token.finish_reason is FinishReason.STUCK:
+            message = f"response_format: the schema allows no token after {self.num_tokens} of the answer"
+            raise InvalidRequestError(message, param="response_format")
         if token.finish_reason is FinishReason.ERROR:
             raise ClusterError(f"request {token.request_id} failed after {self.num_tokens} tokens")
         self.num_tokens += 1

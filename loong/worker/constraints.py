@@ -43,7 +43,8 @@ class Constraints:
     def prepare(self, schema: str) -> "Future[CompiledGrammar]":
         """Begin to compile a schema's grammar, unless it is there; from any thread."""
         with self._lock:
-            if schema not in self._grammars:
+            grammar = self._grammars.get(schema)
+            if grammar is None or (grammar.done() and grammar.exception() is not None):
                 self._grammars[schema] = self._thread.submit(self._compile, schema)
                 if len(self._grammars) > _NUM_GRAMMARS:
                     self._grammars.popitem(last=False)

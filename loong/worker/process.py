@@ -11,11 +11,12 @@ import signal
 import sys
 import threading
 import traceback
+from concurrent.futures import Future
 from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 import torch
@@ -33,6 +34,7 @@ from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.tiles import TileSizes
 from loong.wire import (
     BatchDone,
+    GrammarDone,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
@@ -54,6 +56,9 @@ from loong.worker.kv_pool import KVPool
 from loong.worker.runner import BatchRunner
 from loong.worker.tracer import Tracer
 from loong.worker.transfer import SegmentMover
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
 
 HEARTBEAT_SECONDS = 1.0
 _NEVER = sys.maxsize
@@ -137,9 +142,19 @@ class Worker:
             case ReleaseKV():
                 self._release(command)
             case PrepareGrammar():
-                self._constraints.prepare(command.json_schema)
+                self._prepare(command)
             case _:
                 assert_never(command)
+
+    def _prepare(self, command: PrepareGrammar) -> None:
+        def tell(prepared: "Future[CompiledGrammar]") -> None:
+            reports = self._reports()  # in whatever thread this is
+            failure = "" if (error := prepared.exception()) is None else f"{type(error).__name__}: {error}"
+            config = self._config
+            reports.send(GrammarDone(command.number, config.instance_id, config.tp_rank, failure))
+            reports.close()
+
+        self._constraints.prepare(command.json_schema).add_done_callback(tell)
 
     def _release(self, command: ReleaseKV) -> None:
         for instance_id in command.instance_ids:

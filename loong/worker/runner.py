@@ -237,7 +237,7 @@ class BatchRunner:
         tokens = []
         for request_id, given, result in zip(request_ids, inputs, drawn, strict=True):
             if isinstance(result, InvalidLogits):
-                tokens.append(ProducedToken(request_id, 0, FinishReason.ERROR))
+                tokens.append(ProducedToken(request_id, 0, _why_invalid(given)))
                 continue
             if request_id in requests:  # else it is a fork
                 requests[request_id].new_token_ids.append(result.token_id)
@@ -246,6 +246,11 @@ class BatchRunner:
                 self._constraints.forget(request_id)
             tokens.append(ProducedToken(request_id, result.token_id, reason, result.logprobs))
         return tuple(tokens)
+
+
+def _why_invalid(given: SamplingInput) -> FinishReason:
+    is_stuck = given.allowed is not None and not given.allowed.any()
+    return FinishReason.STUCK if is_stuck else FinishReason.ERROR
 
 
 def _inputs(

@@ -142,6 +142,28 @@ def test_structured_answers_are_of_their_schema(server: Served) -> None:
     assert all(isinstance(rating, Rating) and rating.stars in range(1, 6) for rating in ratings)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_comes_to_a_dead_end_is_the_clients_error(server: Served, stream: bool) -> None:
+    nothing: dict[str, object] = {"anyOf": [{"$ref": "#/properties/a"}]}
+    schema: dict[str, object] = {"type": "object", "properties": {"a": nothing}, "required": ["a"]}
+
+    def answered() -> None:
+        answer = server.client.chat.completions.create(
+            model="loong-tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            response_format={"type": "json_schema", "json_schema": {"name": "it", "schema": schema}},
+            max_tokens=150,
+            stream=stream,
+        )
+        for _ in answer:
+            pass
+
+    with pytest.raises(openai.APIError, match="the schema allows no token") as refusal:
+        answered()
+    assert refusal.value.type == "invalid_request_error"
+    assert refusal.value.param == "response_format"
+
+
 def test_a_prompt_longer_than_a_pool_is_spread_over_instances(server: Served) -> None:
     prompt = [5 + i % 90 for i in range(2 * POOL)]
     assert greedy(server, prompt, 8)

@@ -183,6 +183,7 @@ async def test_an_unknown_model_is_not_found(serving: Serving) -> None:
         for path, body in ((PATH, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})):
             error = await error_of(url, path, 404, model="gpt-9", **body)
             assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert len((await error_of(url, PATH, 404, model="m" * 10_000, prompt="a"))["message"]) < 200
         assert (await client.get(f"{url}/v1/models/gpt-9")).json()["error"]["code"] == "model_not_found"
 
 

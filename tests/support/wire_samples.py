@@ -9,13 +9,18 @@ from loong.core.request import FinishReason, SamplingParams
 from loong.wire import (
     BatchDone,
     Command,
+    GrammarDone,
     Heartbeat,
     MigrationDone,
+    PrepareGrammar,
     Report,
     Shutdown,
+    StartTrace,
     StepDone,
+    TraceWritten,
     WorkerFailed,
     WorkerReady,
+    WriteTrace,
 )
 
 GROUP = ESPGroup((2, 0))
@@ -38,6 +43,9 @@ COMMANDS: tuple[Command, ...] = (
     MoveKV(2, KVMigration(SEGMENT, 0)),
     ReleaseKV("r", (0, 2)),
     ReleaseKV("r", (0,), range(3)),
+    PrepareGrammar(3, '{"type":"object"}'),
+    StartTrace(),
+    WriteTrace("trace.json"),
     Shutdown(),
 )
 REPORTS: tuple[Report, ...] = (
@@ -46,5 +54,7 @@ REPORTS: tuple[Report, ...] = (
     StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),
     BatchDone(1, 0, 0, 3),
     MigrationDone(2, 0, 0, is_committed=False),
+    GrammarDone(3, 0, 1, "no room"),
+    TraceWritten(0, 1),
     WorkerFailed(0, 0, "no room"),
 )
