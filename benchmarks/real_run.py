@@ -3,12 +3,13 @@
 import asyncio
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 from loong.core.errors import ClusterError
-from loong.core.events import Drained, Event, InstanceLost, RequestAborted, RequestArrived
+from loong.core.events import Event, InstanceLost, RequestAborted, RequestArrived
 from loong.core.request import Request
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.chosen_cost_model import chosen_cost_model
@@ -102,13 +103,14 @@ async def served(
 
     sending = asyncio.create_task(send())
     try:
-        async for event in scheduling.events():
-            yield event
-            if isinstance(event, InstanceLost):
-                raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
-            snapshot = scheduling.state.snapshot(event.time)
-            is_idle = not (snapshot.batches or snapshot.migrations)
-            if is_idle and snapshot.stats.num_ended - num_before == len(requests):
-                executor.post(Drained())
+        async with aclosing(scheduling.events()) as events:
+            async for event in events:
+                yield event
+                if isinstance(event, InstanceLost):
+                    raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
+                snapshot = scheduling.state.snapshot(event.time)
+                is_idle = not (snapshot.batches or snapshot.migrations)
+                if is_idle and snapshot.stats.num_ended - num_before == len(requests):
+                    return
     finally:
         sending.cancel()
