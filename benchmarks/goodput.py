@@ -1,131 +1,138 @@
 """P90 goodput of every policy, in virtual time on rooflines: the highest rate at which 90 % meet their SLO.
 
-A line for each model, workload, SLO rule and policy goes to results/goodput.jsonl (or `--file`) as soon as it
-is found, and what is there already for the same commit and setting is not made again: a run can be stopped
-and resumed. A search begins where that of another commit ended, if the file has it. The table compares each
-policy with the best of those that never change their groups. No device is needed; of packages, numpy, numba,
-msgspec, prometheus-client and tqdm.
+Each run appends a line to results/goodput_points.jsonl as soon as it is over, and each model, workload, SLO
+rule and policy one to results/goodput.jsonl when its goodput is found. What these have for the same commit
+and setting is not made again: a run can be stopped and resumed. A search begins where that of another commit
+ended. The table compares each policy with the best of those that never change their groups;
+goodput_table.py writes it into docs/goodput.md. No device is needed; of packages, numpy, numba, msgspec,
+prometheus-client and tqdm.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from os import cpu_count
 from pathlib import Path
-from time import perf_counter
 
+import msgspec
+from goodput_cells import Cell, Point, Setting, nearby, rows_like, run
+from rate_search import RateSearch
 from result import FOLDER
+from tqdm import tqdm
 
-from loong.launcher.goodput import Goodput
 from loong.launcher.machine import machine_facts
-from loong.launcher.model_shape import shape_of
-from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import LoadConfig, SimulateConfig
-from loong.launcher.simulate.parallel import done
-from loong.launcher.simulate.points import PointResult
-from loong.launcher.simulate.search import search
-from loong.model.shapes import find_config
+from loong.launcher.simulate.search import guess
 from loong.scheduler.policy import POLICIES
 from loong.workloads.report import table
-from loong.workloads.slo import parse_slo
-from loong.workloads.workload import pace_of
 
 MODELS = ("llama-3.1-8b", "lwm-1m")
 WORKLOADS = ("sharegpt", "leval", "lveval", "mixed", "zipf1.0", "zipf1.2", "zipf1.4", "victim-attacker")
 RULES = ("tight", "loongserve-12")
 STATIC_POLICIES = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas", "disaggregated")
-MOST_SECONDS = {
-    "zipf1.2": 60.0,
-    "zipf1.4": 20.0,
-    "sharegpt": 10.0,
-}  # where requests come by the hundred a second
+
+
+@dataclass(slots=True, eq=False)
+class CellSearch:
+    """The search of one cell, with its runs so far."""
+
+    setting: Setting
+    cell: Cell
+    search: RateSearch
+    points: list[Point] = field(default_factory=list)
+
+    def add(self, point: Point) -> None:
+        """Take in a run."""
+        self.points.append(point)
+        self.search.attains[point.request_rate] = point.attains
+
+    def found(self) -> dict[str, object]:
+        """What was found, for a line of the file."""
+        rate = self.search.rate or 0.0
+        best = next((point for point in self.points if point.request_rate == rate), None)
+        return {
+            "request_rate": rate,
+            "attainment_by_length": {} if best is None else best.attainment_by_length,
+            "runs": sorted((point.request_rate, point.attainment) for point in self.points),
+            "wall_seconds": sum(point.wall_seconds for point in self.points),
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """What one line is about."""
+class Files:
+    """Where goodputs go, and single runs, all of one commit."""
 
-    model: str
-    workload: str
-    slo: str
-    policy: str
+    goodputs: Path
+    points: Path
+    commit: str | None
 
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What all lines of a run share; `duration` is of the arrivals, in seconds, and `precision` relative."""
-
-    device: str
-    num_instances: int
-    duration: float
-    precision: float
-    seed: int
-
-    def of(self, workload: str) -> "Setting":
-        """With the arrivals that a workload has time for."""
-        return replace(self, duration=min(self.duration, MOST_SECONDS.get(workload, self.duration)))
-
-    def config(self, cell: Cell) -> SimulateConfig:
-        """How a cell is simulated."""
-        return SimulateConfig(
-            model=cell.model,
-            policies=(cell.policy,),
-            rules=(parse_slo(cell.slo),),
-            rates=(),
-            hardware=Hardware(shape_of(find_config(cell.model, "dummy")), self.device, self.num_instances),
-            load=LoadConfig(
-                cell.workload,
-                self.seed,
-                duration=self.duration,
-                burstiness=pace_of(cell.workload).burstiness,
-            ),
-            precision=self.precision,
-        )
+    def write(self, file: Path, search: CellSearch, numbers: Mapping[str, object]) -> None:
+        """Append a line about a cell."""
+        what = {**asdict(search.cell), **asdict(search.setting.of(search.cell))}
+        with file.open("a") as lines:
+            lines.write(
+                json.dumps({"benchmark": "goodput", "git_commit": self.commit, **what, **numbers}) + "\n"
+            )
 
 
-def find(setting: Setting, near: Mapping[Cell, float], cell: Cell) -> dict[str, object]:
-    """The goodput of a cell, as a line of the file."""
-    start = perf_counter()
-    setting = setting.of(cell.workload)
-    config = setting.config(cell)
-    goodput = search(config, cell.policy, config.rules[0], setting.precision, near=near.get(cell))
-    return {**asdict(cell), **asdict(setting), **_numbers(goodput), "wall_seconds": perf_counter() - start}
+def searches_of(setting: Setting, cells: Iterable[Cell], files: Files) -> list[CellSearch]:
+    """Searches of the cells that are not found, with the runs that there are."""
+    known = {cell for cell, _ in rows_like(files.goodputs, setting, files.commit)}
+    near = nearby(files.goodputs, setting)
+    searches = {}
+    for cell in cells:
+        if cell not in known:
+            first = near.get(cell) or guess(setting.config(cell))
+            rates = RateSearch(first, setting.precision, is_guess=cell not in near)
+            searches[cell] = CellSearch(setting, cell, rates)
+    for cell, row in rows_like(files.points, setting, files.commit):
+        if cell in searches:
+            searches[cell].add(msgspec.convert(row, Point))
+    return list(searches.values())
 
 
-def _numbers(goodput: Goodput[PointResult]) -> dict[str, object]:
-    attained = [(p.rate, None if p.is_cut_off else p.metrics.attainment) for p in goodput.points]
-    by_length = {}
-    if goodput.best is not None:
-        by_length = {b.name: b.attainment for b in goodput.best.metrics.buckets if b.num_sent}
-    return {"request_rate": goodput.rate, "attainment_by_length": by_length, "runs": attained}
+def search_all(searches: Sequence[CellSearch], files: Files, num_jobs: int) -> None:
+    """Run all searches to their end, in so many processes; write each run, and each goodput that is found.
+
+    Idle processes help with searches of which a run is under way.
+    """
+    left = list(searches)
+    running: dict[Future[Point], tuple[CellSearch, float]] = {}
+    with (
+        ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool,
+        tqdm(total=len(left), unit="search", disable=None) as bar,
+    ):
+        while True:
+            for search in [search for search in left if search.search.is_over]:
+                files.write(files.goodputs, search, search.found())
+                left.remove(search)
+                bar.update()
+            if not left:
+                return
+            for search, rate in _next(left, list(running.values()), num_jobs):
+                running[pool.submit(run, search.setting, search.cell, rate)] = search, rate
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                search, _ = running.pop(future)
+                if search in left:
+                    search.add(future.result())
+                    files.write(files.points, search, asdict(search.points[-1]))
 
 
-def rows_of(file: Path) -> list[tuple[Cell, dict[str, object]]]:
-    """What a file has, older lines first."""
-    rows = map(json.loads, file.read_text().splitlines() if file.exists() else ())
-    return [(Cell(row["model"], row["workload"], row["slo"], row["policy"]), row) for row in rows]
-
-
-def known(file: Path, setting: Setting, commit: str | None) -> dict[Cell, float]:
-    """Goodputs that a file has for this commit and setting."""
-    return {
-        cell: float(str(row["request_rate"]))
-        for cell, row in rows_of(file)
-        if row["git_commit"] == commit and asdict(setting.of(cell.workload)).items() <= row.items()
-    }
-
-
-def nearby(file: Path, setting: Setting) -> dict[Cell, float]:
-    """Goodputs of as many of the same devices, at whatever commit: the last that is not 0."""
-    return {
-        cell: rate
-        for cell, row in rows_of(file)
-        if (row["device"], row["num_instances"]) == (setting.device, setting.num_instances)
-        and (rate := float(str(row["request_rate"])))
-    }
+def _next(
+    searches: Sequence[CellSearch], running: Sequence[tuple[CellSearch, float]], num_jobs: int
+) -> list[tuple[CellSearch, float]]:
+    """What to run on the idle processes: the first wish of each search, in order, and then the others."""
+    wishes = [
+        (number, search, rate)
+        for search in searches
+        for number, rate in enumerate(search.search.next_rates())
+    ]
+    wishes.sort(key=lambda wish: wish[0])
+    new = [(search, rate) for _, search, rate in wishes if (search, rate) not in running]
+    return new[: num_jobs - len(running)]
 
 
 def tables(policies: Sequence[str], goodputs: Mapping[Cell, float]) -> Iterator[str]:
@@ -162,19 +169,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=cpu_count())
     parser.add_argument("--file", type=Path, default=FOLDER / "goodput.jsonl", help="lines, old and new")
+    parser.add_argument("--points", type=Path, default=FOLDER / "goodput_points.jsonl", help="all runs")
     args = parser.parse_args()
     setting = Setting(args.device, args.num_instances, args.duration, args.precision, args.seed)
     facts = machine_facts()
-    commit = facts.get("git_commit")
-    goodputs = known(args.file, setting, commit)
+    files = Files(args.file, args.points, facts.get("git_commit"))
     cells = [Cell(*names) for names in product(args.model, args.workload, args.slo, args.policy)]
-    missing = [cell for cell in cells if cell not in goodputs]
-    work = partial(find, setting, nearby(args.file, setting))
-    with args.file.open("a") as file:
-        for index, line in done(work, missing, args.jobs, "search"):
-            file.write(json.dumps({"benchmark": "goodput", "git_commit": commit, **line}) + "\n")
-            file.flush()
-            goodputs[missing[index]] = float(str(line["request_rate"]))
+    search_all(searches_of(setting, cells, files), files, args.jobs)
+    goodputs = {c: float(str(row["request_rate"])) for c, row in rows_like(args.file, setting, files.commit)}
     print("\n\n".join(tables(args.policy, {cell: goodputs[cell] for cell in cells})))
     print(json.dumps({"benchmark": "goodput", "machine": facts, **asdict(setting)}))
 

@@ -1,15 +1,14 @@
 """Goodput: the highest rate at which enough requests meet their SLO."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat, takewhile
+from itertools import takewhile
 from math import sqrt
 from typing import Generic, Protocol, TypeVar
 
 from loong.workloads.slo import SLORule
 
 MAX_DOUBLINGS = 12  # from the first rate, up or down: beyond, the rate decides nothing
-ROUNDING = 1e-12  # of a rate
 
 
 class Attempt(Protocol):
@@ -51,22 +50,13 @@ class Goodput(Generic[A]):
 
 
 def search(
-    policy: str,
-    rule: SLORule,
-    attempt: Callable[[float], A],
-    first_rate: float,
-    precision: float,
-    *,
-    is_near: bool = False,
+    policy: str, rule: SLORule, attempt: Callable[[float], A], first_rate: float, precision: float
 ) -> Goodput[A]:
     """Double or halve the rate until the goodput is between two, then bisect, on a logarithmic scale.
 
-    From a `first_rate` that `is_near` the first step is as short as `precision`, and each following twice as
-    long, up to a doubling: two attempts do if nothing has changed. After `MAX_DOUBLINGS` the goodput is told
-    as at least, or below, the last rate.
+    After `MAX_DOUBLINGS` the goodput is told as at least, or below, the last rate.
     """
     points: dict[float, A] = {}
-    factors = _lengthening(1 + precision) if is_near else repeat(2.0)
 
     def attains(rate: float) -> bool:
         points[rate] = attempt(rate)
@@ -74,27 +64,20 @@ def search(
 
     low = high = first_rate
     if attains(low):
-        while len(points) <= MAX_DOUBLINGS and attains(high := low * next(factors)):
+        while len(points) <= MAX_DOUBLINGS and attains(high := low * 2):
             low = high
     else:
-        while len(points) <= MAX_DOUBLINGS and not attains(low := high / next(factors)):
+        while len(points) <= MAX_DOUBLINGS and not attains(low := high / 2):
             high = low
     if not points[low].attains:
         return Goodput(policy, rule, None, _by_rate(points))
-    while high > low * (1 + precision) * (1 + ROUNDING):
+    while high > low * (1 + precision):
         middle = sqrt(low * high)
         if attains(middle):
             low = middle
         else:
             high = middle
     return Goodput(policy, rule, points[low], _by_rate(points))
-
-
-def _lengthening(factor: float) -> Iterator[float]:
-    """Steps on a logarithmic scale, each twice as long as the last, up to a doubling."""
-    while True:
-        yield min(factor, 2.0)
-        factor = min(factor, 2.0) ** 2
 
 
 def of_sweep(policy: str, rule: SLORule, points: Sequence[A]) -> Goodput[A]:

@@ -20,20 +20,15 @@ def search_all(config: SimulateConfig, precision: float) -> list[Goodput[PointRe
     return in_order(partial(_search_task, config, precision), tasks, config.num_jobs)
 
 
-def search(
-    config: SimulateConfig, policy: str, rule: SLORule, precision: float, *, near: float | None = None
-) -> Goodput[PointResult]:
-    """The goodput of one policy, `near` some rate; None begins at the highest of `config.rates`, or a guess.
-
-    Each run is told when it is over.
+def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float) -> Goodput[PointResult]:
+    """The goodput of one policy, every rate told when it was tried; the first is the highest of
+    `config.rates`, or else a guess.
     """
 
     def attempt(rate: float) -> PointResult:
         return run_point(config, asked_of(config, policy, rule, rate), cuts_off=True, is_told=True)
 
-    if near is not None:
-        return goodput.search(policy, rule, attempt, near, precision, is_near=True)
-    first_rate = max(config.rates) if config.rates else guess(config)
+    first_rate = max(config.rates, default=guess(config))
     return goodput.search(policy, rule, attempt, first_rate, precision)
 
 

@@ -24,34 +24,21 @@ class Attempt:
         return self.rate <= self.highest
 
 
-def found(
-    highest: float, first_rate: float, precision: float = 0.1, *, is_near: bool = False
-) -> Goodput[Attempt]:
-    return search("esp", RULE, lambda rate: Attempt(rate, highest), first_rate, precision, is_near=is_near)
+def found(highest: float, first_rate: float, precision: float = 0.1) -> Goodput[Attempt]:
+    return search("esp", RULE, lambda rate: Attempt(rate, highest), first_rate, precision)
 
 
-@given(
-    highest=st.floats(0.1, 100),
-    offset=st.integers(-5, 5),
-    precision=st.floats(0.01, 1.0),
-    is_near=st.booleans(),
-)
+@given(highest=st.floats(0.1, 100), offset=st.integers(-10, 10), precision=st.floats(0.01, 1.0))
 def test_the_goodput_is_as_near_as_was_asked_for_wherever_the_search_begins(
-    highest: float, offset: int, precision: float, is_near: bool
+    highest: float, offset: int, precision: float
 ) -> None:
-    goodput = found(highest, highest * 2.0**offset * 0.77, precision, is_near=is_near)
+    goodput = found(highest, highest * 2.0**offset * 0.77, precision)
     assert goodput.best is not None
     assert goodput.too_high_rate is not None
     assert goodput.rate <= highest < goodput.too_high_rate
     assert goodput.too_high_rate <= goodput.rate * (1 + precision) * (1 + 1e-9)
     rates = [attempt.rate for attempt in goodput.points]
     assert rates == sorted(set(rates))
-
-
-@pytest.mark.parametrize("precision", [0.05, 0.1, 0.3])
-def test_a_goodput_that_has_not_changed_takes_two_attempts(precision: float) -> None:
-    again = found(7.3, found(7.3, 1.0, precision).rate, precision, is_near=True)
-    assert len(again.points) == 2
 
 
 @pytest.mark.parametrize("first_rate", [1.0, 1e9])

@@ -1,0 +1,131 @@
+"""The tables of docs/goodput.md, from results/goodput.jsonl and, of searches that did not end, single runs.
+
+Of lines about the same cell the last counts. A letter says at which commit a cell was made, none at the most
+frequent one. `90-120` is between these, `>90` more: the search did not end. No device is needed.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from goodput import MODELS, RULES, STATIC_POLICIES
+from goodput_cells import Cell, Setting, rows_of
+from rate_search import RateSearch
+from result import FOLDER
+
+SETTING = Setting("h200", 8, duration=120.0, precision=0.1, seed=0)
+WORKLOADS = ("sharegpt", "leval", "lveval", "mixed", "zipf1.0", "zipf1.2", "zipf1.4")
+POLICIES = ("tp", "static-sp", "replicas", "chunked", "chunked-replicas", "disaggregated", "esp-paper", "esp")
+PAGE = Path(__file__).parents[1] / "docs" / "goodput.md"
+BEGIN, END = "<!-- tables by goodput_table.py -->\n", "<!-- end of tables -->\n"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A goodput, or what is known of it: that it is at least `rate`, and less than `too_high`."""
+
+    rate: float
+    too_high: float | None
+    is_found: bool
+    commit: str
+
+    def text(self, letters: Mapping[str, str]) -> str:
+        """Requests a second, and a letter for the commit."""
+        if self.is_found:
+            rate = _rounded(self.rate)
+        elif self.too_high is None:
+            rate = f">{_rounded(self.rate)}"
+        else:
+            rate = (
+                f"{_rounded(self.rate)}-{_rounded(self.too_high)}"
+                if self.rate
+                else f"<{_rounded(self.too_high)}"
+            )
+        return f"{rate} {letters[self.commit]}".rstrip()
+
+
+def entries(goodputs: Path, points: Path) -> dict[Cell, Entry]:
+    """What is known of each cell of the table."""
+    found: dict[Cell, Entry] = {}
+    for cell, row in rows_of(goodputs):
+        if _is_like(cell, row):
+            found[cell] = Entry(float(str(row["request_rate"])), None, True, str(row["git_commit"])[:7])
+    searches: dict[Cell, dict[str, RateSearch]] = {}
+    for cell, row in rows_of(points):
+        if _is_like(cell, row):
+            rate, commit = float(str(row["request_rate"])), str(row["git_commit"])[:7]
+            search = searches.setdefault(cell, {}).setdefault(commit, RateSearch(rate, SETTING.precision))
+            search.attains[rate] = bool(row["attains"])
+    for cell, by_commit in searches.items():
+        commit, search = list(by_commit.items())[-1]
+        if cell not in found:
+            found[cell] = Entry(search.rate or 0.0, search.too_high, search.is_over, commit)
+    return found
+
+
+def _is_like(cell: Cell, row: Mapping[str, object]) -> bool:
+    like = SETTING.of(cell)
+    return all(row[name] == getattr(like, name) for name in like.__slots__)
+
+
+def tables(found: Mapping[Cell, Entry]) -> Iterator[str]:
+    """A table a model and rule, a row a workload, and which letter is which commit."""
+    commits = [commit for commit, _ in Counter(entry.commit for entry in found.values()).most_common()]
+    letters = dict(zip(commits, ("", *LETTERS), strict=False))
+    others = ", ".join(f"{letters[commit]}: {commit}" for commit in commits[1:])
+    yield f"Commit {commits[0]}" + (f"; {others}." if others else ".")
+    for model in MODELS:
+        for slo in RULES:
+            yield f"**{model}, {slo}**"
+            yield _table(model, slo, found, letters)
+
+
+def _table(model: str, slo: str, found: Mapping[Cell, Entry], letters: Mapping[str, str]) -> str:
+    header = (
+        "workload",
+        *(f"`{policy}`" for policy in POLICIES),
+        "`esp` / best static",
+        "`esp` / `esp-paper`",
+    )
+    lines = [header, ("---", *("---:" for _ in header[1:]))]
+    for workload in WORKLOADS:
+        row = {policy: found.get(Cell(model, workload, slo, policy)) for policy in POLICIES}
+        cells = ["-" if entry is None else entry.text(letters) for entry in row.values()]
+        static = [row[policy] for policy in STATIC_POLICIES]
+        times = (_times(row["esp"], static), _times(row["esp"], [row["esp-paper"]]))
+        lines.append((workload, *cells, *times))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _times(entry: Entry | None, others: Sequence[Entry | None]) -> str:
+    """How many times the best of others, so far as they are known."""
+    rates = [other.rate for other in others if other is not None]
+    if entry is None or len(rates) < len(others) or not max(rates):
+        return "-"
+    ends = entry.is_found and all(other.is_found for other in others if other is not None)
+    return f"{'' if ends else '~'}{entry.rate / max(rates):.1f}x"
+
+
+def _rounded(rate: float) -> str:
+    return f"{rate:.3g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--file", type=Path, default=FOLDER / "goodput.jsonl")
+    parser.add_argument("--points", type=Path, default=FOLDER / "goodput_points.jsonl")
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}, between its two marks")
+    args = parser.parse_args()
+    text = "\n\n".join(tables(entries(args.file, args.points)))
+    print(text)
+    if args.write:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        PAGE.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
