@@ -345,3 +345,11 @@ def test_a_choice_begins_with_the_prompt_that_another_has_computed(tmp_path: Pat
     assert "Prefill" not in told_of
     assert "Decode of 5 tokens" in told_of
     assert "Prefill of 20 tokens" in story(log, "r000")
+
+
+def test_nothing_is_told_of_the_time_before_a_request_came(tmp_path: Path) -> None:
+    policy = make_policy("esp", PolicyConfig())
+    index = indexed(logged(tmp_path / "log", policy, THREE, [timed_request(0, 9, 2, 0.5)]))
+    told_of = story_of(index, "r000")
+    late = replace(told_of, summary=replace(told_of.summary, arrived_at=told_of.summary.arrived_at + 1e-6))
+    assert [time for time, _ in words.chapters(late)][:2] == [0.0, 0.0]

@@ -29,7 +29,8 @@ def chapters(story: Story) -> Iterator[tuple[float, Iterator[str]]]:
     """Seconds since the request came, and sentences on what happened then."""
     yield 0.0, arrival_words(story)
     for step in story.steps:
-        yield told_at(step, story) - story.summary.arrived_at, step_words(step, story)
+        since = told_at(step, story) - story.summary.arrived_at
+        yield max(0.0, since), step_words(step, story)  # the log rounds times, each by itself
 
 
 def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:
