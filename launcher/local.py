@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,12 @@ import msgspec
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.workers import Endpoints, WorkersExecutor
+from loong.launcher.child_processes import guarded, how_it_ended, stop
 from loong.worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
 _WORKER = "from loong.worker.process import main; main()"
-_STOP_SECONDS = 5.0
 MAX_SOCKET_PATH = 107
 _LAST_WORDS_SECONDS = 0.3
 
@@ -83,13 +83,16 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
         executor = WorkersExecutor(endpoints)
         processes: list[asyncio.subprocess.Process] = []
         is_ready = False
-        tasks = [_guarded(executor.read_reports(), executor), _guarded(executor.watch_silence(), executor)]
+        tasks = [
+            guarded(executor.read_reports(), executor.fail),
+            guarded(executor.watch_silence(), executor.fail),
+        ]
         try:
             for instance_id, tp_rank in endpoints.commands:
                 worker_config = _worker_config(config, endpoints, Path(directory), instance_id, tp_rank)
                 process = await _start(worker_config)
                 processes.append(process)
-                tasks.append(_guarded(_watch(process, instance_id, executor), executor))
+                tasks.append(guarded(_watch(process, instance_id, executor), executor.fail))
             await executor.wait_until_ready(config.start_timeout)
             is_ready = True
             yield executor
@@ -100,19 +103,7 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
             executor.close()
             if not is_ready:  # those that are loading listen to nobody, and have nothing to lose
                 _kill(processes)
-            await asyncio.gather(*(_stop(process) for process in processes))
-
-
-def _guarded(work: Coroutine[None, None, None], executor: WorkersExecutor) -> asyncio.Task[None]:
-    """A task whose failure is the engine's: nobody else waits for it."""
-
-    def tell(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            executor.fail(error)
-
-    task = asyncio.create_task(work)
-    task.add_done_callback(tell)
-    return task
+            await asyncio.gather(*(stop(process) for process in processes))
 
 
 def _remove_leftovers() -> None:
@@ -147,25 +138,13 @@ async def _start(config: WorkerConfig) -> asyncio.subprocess.Process:
 async def _watch(process: asyncio.subprocess.Process, instance_id: int, executor: WorkersExecutor) -> None:
     code = await process.wait()
     await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
-    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    executor.lose(instance_id, f"its process {process.pid} {how}")
+    executor.lose(instance_id, f"its process {process.pid} {how_it_ended(code)}")
 
 
 def _kill(processes: Iterable[asyncio.subprocess.Process]) -> None:
     for process in processes:
         if process.returncode is None:
             process.kill()
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Let a worker end by itself, or else kill it."""
-    try:
-        async with asyncio.timeout(_STOP_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        logger.warning("worker process %d did not end within %.0f s; killing it", process.pid, _STOP_SECONDS)
-        process.kill()
-        await process.wait()
 
 
 def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:

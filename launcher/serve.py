@@ -111,6 +111,13 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--api-key", action="append", default=[], metavar="KEY", help="may be given repeatedly"
     )
     group.add_argument(
+        "--api-server-count",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes that answer clients, on one port; 1 is the engine's own (%(default)s)",
+    )
+    group.add_argument(
         "--max-waiting-requests",
         type=positive,
         default=4096,
@@ -194,5 +201,7 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         drain_timeout=args.drain_timeout,
         trace_dir=args.trace_dir,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
+        num_api_servers=args.api_server_count,
+        log_format=args.log_format,
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )

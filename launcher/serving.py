@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
@@ -21,6 +22,9 @@ from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
 from loong.engine import Engine
 from loong.executor.traces import WorkerTraces
+from loong.executor.workers import WorkersExecutor
+from loong.launcher.api_process import ApiProcessConfig
+from loong.launcher.api_processes import api_processes
 from loong.launcher.banner import log_banner
 from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
@@ -38,10 +42,13 @@ from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
-from loong.server.engine_client import EngineLimits
+from loong.server.cluster_app import cluster_of
+from loong.server.engine_client import EngineLimits, Tracing
 from loong.server.insight import Insight, Targets
 from loong.server.large_json import compile_ahead
 from loong.server.listen import allow_many_connections
+from loong.server.local_engine import LocalEngineClient
+from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
 from loong.server.spans import Spans, otlp_exporter
 from loong.server.tokenizer import Tokenizer
@@ -71,6 +78,8 @@ class ServeConfig:
     trace_dir: Path | None = None  # None: no traces
     otlp_traces_endpoint: str | None = None  # None: no spans
     logs: LogFiles = field(default_factory=LogFiles)
+    num_api_servers: int = 1  # 1: this process, which is the engine's too
+    log_format: str = "text"
 
 
 def serve_until_stopped(config: ServeConfig, listener: socket) -> int:
@@ -114,8 +123,7 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
             tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
-            app = create_app(engine, tokenizer, config.server, tracing, insight)
-            async with front_here(app, listener) as front:
+            async with _front(config, engine, tokenizer, tracing, insight, listener, executor) as front:
                 signals.is_up = True
                 status = asyncio.create_task(log_status(engine))
                 try:
@@ -130,6 +138,36 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
         await asyncio.to_thread(insight.spans.close)
     logger.info("stopped")
     return 1 if running.exception() is not None else code
+
+
+def _front(
+    config: ServeConfig,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    tracing: Tracing | None,
+    insight: Insight,
+    listener: socket,
+    executor: WorkersExecutor,
+) -> AbstractAsyncContextManager[Front]:
+    """Who answers clients: this process, or others."""
+    if config.num_api_servers == 1:
+        return front_here(create_app(engine, tokenizer, config.server, tracing, insight), listener)
+    cluster = cluster_of(engine, config.server, tracing)
+    client = LocalEngineClient(engine, cluster.admission, insight.spans)
+
+    def process_config(socket_path: str) -> ApiProcessConfig:
+        return ApiProcessConfig(
+            config.server,
+            engine.limits,
+            str(config.tokenizer_folder),
+            tuple(config.model.eos_token_ids),
+            RemoteCluster(socket_path, has_dashboard=True, has_spans=insight.spans is not None),
+            config.log_format,
+        )
+
+    return api_processes(
+        process_config, config.num_api_servers, client, cluster, insight, listener, executor.fail
+    )
 
 
 def _insight(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -170,35 +170,29 @@ def _decode_other(kind: type, value: Any) -> object:  # Any: what msgpack found 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 _envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
-_Decoders: TypeAlias = Mapping[str, msgspec.msgpack.Decoder[Message]]
 
 
-def _decoders(kinds: Iterable[type[Message]]) -> _Decoders[Message]:
-    return {kind.__name__: msgspec.msgpack.Decoder(kind, dec_hook=_decode_other) for kind in kinds}
-
-
-_command_decoders = _decoders(_COMMANDS)
-_report_decoders = _decoders(_REPORTS)
-
-
-def encode(message: Command | Report) -> bytes:
+def encode(message: object) -> bytes:
     """One frame."""
     return _encoder.encode((type(message).__name__, message))
 
 
-def decode_command(frame: bytes) -> Command:
-    """What the engine sent. Raises `WireError` if it is no command."""
-    return _decode(frame, _command_decoders)
+class Decoder(Generic[Message]):
+    """Reads messages of some types. Raises `WireError` if a frame is none of them."""
+
+    def __init__(self, kinds: Iterable[type[Message]]) -> None:
+        self._decoders: Mapping[str, msgspec.msgpack.Decoder[Message]] = {
+            kind.__name__: msgspec.msgpack.Decoder(kind, dec_hook=_decode_other) for kind in kinds
+        }
+
+    def __call__(self, frame: bytes) -> Message:
+        """The message of one frame."""
+        try:
+            name, body = _envelope.decode(frame)
+            return self._decoders[name].decode(body)
+        except (msgspec.DecodeError, LookupError, StructError, TypeError, ValueError, LoongError) as error:
+            raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
 
 
-def decode_report(frame: bytes) -> Report:
-    """What a worker sent. Raises `WireError` if it is no report."""
-    return _decode(frame, _report_decoders)
-
-
-def _decode(frame: bytes, decoders: _Decoders[Message]) -> Message:
-    try:
-        name, body = _envelope.decode(frame)
-        return decoders[name].decode(body)
-    except (msgspec.DecodeError, LookupError, StructError, TypeError, ValueError, LoongError) as error:
-        raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
+decode_command: Decoder[Command] = Decoder(_COMMANDS)  # what the engine sent
+decode_report: Decoder[Report] = Decoder(_REPORTS)  # what a worker sent

@@ -15,6 +15,7 @@ from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics import MetricFamilies
 from loong.server.middleware import check_api_key, tell_errors
 from loong.server.openapi import openapi
+from loong.server.remote.forwarding import RemoteCluster, add_forwarding
 from loong.server.request_metrics import RequestMetrics
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
@@ -36,6 +37,19 @@ def create_app(
     client = LocalEngineClient(engine, cluster.admission, spans)
     app = create_api(client, tokenizer, settings, cluster.registry, has_spans=spans is not None)
     add_cluster(app, cluster, insight)
+    return app
+
+
+def create_remote_app(
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    settings: ServerSettings,
+    registry: CollectorRegistry,
+    cluster: RemoteCluster,
+) -> web.Application:
+    """Put a server of an engine in another process together; nothing is started."""
+    app = create_api(engine, tokenizer, settings, registry, has_spans=cluster.has_spans)
+    add_forwarding(app, cluster)
     return app
 
 

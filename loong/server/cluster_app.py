@@ -1,6 +1,7 @@
 """Routes that tell of the cluster, of whatever process clients talk to."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -54,6 +55,14 @@ def add_cluster(app: web.Application, cluster: Cluster, insight: Insight | None)
         insight.when_planned.append(metrics.saw_plan)
         insight.runs.tell(lambda run: metrics.saw_run(run, insight.target_of(run)))
         add_dashboard(app, insight)
+
+
+async def serve_cluster(app: web.Application, path: Path, *, shutdown_timeout: float) -> web.AppRunner:
+    """Listen on a Unix socket that is to be made, and return the runner, whose `cleanup` ends it."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
+    await runner.setup()
+    await web.UnixSite(runner, str(path)).start()
+    return runner
 
 
 def create_cluster_app(cluster: Cluster, insight: Insight | None) -> web.Application:

@@ -5,7 +5,7 @@ import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeAlias
 
 from aiohttp import web
@@ -38,6 +38,18 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
             reason = "the port is in use" if is_taken else error
             raise ConfigError(f"cannot listen on --host {host} --port {port}: {reason}") from error
         yield listener
+
+
+@contextmanager
+def sockets_beside(listener: socket.socket, number: int) -> Iterator[list[socket.socket]]:
+    """So many more sockets of a bound one's port; once they listen, the system spreads connections."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # only now: the port was nobody else's
+    with ExitStack() as stack:
+        others = [stack.enter_context(socket.socket(listener.family)) for _ in range(number)]
+        for other in others:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            other.bind(listener.getsockname())
+        yield others
 
 
 async def serve(

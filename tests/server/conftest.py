@@ -1,3 +1,4 @@
-from listening import serving, tokenizer
+from listening import serving_anywhere as serving
+from listening import tokenizer
 
 __all__ = ["serving", "tokenizer"]

@@ -74,7 +74,7 @@ async def test_a_choice_that_a_stop_string_ends_is_aborted_and_the_others_go_on(
         async with httpx.AsyncClient() as client:
             metrics = (await client.get(url + "/metrics")).text.splitlines()
     second = asked.requests[0].choices()[1].request_id
-    assert asked.num_produced[second] == len("two STOP")
+    assert len("two STOP") <= asked.num_produced[second] < 30  # soon after
     assert second in asked.aborted
     assert [choice["text"] for choice in whole["choices"]] == ["on", "two ", "three and some mor"]
     assert [choice["stop_reason"] for choice in whole["choices"]] == [None, "STOP", None]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from http_answers import error_of, post
+from listening import BESIDE_ITS_ENGINE
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from scripted_engine import ScriptedEngine, Serving
@@ -30,6 +31,7 @@ def as_format(schema: object) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}
 
 
+@BESIDE_ITS_ENGINE
 async def test_schemas_reach_the_engine_and_bad_ones_are_refused_by_name(serving: Serving) -> None:
     engine = ScriptedEngine()
     bad: dict[str, object] = {"not": {}}
@@ -88,6 +90,7 @@ async def test_a_schema_that_no_answer_fits_is_refused_in_few_words(tokenizer: T
         await checker.close()
 
 
+@BESIDE_ITS_ENGINE
 async def test_without_the_extra_or_a_tokenizer_the_refusal_says_what_to_do(
     serving: Serving, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from http_answers import error_of, events_of, get_json, post
+from listening import BESIDE_ITS_ENGINE
 from openai import APIError, AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
@@ -60,7 +61,7 @@ async def test_a_late_failure_is_an_event_before_the_end(
     assert refused["type"] == "server_error"
 
 
-@pytest.mark.parametrize("serving", ["beside its engine"], indirect=True)
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_bug_is_told_as_an_error_object_and_only_the_log_says_what(
     serving: Serving, caplog: pytest.LogCaptureFixture, stream: bool

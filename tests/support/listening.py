@@ -1,16 +1,25 @@
 """A server over a scripted engine, on a real socket with the production runner."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from socket import socketpair
+from tempfile import TemporaryDirectory
 
 import pytest
+from aiohttp import web
 from scripted_engine import Serving
 
 from loong.model.tiny import CONFIG, tiny_model
-from loong.server.app import create_app
+from loong.server.app import create_app, create_remote_app
+from loong.server.cluster_app import cluster_of, create_cluster_app, serve_cluster
 from loong.server.engine_client import Engine
 from loong.server.insight import Insight
 from loong.server.listen import bound_socket, serve
+from loong.server.local_engine import LocalEngineClient
+from loong.server.remote.client import RemoteEngineClient
+from loong.server.remote.connection import ApiConnection
+from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -27,7 +36,16 @@ def serving(tokenizer: Tokenizer) -> Serving:
     return serving_with(tokenizer)
 
 
-def serving_with(tokenizer: Tokenizer) -> Serving:
+@pytest.fixture(params=["beside its engine", "apart from its engine"])
+def serving_anywhere(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Serving:
+    """The same, and one that talks to its engine as an API process does."""
+    return serving_with(tokenizer, is_apart=request.param.startswith("apart"))
+
+
+BESIDE_ITS_ENGINE = pytest.mark.parametrize("serving", ["beside its engine"], indirect=True)
+
+
+def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
     """What makes such a server of an engine and settings; its context gives the address."""
 
     @asynccontextmanager
@@ -35,12 +53,38 @@ def serving_with(tokenizer: Tokenizer) -> Serving:
         engine: Engine, insight: Insight | None = None, **settings: object
     ) -> AsyncIterator[str]:
         chosen = ServerSettings("tiny", **settings)  # type: ignore[arg-type]
-        app = create_app(engine, tokenizer, chosen, insight=insight)
-        with bound_socket("127.0.0.1", 0) as listener:
+        async with AsyncExitStack() as stack:
+            if is_apart:
+                app = await _app_apart(engine, tokenizer, chosen, insight, stack)
+            else:
+                app = create_app(engine, tokenizer, chosen, insight=insight)
+            listener = stack.enter_context(bound_socket("127.0.0.1", 0))
             runner = await serve(app, listener, shutdown_timeout=1.0)
-            try:
-                yield "http://{}:{}".format(*runner.addresses[0])
-            finally:
-                await runner.cleanup()
+            stack.push_async_callback(runner.cleanup)
+            yield "http://{}:{}".format(*runner.addresses[0])
 
     return listen
+
+
+async def _app_apart(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    settings: ServerSettings,
+    insight: Insight | None,
+    stack: AsyncExitStack,
+) -> web.Application:
+    """An application over a channel to the engine and a socket that tells of the cluster."""
+    path = Path(stack.enter_context(TemporaryDirectory())) / "cluster"
+    cluster = cluster_of(engine, settings)
+    cluster_runner = await serve_cluster(create_cluster_app(cluster, insight), path, shutdown_timeout=1.0)
+    stack.push_async_callback(cluster_runner.cleanup)
+    has_spans = insight is not None and insight.spans is not None
+    local = LocalEngineClient(engine, cluster.admission, insight.spans if insight is not None else None)
+    connection, client = ApiConnection(local, cluster.admission), RemoteEngineClient(engine.limits)
+    ours, theirs = socketpair()
+    await connection.open(ours)
+    await client.open(theirs)
+    stack.push_async_callback(connection.has_ended.wait)
+    stack.callback(client.close)
+    told_of = RemoteCluster(str(path), has_dashboard=insight is not None, has_spans=has_spans)
+    return create_remote_app(client, tokenizer, settings, cluster.registry, told_of)

@@ -1,0 +1,68 @@
+"""An API process: answers clients on a socket that it shares with others, of an engine in its parent."""
+
+import gc
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from loong.launcher.front import LAST_WORDS_SECONDS
+from loong.launcher.logs import configure_logging
+from loong.server.app import create_remote_app
+from loong.server.engine_client import EngineLimits
+from loong.server.large_json import compile_ahead
+from loong.server.listen import allow_many_connections, serve
+from loong.server.remote.client import RemoteEngineClient
+from loong.server.remote.forwarding import RemoteCluster
+from loong.server.settings import ServerSettings
+from loong.server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProcessConfig:
+    """All that an API process is told."""
+
+    settings: ServerSettings
+    limits: EngineLimits
+    tokenizer_folder: str
+    eos_token_ids: tuple[int, ...]
+    cluster: RemoteCluster
+    log_format: str
+
+
+def main() -> None:
+    """Answer until the engine's process closes the channel; arguments: descriptors of listener and channel.
+
+    Signals are for that process, which is told to drain: whoever ends a service may send them to all.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    config = msgspec.json.decode(sys.stdin.readline(), type=ApiProcessConfig)
+    configure_logging(config.log_format)
+    listener, channel = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:])
+    uvloop.run(_answer(config, listener, channel))
+
+
+async def _answer(config: ApiProcessConfig, listener: socket.socket, channel: socket.socket) -> None:
+    client = RemoteEngineClient(config.limits)
+    await client.open(channel)
+    tokenizer = Tokenizer.from_folder(Path(config.tokenizer_folder), config.eos_token_ids)
+    tokenizer.make_ahead()
+    compile_ahead()
+    allow_many_connections()
+    app = create_remote_app(client, tokenizer, config.settings, CollectorRegistry(), config.cluster)
+    runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
+    gc.freeze()  # as in the engine's process
+    client.tell_listening()
+    try:
+        await client.stop_listening.wait()
+        for site in list(runner.sites):
+            await site.stop()
+        await client.ended.wait()
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,136 @@
+"""The engine of another process, for those who answer requests in this one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from itertools import count
+from socket import socket
+from typing import assert_never
+
+from loong.core.errors import ClusterError
+from loong.core.request import Request, RequestId
+from loong.server.admission import Asking
+from loong.server.engine_client import EngineLimits, PutToken
+from loong.server.errors import ApiError
+from loong.server.remote.channel import Channel
+from loong.server.remote.messages import (
+    Abort,
+    Admit,
+    Admitted,
+    Call,
+    Failed,
+    Leave,
+    Listening,
+    NoteParent,
+    Produced,
+    Refused,
+    StopListening,
+    Submit,
+    decode_tidings,
+)
+from loong.wire import encode
+
+_GONE = "the engine's process has ended"
+
+
+class RemoteEngineClient:
+    """An `EngineClient` over a channel to an `ApiConnection`."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
+        self.stop_listening = asyncio.Event()  # told so, or ended
+        self.ended = asyncio.Event()  # the engine's process has closed the channel, or died
+        self._channel = Channel(self._take, self._end)
+        self._puts: dict[RequestId, PutToken] = {}  # for choices that have not ended
+        self._asking: dict[int, asyncio.Future[None]] = {}  # by ticket
+        self._tickets = count()
+
+    async def open(self, end: socket) -> None:
+        """Begin to talk, on one end of a pair of sockets."""
+        await self._channel.open(end)
+
+    def close(self) -> None:
+        """Stop talking; whatever is in flight is aborted."""
+        self._channel.close()
+
+    def tell_listening(self) -> None:
+        """Tell that clients are answered from now on."""
+        self._call(Listening())
+
+    @asynccontextmanager
+    async def admit(self, asking: Asking) -> AsyncIterator[None]:
+        """Have requests counted in while the context lasts."""
+        if self.ended.is_set():
+            raise ClusterError(_GONE)
+        ticket = next(self._tickets)
+        answer = self._asking[ticket] = asyncio.get_running_loop().create_future()
+        self._call(Admit(ticket, asking))
+        try:
+            await answer
+            yield
+        finally:
+            self._asking.pop(ticket, None)
+            self._call(Leave(ticket))
+
+    def submit(self, request: Request, put: PutToken) -> None:
+        """Begin a request."""
+        if self.ended.is_set():
+            put(ClusterError(_GONE))
+            return
+        self._puts.update((choice.request_id, put) for choice in request.choices())
+        self._call(Submit(request))
+
+    def abort(self, request_id: RequestId) -> None:
+        """End one choice of a request, unless it has ended."""
+        if self._puts.pop(request_id, None) is not None:
+            self._call(Abort(request_id))
+
+    def note_parent(self, request_id: RequestId, traceparent: str) -> None:
+        """Remember whose child the request's span is."""
+        self._call(NoteParent(request_id, traceparent))
+
+    def _call(self, call: Call) -> None:
+        if not self.ended.is_set():
+            self._channel.send(encode(call))
+
+    def _take(self, frame: bytes) -> None:
+        tidings = decode_tidings(frame)
+        match tidings:
+            case Produced():
+                for token in tidings.tokens:
+                    if (put := self._puts.get(token.request_id)) is not None:
+                        if token.finish_reason is not None:
+                            del self._puts[token.request_id]
+                        put(token)
+            case Admitted():
+                self._answer(tidings.ticket, None)
+            case Refused():
+                t = tidings
+                self._answer(t.ticket, ApiError(t.status, t.message, t.code, t.param, t.headers))
+            case Failed():
+                self._fail(tidings.request_ids, tidings.reason)
+            case StopListening():
+                self.stop_listening.set()
+            case _:
+                assert_never(tidings)
+
+    def _answer(self, ticket: int, error: ApiError | ClusterError | None) -> None:
+        answer = self._asking.pop(ticket, None)
+        if answer is None or answer.done():
+            return  # nobody waits for it any more
+        if error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(error)
+
+    def _fail(self, request_ids: Iterable[RequestId], reason: str) -> None:
+        for request_id in request_ids:
+            if (put := self._puts.pop(request_id, None)) is not None:
+                put(ClusterError(reason))
+
+    def _end(self) -> None:
+        self.ended.set()
+        self.stop_listening.set()
+        self._fail(tuple(self._puts), _GONE)
+        for ticket in tuple(self._asking):
+            self._answer(ticket, ClusterError(_GONE))

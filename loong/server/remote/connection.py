@@ -1,0 +1,135 @@
+"""One API process, as the engine's process sees it."""
+
+import asyncio
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+from socket import socket
+from typing import assert_never
+
+from loong.core.errors import ClusterError
+from loong.core.events import ProducedToken
+from loong.core.request import Request, RequestId
+from loong.server.admission import Admission
+from loong.server.engine_client import EngineClient
+from loong.server.errors import ApiError
+from loong.server.remote.channel import Channel
+from loong.server.remote.messages import (
+    Abort,
+    Admit,
+    Admitted,
+    Failed,
+    Leave,
+    Listening,
+    NoteParent,
+    Produced,
+    Refused,
+    StopListening,
+    Submit,
+    Tidings,
+    decode_call,
+)
+from loong.wire import encode
+
+logger = logging.getLogger(__name__)
+
+MAX_UNSENT_BYTES = 2**26  # a process that takes in nothing holds no more of the engine's memory
+
+
+class ApiConnection:
+    """Does what the process calls for, and tells it what comes of that.
+
+    When it is gone, its requests are aborted. The tokens of one turn of the event loop go in one frame.
+    """
+
+    def __init__(self, engine: EngineClient, admission: Admission) -> None:
+        self.is_listening, self.has_ended = asyncio.Event(), asyncio.Event()
+        self._engine, self._admission = engine, admission
+        self._channel = Channel(self._take, self._end)
+        self._admitted: dict[int, ExitStack] = {}  # by ticket
+        self._open: set[RequestId] = set()  # choices that have not ended
+        self._tokens: list[ProducedToken] = []
+
+    async def open(self, end: socket) -> None:
+        """Begin to talk, on one end of a pair of sockets."""
+        await self._channel.open(end)
+
+    def stop_listening(self) -> None:
+        """Tell the process to refuse new connections."""
+        self._tell(StopListening())
+
+    def close(self) -> None:
+        """Tell the process to end: it does when the channel is closed."""
+        self._channel.close()
+
+    def _tell(self, tidings: Tidings) -> None:
+        if not self.has_ended.is_set():
+            self._channel.send(encode(tidings))
+
+    def _take(self, frame: bytes) -> None:
+        call = decode_call(frame)
+        match call:
+            case Submit():
+                self._submit(call.request)
+            case Abort():
+                self._open.discard(call.request_id)
+                self._engine.abort(call.request_id)
+            case Admit():
+                self._admit(call)
+            case Leave():
+                if (admitted := self._admitted.pop(call.ticket, None)) is not None:
+                    admitted.close()
+            case NoteParent():
+                self._engine.note_parent(call.request_id, call.traceparent)
+            case Listening():
+                self.is_listening.set()
+            case _:
+                assert_never(call)
+
+    def _admit(self, call: Admit) -> None:
+        admitted = ExitStack()
+        try:
+            admitted.enter_context(self._admission.admit(call.asking))
+        except ApiError as e:
+            self._tell(Refused(call.ticket, e.status, e.message, e.code, e.param, e.headers))
+        else:
+            self._admitted[call.ticket] = admitted
+            self._tell(Admitted(call.ticket))
+
+    def _submit(self, request: Request) -> None:
+        request_ids = [choice.request_id for choice in request.choices()]
+        self._open.update(request_ids)
+
+        def put(token: ProducedToken | ClusterError) -> None:
+            if isinstance(token, ProducedToken):
+                self._collect(token)
+                return
+            failed = self._open.intersection(request_ids)
+            self._open -= failed
+            self._tell(Failed(tuple(failed), str(token)))
+
+        prompt = tuple(request.prompt_token_ids)  # it arrives as a list
+        self._engine.submit(replace(request, prompt_token_ids=prompt), put)
+
+    def _collect(self, token: ProducedToken) -> None:
+        if token.finish_reason is not None:
+            self._open.discard(token.request_id)
+        if not self._tokens:
+            asyncio.get_running_loop().call_soon(self._tell_tokens)
+        self._tokens.append(token)
+
+    def _tell_tokens(self) -> None:
+        tokens, self._tokens = self._tokens, []
+        self._tell(Produced(tuple(tokens)))
+        if not self.has_ended.is_set() and self._channel.num_unsent_bytes > MAX_UNSENT_BYTES:
+            logger.error("an API process has left %d bytes unread; it is given up", MAX_UNSENT_BYTES)
+            self._channel.abort()
+
+    def _end(self) -> None:
+        self.has_ended.set()
+        for request_id in self._open:
+            self._engine.abort(request_id)
+        self._open.clear()
+        for admitted in self._admitted.values():
+            admitted.close()
+        self._admitted.clear()

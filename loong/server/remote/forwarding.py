@@ -1,0 +1,70 @@
+"""What an API process is asked about the cluster, it asks the engine's process, by HTTP on a Unix socket."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
+from yarl import URL
+
+from loong.server.cluster_app import cluster_routes
+from loong.server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCluster:
+    """Where the engine's process tells of its cluster, and what there is to tell."""
+
+    socket_path: str
+    has_dashboard: bool
+    has_spans: bool
+
+
+_PROBES = frozenset({"/health", "/ping"})
+_PROBE_SECONDS = 5.0  # after which who probes is told that the engine does not answer
+_KEPT = (
+    "Content-Type",
+    "Content-Length",
+    "Cache-Control",
+    "Content-Security-Policy",
+    "X-Content-Type-Options",
+)
+_ENGINE = web.AppKey("engine", ClientSession)
+
+
+def add_forwarding(app: web.Application, cluster: RemoteCluster) -> None:
+    """Let an application have the routes of a cluster."""
+
+    async def connect(app: web.Application) -> AsyncIterator[None]:
+        connector = UnixConnector(cluster.socket_path, limit=0)  # a page that watches keeps its connection
+        async with ClientSession(connector=connector, auto_decompress=False) as session:
+            app[_ENGINE] = session
+            yield
+
+    app.cleanup_ctx.append(connect)
+    routes = cluster_routes(has_dashboard=cluster.has_dashboard)
+    app.add_routes([web.RouteDef(r.method, r.path, forward, r.kwargs) for r in routes])
+
+
+async def forward(http: web.Request) -> web.StreamResponse:
+    """Ask the engine's process, and hand its answer on as it comes; a refusal becomes one of this process."""
+    timeout = ClientTimeout(total=_PROBE_SECONDS if http.path in _PROBES else None)
+    url = URL(f"http://engine{http.raw_path}", encoded=True)
+    headers = {"Accept": http.headers.get("Accept", "*/*")}
+    response = None
+    try:
+        async with http.app[_ENGINE].request(http.method, url, headers=headers, timeout=timeout) as answer:
+            if answer.status >= 400 and http.method != "HEAD":
+                error = (await answer.json())["error"]
+                raise ApiError(answer.status, error["message"], error["code"], error["param"])
+            kept = {name: answer.headers[name] for name in _KEPT if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            await response.prepare(http)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+    except (ClientError, TimeoutError) as error:
+        if response is None:
+            raise ApiError(503, "the engine's process does not answer", "unhealthy") from error
+        if http.transport is not None:
+            http.transport.abort()  # an end would read as if all had come
+    return response

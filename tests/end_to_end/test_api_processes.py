@@ -1,0 +1,65 @@
+"""A server whose clients are answered by processes of their own."""
+
+import signal
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from served import Served, assert_gone, served, wait_until
+
+from loong.server.listen import bound_socket
+
+FLAGS = ("--api-server-count", "2", "--num-instances", "1")
+
+
+def endless_stream(server: Served) -> openai.Stream[openai.types.Completion]:
+    """A stream that goes on, of which one token has come."""
+    stream = server.client.completions.create(
+        model="loong-tiny", prompt="x", max_tokens=60000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    return stream
+
+
+def test_clients_leave_and_stay_and_a_signal_lets_those_that_stay_finish(tmp_path: Path) -> None:
+    with served(tmp_path, *FLAGS) as server:
+        endless_stream(server).close()
+        wait_until(lambda: server.metric("loong:instance_kv_tokens") == 0, 10, "the KV to be free")
+        stream = server.client.completions.create(
+            model="loong-tiny", prompt="x", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        processes = server.worker_pids()
+        assert len(processes) == 3
+        server.process.send_signal(signal.SIGTERM)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert server.process.wait(30) == 0
+        assert_gone(processes)
+        with bound_socket("127.0.0.1", httpx.URL(server.url).port or 0):
+            pass  # the port is free
+        assert not [*Path("/tmp").glob(f"loong-{server.process.pid}-*")]
+
+
+def test_a_second_signal_cuts_streams_off_with_an_error(tmp_path: Path) -> None:
+    with served(tmp_path, *FLAGS) as server:
+        processes = server.worker_pids()
+        stream = endless_stream(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in server.log, 10, "the drain to begin")
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="stopped"):
+            list(stream)
+        assert server.process.wait(30) == 130
+        assert_gone(processes)
+
+
+def test_an_engine_that_is_killed_ends_streams_with_an_error_and_leaves_no_process(tmp_path: Path) -> None:
+    with served(tmp_path, *FLAGS) as server:
+        processes = server.worker_pids()
+        stream = endless_stream(server)
+        server.process.kill()
+        with pytest.raises(openai.APIError, match="the engine's process has ended"):
+            list(stream)
+        server.process.wait()
+        assert_gone(processes)
