@@ -3,9 +3,9 @@
 Each batch is predicted from its plan and the KV before it, and compared with what the engine saw, from its
 commit until its whole group was done; the first tenth warms up. CPU instances share the cores of the host:
 where more were busy than there are cores, the prediction is multiplied by how many more, and the batch is
-counted apart. The last column is the median error of predictions corrected by the batches before
-(`Calibration`). Ceiling: a median error of 10 % of batches that had cores of their own, on a machine that
-does nothing else.
+counted apart. Errors are predicted over measured seconds, less 1. The last column is the median error of
+predictions corrected by the batches before (`Calibration`). Ceiling: a median error of 10 % of batches that
+had cores of their own, on a machine that does nothing else.
 """
 
 import asyncio
@@ -96,8 +96,8 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A batch's kind, its seconds, busy processes over cores meanwhile, and how much longer it took than
-    predicted, relative, with and without the correction learned before.
+    """A batch's kind, its seconds, busy processes over cores meanwhile, and how much longer than that was
+    predicted, relative, without and with the correction learned before.
     """
 
     kind: str
@@ -119,7 +119,7 @@ def compare(ran: Sequence[Ran], model: CostModel, tp_size: int, num_cores: int) 
         predicted = sample.predicted(model) * max(1.0, crowding)
         corrected = calibration.of(work).seconds(predicted)
         kind = f"{'lease' if later else work.phase.value}, DoP {batch.plan.group.dop}"
-        compared.append(Compared(kind, seconds, crowding, seconds / predicted - 1, seconds / corrected - 1))
+        compared.append(Compared(kind, seconds, crowding, predicted / seconds - 1, corrected / seconds - 1))
         calibration = calibration.observe(kind_of(work), predicted, seconds)
     return compared
 
