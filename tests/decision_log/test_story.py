@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from chaos import chaos
 from decision_logs import Teller, host_tier, logged, prefill_two, told
+from msgspec import structs
 from plans import decode, in_group, move, plannable, prefill
 from simulation import instances_with, timed_request
 
@@ -351,5 +352,6 @@ def test_nothing_is_told_of_the_time_before_a_request_came(tmp_path: Path) -> No
     policy = make_policy("esp", PolicyConfig())
     index = indexed(logged(tmp_path / "log", policy, THREE, [timed_request(0, 9, 2, 0.5)]))
     told_of = story_of(index, "r000")
-    late = replace(told_of, summary=replace(told_of.summary, arrived_at=told_of.summary.arrived_at + 1e-6))
+    summary = structs.replace(told_of.summary, arrived_at=told_of.summary.arrived_at + 1e-6)
+    late = structs.replace(told_of, summary=summary)
     assert [time for time, _ in words.chapters(late)][:2] == [0.0, 0.0]
