@@ -1,4 +1,4 @@
-"""Exchanges of decode steps by puts of the device itself, which a captured step repeats without the host."""
+"""Exchanges of captured steps by puts of the device itself, which are repeated without the host."""
 
 from collections.abc import Mapping
 
@@ -12,12 +12,17 @@ from loong.kernels.mailbox import Mailbox, Peers, await_members, exchange_partia
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.decode_state import GROUP_SIZES
+from loong.worker.mixed_inputs import GROUP_STEP_SIZES
+
+_SIZES = sorted({*GROUP_SIZES, *GROUP_STEP_SIZES})  # rows of a master
+_MANY_ROWS = 256
+_NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them where rows are many
 
 
 class MailboxExchange:
-    """Exchanges over an arena, with a mailbox in it for every batch size. See DecodeExchange.
+    """Exchanges over an arena, with a mailbox in it for every size of a step. See DecodeExchange.
 
-    An exchange's epoch is that of its step and layer; the clock of decode goes on by all layers a step.
+    An exchange's epoch is that of its step and layer; their clock goes on by all layers a step.
     """
 
     def __init__(self, arena: Arena, shard: Shard, device: Device) -> None:
@@ -32,8 +37,9 @@ class MailboxExchange:
                 arena.reserve,
                 (self.num_instances, size, *heads),
                 shard.config.torch_dtype,
+                max_num_chunks=_MORE_CHUNKS if size > _MANY_ROWS else _NUM_CHUNKS,
             )
-            for size in GROUP_SIZES
+            for size in _SIZES
         }
         self._members = torch.zeros(2, self.num_instances, dtype=torch.int64, device=device.torch_device)
         clock = arena.clocks[Clock.DECODE : Clock.DECODE + 1]
@@ -79,4 +85,4 @@ class MailboxExchange:
 def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
     """Room that the mailboxes of a world of so many instances take in an arena, at most."""
     row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
-    return num_instances * sum(GROUP_SIZES) * row + (1 << 20)
+    return num_instances * sum(_SIZES) * row + (1 << 20)

@@ -1,66 +1,71 @@
 """What captured steps of prompts and decodes read: memory taken once, and filled for each step."""
 
+from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, chain
+from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from loong.attention.local import tasks_of
 from loong.attention.pool import PoolAttention, Singles
 from loong.attention.step import Step
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, QueryBlock
+from loong.core.positions import coalesce
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.worker.decode_state import set_first
 
-STEP_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)  # rows
-_MAX_SIZE = STEP_SIZES[-1]
+MAX_ROWS = 1024  # of an instance in a step
+GROUP_STEP_SIZES = (16, 32, 64, 128, 256, 512, MAX_ROWS)  # rows of a master in a step of a group
 _MAX_DECODES = 512
-_MAX_PROMPTS = 64
+_MAX_PROMPTS = 64  # blocks of them, in all the group
+_MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
 _LEAST_COPIED = 256  # rows: with so many it pays to copy the prompts' keys out of the pool first
 _KEYS_A_ROW = 2  # of what is copied: behind longer histories GPUs work longer than hosts launch
 _TASK_SIZE = len(AttendTask._fields)
-_PARTS = [4 * _MAX_SIZE, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_PROMPTS * _TASK_SIZE]  # in words
+_TABLE_SIZE = _MAX_PROMPTS * _TASK_SIZE
+_PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE]  # in words
 _NUM_FIXED = sum(_PARTS)
 
 
 class MixedInputs:
     """Parts of one piece of memory, so that one copy fills all of them.
 
-    `memory` is int64 [num_words(num_slots)]. Rows are the tokens of a step. A block of one token is a decode,
-    others are prompts, of which the first tokens may have been computed before.
+    `memory` is int64 [num_words(num_slots)]. Rows are the tokens of a step of which this instance is the
+    master, queries those that it attends: in a group, row t of instance i is query i * size + t.
     """
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
-        columns, decodes, ends, tasks = torch.split(memory[:_NUM_FIXED], _PARTS)
+        columns, decodes, ends, self._tasks = torch.split(memory[:_NUM_FIXED], _PARTS)
         self.token_ids, self.positions, self.lengths, self.new_slots = columns.view(4, -1)
         self._decode_rows, self._decode_starts = decodes.view(2, -1)
         self._cu_seqlens = ends.view(torch.int32)[: _MAX_DECODES + 1]
-        self._tasks = tasks
         self._slots = memory[_NUM_FIXED:]  # of the prompts' keys, then of the decodes'
 
     @staticmethod
     def num_words(num_slots: int) -> int:
         """The size of its memory, for lists of so many slots."""
-        return _NUM_FIXED + max(num_slots, _KEYS_A_ROW * _MAX_SIZE)
+        return _NUM_FIXED + max(num_slots, _KEYS_A_ROW * MAX_ROWS)
 
-    def size_for(self, step: Step) -> int | None:
-        """The least size that has room for a step of this instance alone; None if there is none."""
-        prompts = [block.positions for block in step.blocks if len(block.positions) > 1]
-        num_decodes = len(step.blocks) - len(prompts)
-        num_rows = sum(map(len, prompts)) + num_decodes
-        num_prompt_keys = sum(positions.stop for positions in prompts)
-        num_keys = sum(block.positions.stop for block in step.blocks)
-        if len(prompts) > _MAX_PROMPTS or num_decodes > _MAX_DECODES or num_keys > len(self._slots):
-            return None
-        size = next((size for size in STEP_SIZES if size >= num_rows), None)
-        if size is not None and _is_copied(size) and num_prompt_keys > _KEYS_A_ROW * size:
-            return None
-        return size
+    def has_room(self, step: Step, size: int) -> bool:
+        """Whether a step of up to `size` rows a master fits on all members, each of which finds the same."""
+        batch = step.batch
+        prompts = [block for block in batch.queries if not is_decode(batch, block)]
+        if len(prompts) > _MAX_PROMPTS or len(batch.queries) - len(prompts) > _MAX_DECODES:
+            return False
+        num_tokens = sum(len(block.positions) for block in batch.queries)
+        num_tokens += sum(step.placements[request_id].num_tokens for request_id in batch.request_ids)
+        if num_tokens > len(self._slots):
+            return False
+        by_instance = ([_kv_on(step, i, block) for block in prompts] for i in batch.group.instance_ids)
+        return all(_have_room(prompts, kvs, size) for kvs in by_instance)
 
-    def fill(self, step: Step, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
+    def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
         """Take in a step, on the host, and return how many words of memory it takes; columns are of its rows.
 
         Rows beyond are of no prompt and no decode, and nothing is stored of them.
@@ -72,54 +77,88 @@ class MixedInputs:
         self.token_ids[:num_rows] = token_ids
         self.positions[:num_rows] = positions
         self.lengths[:num_rows] = lengths
-        spans = list(_spans(step))
-        torch.cat([span.slots[span.positions.start :] for span in spans], out=self.new_slots[:num_rows])
-        prompts, decodes = ([span for span in spans if span.is_prompt is kind] for kind in (True, False))
-        ends = list(accumulate((len(span.slots) for span in (*prompts, *decodes)), initial=0))
-        torch.cat([span.slots for span in (*prompts, *decodes)], out=self._slots[: ends[-1]])
-        tasks = [
-            AttendTask.causal(span.row, span.positions, start, range(len(span.slots)))
-            for span, start in zip(prompts, ends, strict=False)
-        ]
-        set_first(self._tasks, [*chain.from_iterable(tasks)])
-        starts = ends[len(prompts) :]
-        set_first(self._decode_rows, [span.row for span in decodes])
-        set_first(self._decode_starts, starts[:-1])
-        set_first(self._cu_seqlens, [start - starts[0] for start in starts])
-        self._cu_seqlens[len(starts) :] = starts[-1] - starts[0]
+        if num_rows:
+            new_slots = [step.store.slots(block.request_id, block.positions) for block in step.blocks]
+            torch.cat(new_slots, out=self.new_slots[:num_rows])
+        attended = list(_attended(step, size))
+        prompts = [one for one in attended if not is_decode(step.batch, one.block)]
+        decodes = [one for one in attended if is_decode(step.batch, one.block)]
+        ends = list(accumulate((len(one.slots) for one in (*prompts, *decodes)), initial=0))
+        if attended:
+            torch.cat([one.slots for one in (*prompts, *decodes)], out=self._slots[: ends[-1]])
+        self._list_tasks(prompts, ends)
+        self._list_decodes([one.query_row for one in decodes], ends[len(prompts) :])
         return _NUM_FIXED + ends[-1]
 
-    def attention(self, size: int, *, has_decodes: bool) -> PoolAttention:
-        """What the rows of a step of this size attend, in which there may be decodes."""
-        num_decodes = min(size, _MAX_DECODES)
+    def attention(self, size: int, num_instances: int, *, has_decodes: bool) -> PoolAttention:
+        """What the queries of a step attend here, in which there may be decodes."""
+        num_decodes = min(num_instances * size, _MAX_DECODES)
         lists = SlotLists(self._slots, self._decode_starts[:num_decodes], self._cu_seqlens[: num_decodes + 1])
+        tables = self._tasks.view(_MAX_ROUNDS, _MAX_PROMPTS, _TASK_SIZE)
         is_copied = _is_copied(size)
         return PoolAttention(
             Singles(self._decode_rows[:num_decodes], lists) if has_decodes else None,
             self._slots[: _KEYS_A_ROW * size] if is_copied else self._slots,
-            (AttendTable(self._tasks.view(-1, _TASK_SIZE)),),
+            tuple(map(AttendTable, tables if num_instances > 1 else tables[:1])),
             is_copied,
         )
 
+    def _list_tasks(self, prompts: "list[_Attended]", starts: list[int]) -> None:
+        tasks = [
+            tasks_of(one.block, one.query_row, start, one.kv)
+            for one, start in zip(prompts, starts, strict=False)
+        ]
+        for number, tasks_now in enumerate(zip_longest(*tasks)):
+            lines = chain.from_iterable(task for task in tasks_now if task is not None)
+            set_first(self._tasks[number * _TABLE_SIZE :], list(lines))
 
-class _Span(NamedTuple):
-    """The rows of one block, from `row` on, and the slots [n] of all they see."""
+    def _list_decodes(self, query_rows: list[int], starts: list[int]) -> None:
+        """`starts` of their slots, and where these end."""
+        set_first(self._decode_rows, query_rows)
+        set_first(self._decode_starts, starts[:-1])
+        set_first(self._cu_seqlens, [start - starts[0] for start in starts])
+        self._cu_seqlens[len(starts) :] = starts[-1] - starts[0]
 
-    positions: range
-    row: int
+
+def is_decode(batch: BatchPlan, block: QueryBlock) -> bool:
+    """Whether a block is one token, and all that the batch computes of its request."""
+    return len(block.positions) == 1 and len(batch.blocks_of(block.request_id)) == 1
+
+
+class _Attended(NamedTuple):
+    """What a block attends here: KV `kv`, which is in `slots` [n]; `query_row` is its first."""
+
+    block: QueryBlock
+    query_row: int
+    kv: tuple[range, ...]
     slots: Tensor
 
-    @property
-    def is_prompt(self) -> bool:
-        return len(self.positions) > 1
+
+def _attended(step: Step, size: int) -> Iterator[_Attended]:
+    num_rows: Counter[InstanceId] = Counter()
+    is_alone = step.batch.group.dop == 1
+    for block in step.batch.queries:
+        row = num_rows[block.master_id]
+        num_rows[block.master_id] += len(block.positions)
+        if kv := _kv_on(step, step.instance_id, block):
+            slots = [step.store.slots(block.request_id, positions) for positions in kv]
+            query_row = row if is_alone else block.master_id * size + row
+            yield _Attended(block, query_row, kv, slots[0] if len(slots) == 1 else torch.cat(slots))
 
 
-def _spans(step: Step) -> Iterator[_Span]:
-    row = 0
-    for block in step.blocks:
-        slots = step.store.slots(block.request_id, range(block.positions.stop))
-        yield _Span(block.positions, row, slots)
-        row += len(block.positions)
+def _kv_on(step: Step, instance_id: InstanceId, block: QueryBlock) -> tuple[range, ...]:
+    """The positions of which an instance has KV that a block may see."""
+    if step.batch.group.dop == 1:  # it has all of it
+        return (range(block.positions.stop),)
+    return coalesce(step.kv_on(instance_id, block.request_id))
+
+
+def _have_room(prompts: list[QueryBlock], kvs: list[tuple[range, ...]], size: int) -> bool:
+    """Whether one instance has room for what prompts attend of its KV, and for a copy of that."""
+    num_keys = sum(len(positions) for kv in kvs for positions in kv)
+    num_tasks = (len(tasks_of(block, 0, 0, kv)) for block, kv in zip(prompts, kvs, strict=True))
+    is_too_much = _is_copied(size) and num_keys > _KEYS_A_ROW * size
+    return max(num_tasks, default=0) <= _MAX_ROUNDS and not is_too_much
 
 
 def _is_copied(size: int) -> bool:

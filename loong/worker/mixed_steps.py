@@ -1,11 +1,12 @@
-"""Captured steps of prompts and decodes, on an instance alone.
+"""Captured steps of prompts and decodes, of an instance alone or of a group.
 
 To launch the kernels of a step takes the host longer than the GPU takes for a thousand tokens. Here steps of
-one size differ in nothing but the contents of memory that was taken once: ids, positions, slots, and which
-rows attend which of these. So each size is captured once. What is computed of rows that a step does not have,
-nobody reads.
+one size differ in nothing but the contents of memory that was taken once: ids, positions, slots, who is whose
+master, and which rows attend which slots. So each size is captured once. What is computed of rows that a step
+does not have, nobody reads.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -14,75 +15,114 @@ from torch import Tensor
 
 from loong.attention.pool import PoolAttention
 from loong.attention.step import Step
+from loong.core.plan import Transfer
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
+from loong.worker.decode_exchange import Alone, DecodeExchange
 from loong.worker.kv_pool import KVPool
-from loong.worker.mixed_inputs import STEP_SIZES, MixedInputs
+from loong.worker.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS, MixedInputs, is_decode
 
-_LISTS_A_SLOT = 2.0  # on average, where prompts are shared: so long the lists of a step may be
+_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_ROWS)  # rows
+_LISTS_A_SLOT = 2.0  # on average, where prompts are shared: so long the lists of all members may be
 
 
 class MixedSteps:
-    """The forward passes of steps whose requests have all of their KV here."""
+    """The forward passes of steps in which no KV travels.
 
-    def __init__(self, model: Decoder, pool: KVPool, backend: Backend) -> None:
-        self._model, self._pool, self._backend = model, pool, backend
+    Without `exchange`, only those of this instance alone.
+    """
+
+    def __init__(
+        self, model: Decoder, pool: KVPool, backend: Backend, exchange: DecodeExchange | None
+    ) -> None:
+        self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
         device, config = backend.device, model.shard.config
-        num_words = MixedInputs.num_words(int(_LISTS_A_SLOT * (pool.num_free + pool.num_used)))
+        num_slots = (pool.num_free + pool.num_used) * (1 if exchange is None else exchange.num_instances)
+        num_words = MixedInputs.num_words(int(_LISTS_A_SLOT * num_slots))
         self._host = MixedInputs(device.host_words(num_words))
         self._inputs = MixedInputs(torch.zeros(num_words, dtype=torch.int64, device=device.torch_device))
         self._hidden = torch.zeros(
-            STEP_SIZES[-1], config.hidden_size, dtype=config.torch_dtype, device=device.torch_device
+            MAX_ROWS, config.hidden_size, dtype=config.torch_dtype, device=device.torch_device
         )
-        self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._alone: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._in_groups: dict[int, Callable[[], None]] = {}
 
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
-        for size in reversed(STEP_SIZES):
-            for with_decodes in (True, False):
-                step = partial(self._step, size, with_decodes)
-                self._steps[size, with_decodes] = self._backend.capture(step)
+        for size in reversed(_SIZES):
+            for has_decodes in (True, False):
+                step = partial(self._step, size, Alone(), has_decodes=has_decodes)
+                self._alone[size, has_decodes] = self._backend.capture(step)
+        if self._exchange is not None:
+            self._exchange.begin({})
+            for size in reversed(GROUP_STEP_SIZES):
+                step = partial(self._step, size, self._exchange, has_decodes=True)
+                self._in_groups[size] = self._backend.capture(step)
 
     def forward(self, step: Step, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> Tensor | None:
         """Hidden states [T, E] of a step's rows, until the next call; None if nothing captured has room.
 
         The columns [T] int64 are those of `Decoder.forward`, on the host. Whoever calls has waited for the
-        device since the last call.
+        device since the last call. All members of a group get something, or none does.
         """
-        size = self._host.size_for(step) if step.batch.group.dop == 1 else None
+        batch = step.batch
+        num_rows = Counter(dict.fromkeys(batch.group.instance_ids, 0))
+        for block in batch.queries:
+            num_rows[block.master_id] += len(block.positions)
+        size = self._size_of(step, max(num_rows.values()))
         if size is None:
             return None
-        num_words = self._host.fill(step, token_ids, positions, lengths)
+        num_words = self._host.fill(step, size, token_ids, positions, lengths)
         self._inputs.memory[:num_words].copy_(self._host.memory[:num_words], non_blocking=True)
-        has_decodes = any(len(block.positions) == 1 for block in step.blocks)
-        self._steps[size, has_decodes]()
+        if batch.group.dop == 1:
+            self._alone[size, any(is_decode(batch, block) for block in batch.queries)]()
+        elif self._exchange is not None:
+            self._exchange.begin(num_rows)
+            self._in_groups[size]()
         return self._hidden[: len(token_ids)]
 
+    def _size_of(self, step: Step, num_rows: int) -> int | None:
+        """The least size that has room for up to so many rows of each master."""
+        is_alone = step.batch.group.dop == 1
+        if not is_alone and (self._exchange is None or step.requests(Transfer.KV)):
+            return None
+        size = next((size for size in (_SIZES if is_alone else GROUP_STEP_SIZES) if size >= num_rows), None)
+        return size if size is not None and self._host.has_room(step, size) else None
+
     @torch.inference_mode()
-    def _step(self, size: int, with_decodes: bool) -> None:
+    def _step(self, size: int, exchange: DecodeExchange, *, has_decodes: bool) -> None:
         inputs = self._inputs
-        attention = _AttentionHere(
+        attention = _QueriesOfAll(
             self._pool,
             inputs.new_slots[:size],
-            inputs.attention(size, has_decodes=with_decodes),
+            inputs.attention(size, exchange.num_instances, has_decodes=has_decodes),
             self._backend.device,
+            exchange,
         )
         columns = (inputs.token_ids[:size], inputs.positions[:size], inputs.lengths[:size])
         self._hidden[:size].copy_(self._model.forward(*columns, attention))
 
 
-class _AttentionHere:
-    """Attention over this instance's pool, where all new KV goes; see `transformer.Attention`."""
+class _QueriesOfAll:
+    """Attention of the queries of all members over this instance's pool; see `transformer.Attention`."""
 
-    def __init__(self, pool: KVPool, new_slots: Tensor, attention: PoolAttention, device: Device) -> None:
-        self._pool, self._new_slots = pool, new_slots
-        self._attention, self._device = attention, device
+    def __init__(
+        self,
+        pool: KVPool,
+        new_slots: Tensor,
+        attention: PoolAttention,
+        device: Device,
+        exchange: DecodeExchange,
+    ) -> None:
+        self._pool, self._new_slots, self._attention = pool, new_slots, attention
+        self._device, self._exchange = device, exchange
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._pool.layer(layer), self._new_slots
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
-        total = self._device.nothing_seen(q, is_merged=self._attention.is_merged)
-        self._attention.merge_into(total, q, self._pool.layer(layer), self._device)
-        return total.out.to(q.dtype)
+        queries = self._exchange.gather(layer, q)
+        total = self._device.nothing_seen(queries, is_merged=self._attention.is_merged)
+        self._attention.merge_into(total, queries, self._pool.layer(layer), self._device)
+        return self._exchange.merge(layer, total._replace(out=total.out.to(q.dtype)))

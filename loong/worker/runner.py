@@ -126,7 +126,7 @@ class BatchRunner:
             steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
             steps.capture()
             self._lease, self._steps = DecodeLease(self._instance_id, self._pool, steps, self._fabric), steps
-            mixed_steps = MixedSteps(self._model, self._pool, self._backend)
+            mixed_steps = MixedSteps(self._model, self._pool, self._backend, exchange)
             mixed_steps.capture()
             self._mixed_steps = mixed_steps
 

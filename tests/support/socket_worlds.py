@@ -33,10 +33,12 @@ def run_in_world(
     deadline: float = 20.0,
     num_victims: int = 0,
     carrier: Carrier = Carrier.SOCKETS,
+    seconds: float = 60.0,
 ) -> list[object]:
     """Call `function(fabric, instance_id, tp_rank, *args)` in each process; returns what each gave, by rank.
 
-    Nobody leaves the world before all have returned but the `num_victims` that are to die or to stay stopped.
+    They have so many seconds. Nobody leaves the world before all have returned but the `num_victims` that are
+    to die or to stay stopped.
     """
     everyone_returned = context().Barrier(world.size - num_victims)
     path, name = function.__code__.co_filename, function.__name__
@@ -52,6 +54,7 @@ def run_in_world(
             name,
             args,
             carrier,
+            seconds=seconds,
         )
 
 

@@ -1,0 +1,140 @@
+"""Captured steps of groups, of prompts and decodes together, give the tokens of transformers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from bare_instance import BareInstance, Outcome
+from bare_worlds import run_commands
+from families import write_tiny_model
+from plans import both, decode, prefill
+from requests_for_tests import expected, greedy_request, random_prompt
+from socket_worlds import Carrier, run_in_world
+
+from loong.core.instructions import RunBatch
+from loong.core.placement import InstanceId
+from loong.core.plan import Transfer
+from loong.core.records import LiveRequest
+from loong.fabric.protocol import Fabric
+from loong.fabric.symmetric import SymmetricFabric
+from loong.fabric.traffic import Channel
+from loong.fabric.world import World
+from loong.model.tensor_parallel import Shard
+from loong.worker.backend import CpuBackend
+from loong.worker.decode_exchange import DecodeExchange
+from loong.worker.mailbox_exchange import MailboxExchange
+
+Group = tuple[InstanceId, ...]
+
+
+class MailboxBackend(CpuBackend):
+    """A processor whose captured steps exchange by the kernels of GPUs."""
+
+    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
+        assert isinstance(fabric, SymmetricFabric)
+        return MailboxExchange(fabric.arena, shard, self.device)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
+
+
+class Story:
+    """Greedy requests on groups that change, as commands of an engine that knows their tokens."""
+
+    def __init__(self, folder: Path, *lengths: int) -> None:
+        self._folder = folder
+        self.lives = [LiveRequest(greedy_request(random_prompt(n, seed=n), 9)) for n in lengths]
+        self.commands: list[RunBatch] = []
+
+    def step(self, group: Group, masters: Group, num_tokens: int, num_present: int) -> None:
+        """A chunk of each of the first prompts, striped, and a token of each request whose prompt is done.
+
+        `masters` are those of prompts; decodes take turns in having each member for a master.
+        """
+        lives = self.lives[:num_present]
+        views = [live.view() for live in lives]
+        decodes = [view for view in views if view.is_decoding]
+        its_master = {view.request_id: group[i % len(group)] for i, view in enumerate(decodes)}
+        prompts = [view for view in views if not view.is_decoding]
+        chunks = prefill(prompts, group, num_tokens=num_tokens, masters=masters, transfer=Transfer.QUERY)
+        plan = both(chunks, decode(decodes, group, its_master))
+        inputs = tuple(live.input_for(plan) for live in lives)
+        self.commands.append(RunBatch(1 + len(self.commands), plan, inputs))
+        for live in lives:
+            tokens, _ = expected(self._folder, live.request.prompt_token_ids, 9)
+            live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
+            num_known = live.placement.num_tokens - len(live.request.prompt_token_ids) + 1
+            live.output_token_ids = tokens[: max(0, num_known)]
+
+    def check(self, by_rank: Sequence[Sequence[Outcome]]) -> None:
+        """All tokens came, and were right."""
+        told = [
+            token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens
+        ]
+        for live in self.lives:
+            name = live.request.request_id
+            assert [t.token_id for t in told if t.request_id == name] == live.output_token_ids
+
+
+def a_story(folder: Path) -> Story:
+    story = Story(folder, 14, 31, 2, 23)
+    story.step((0, 1), (0, 1), 9, 2)
+    story.step((1, 0), (1, 0), 9, 2)
+    story.step((0, 2, 1), (0, 2), 9, 3)  # a member without a row of prompts, and one without KV
+    story.step((2, 0, 1), (1, 2, 0), 16, 4)
+    story.step((2, 0, 1), (1, 2, 0), 16, 4)
+    story.step((1, 2, 0), (1,), 16, 4)  # decodes alone
+    return story
+
+
+def test_groups_that_change_between_captured_steps_give_the_tokens_of_transformers(folder: Path) -> None:
+    story = a_story(folder)
+    by_way = [run_commands(folder, 3, story.commands, takes_leases=way) for way in (False, True)]
+    for by_rank in by_way:
+        story.check(by_rank)
+    launched, captured = by_way
+    assert [[o.num_slots_used for o in ours] for ours in captured] == [
+        [o.num_slots_used for o in theirs] for theirs in launched
+    ]
+
+
+def run_on_gpus(
+    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
+) -> list[Outcome]:
+    from loong.worker.cuda_backend import CudaBackend  # not at the top: it needs Triton for GPUs
+
+    torch.set_default_device("cpu")
+    backend = CudaBackend(instance_id % torch.cuda.device_count(), torch.float32)
+    backend.warm_up_lengths = ()
+    instance = BareInstance(fabric, instance_id, folder, None, backend)
+    return [instance.carry_out(command) for command in commands]
+
+
+@pytest.mark.multigpu
+def test_so_do_those_on_gpus(folder: Path) -> None:
+    story = a_story(folder)
+    carrier = Carrier.GPU_ARENAS
+    ran = run_in_world(run_on_gpus, World(3, 1), folder, story.commands, carrier=carrier, seconds=150.0)
+    story.check(cast("list[list[Outcome]]", ran))
+
+
+def run(
+    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
+) -> list[Outcome]:
+    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend(takes_leases=True))
+    return [instance.carry_out(command) for command in commands]
+
+
+def test_so_do_those_that_exchange_by_mailboxes_and_no_message(folder: Path) -> None:
+    story = Story(folder, 7, 12)
+    story.step((0, 1), (0, 1), 7, 2)
+    story.step((1, 0), (0, 1), 7, 2)
+    ran = run_in_world(run, World(2, 1), folder, story.commands, carrier=Carrier.ARENAS)
+    by_rank = cast("list[list[Outcome]]", ran)
+    story.check(by_rank)
+    traffic = [outcome.traffic[Channel.QUERIES] for outcomes in by_rank for outcome in outcomes]
+    assert all(sent.messages == 0 for sent in traffic)
