@@ -65,9 +65,12 @@ class Floors:
 
 
 class OneGpu:
-    """A model with dummy weights and a runner; `seconds_to_start` is what warming up took."""
+    """A model with dummy weights and a runner; `seconds_to_start` is what warming up took.
 
-    def __init__(self, model: str, num_slots: int) -> None:
+    If nothing is captured, the host launches all kernels.
+    """
+
+    def __init__(self, model: str, num_slots: int, *, is_captured: bool = True) -> None:
         config = find_config(model, "dummy")
         backend = CudaBackend(0, config.torch_dtype)
         backend.device.use()
@@ -83,6 +86,7 @@ class OneGpu:
         with TemporaryDirectory() as folder:
             sockets = SocketFabric(Path(folder), World(1, 1), 0, deadline=1.0)
             fabric = backend.connect(sockets, decoder.shard)
+            backend.takes_leases = is_captured
             self._runner = BatchRunner(0, decoder, self._pool, fabric, backend)
         begun_at = perf_counter()
         self._runner.warm_up()
