@@ -130,7 +130,7 @@ def _cut_size(
     return tl.where(num_tiles > num_cuts, tl.cdiv(num_tiles, num_cuts) * tile, part)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests"])
 def _attend_cuts(
     q: tl.tensor,
     kv: tl.tensor,
@@ -207,7 +207,7 @@ def _attend_piece(
     return normalized(peak, total, weighted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests"])
 def _merge_pieces(
     piece_out: tl.tensor,
     piece_lse: tl.tensor,
