@@ -5,6 +5,7 @@ import { element, percent, tokens } from "./words.js";
 
 const BLOCKS = 26, KV = 12, GAP = 10, LEFT = 26, AXIS = 20;
 const MERGED_PIXELS = 1.5;
+const PHASES = { prefill: "prefill", decode: "decode", mixed: "both at once" };
 const hues = new Map(); // of groups, in the order in which they were seen
 
 export const groupName = (instances) => [...instances].sort((a, b) => a - b).join("+");
@@ -153,13 +154,15 @@ export class Gantt {
     if (text === this.legendText) return;
     this.legendText = text;
     const swatch = (name, phase) => {
-      const box = element("i");
-      box.style.background = fill(name, phase);
+      const box = element("i", { className: phase });
+      box.style.backgroundColor = fill(name, phase);
       return box;
     };
     const groups = names.slice(0, 12).map((name) => element("span", {}, swatch(name, "prefill"), name));
-    if (names.length) groups.push(element("span", {}, swatch(names[0], "decode"), "decode, paler"));
-    this.legend.replaceChildren(...groups);
+    const phases = names.length ? Object.entries(PHASES) : [];
+    const shades = phases.map(([phase, text]) => element("span", {}, swatch(names[0], phase), text));
+    shades[0]?.classList.add("first");
+    this.legend.replaceChildren(...groups, ...shades);
   }
 
   at(x, y) {

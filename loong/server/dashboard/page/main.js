@@ -72,7 +72,7 @@ function drawNumbers(tick) {
     running: tick.num_running,
     waiting: tick.num_waiting,
     "KV in use": percent(sum(1) / sum(2)),
-    "in time, of the last": promised.length ? `${percent(inTime.length / promised.length)}` : "–",
+    [`in time, of the last ${promised.length || "requests"}`]: promised.length ? percent(inTime.length / promised.length) : "–",
   };
   const tiles = Object.entries(numbers).map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, String(value))),

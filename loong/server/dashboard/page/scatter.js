@@ -3,7 +3,7 @@
 import { color, prepared } from "./canvas.js";
 import { percent, quantile, seconds, tokens } from "./words.js";
 
-const LEFT = 48, BOTTOM = 20, TOP = 8, RIGHT = 8;
+const LEFT = 48, BOTTOM = 26, TOP = 8, RIGHT = 8;
 
 function decades(low, high) {
   const found = [];
@@ -22,7 +22,7 @@ export function drawScatter(canvas, note, points) {
   const late = points.filter((point) => point.y > point.target).length;
   note.textContent =
     `Median ${seconds(quantile(sorted, 0.5))}, P99 ${seconds(quantile(sorted, 0.99))}; ` +
-    `${percent(1 - late / points.length)} of ${points.length} in time. The line is the target.`;
+    `${percent(1 - late / points.length)} of ${points.length} in time. Prompts get longer to the right; the dashed line is the target.`;
   const xs = decades(Math.min(...points.map((p) => p.x)), Math.max(...points.map((p) => p.x)) * 1.01);
   const ys = decades(
     Math.max(1e-5, Math.min(...points.map((p) => Math.min(p.y, p.target)))),
@@ -48,8 +48,8 @@ function drawAxes(context, width, height, xs, ys, x, y) {
   }
   context.stroke();
   for (const mark of xs) {
-    context.textAlign = mark === xs.at(-1) ? "right" : "center";
-    context.fillText(tokens(mark), x(mark), height - BOTTOM / 2);
+    context.textAlign = mark === xs.at(-1) ? "right" : mark === xs[0] ? "left" : "center";
+    context.fillText(tokens(mark), x(mark), height - BOTTOM / 3);
   }
   context.textAlign = "left";
 }
