@@ -1,7 +1,7 @@
 """What do thousands of connections cost that say nothing?
 
 They are opened to a server of the tiny model. It tells how long a short completion takes without and with
-them, what memory a connection costs, and that none is left when they have gone.
+them, what memory a connection costs, and when the server has closed all of them, since they sent no request.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from urllib.request import Request, urlopen
 
@@ -20,17 +19,32 @@ from streams import Server, child_pid
 from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.server.listen import allow_many_connections
 
-NUM_ASKED = 50
-MAX_WAIT = 30.0  # seconds, for connections to be gone
+NUM_ASKED = 300
+NUM_AT_ONCE = 500  # connections that are being opened
+MAX_WAIT = 120.0  # seconds, for connections to be closed
 
 
-async def opened(server: Server, number: int) -> list[asyncio.BaseTransport]:
+class Idle(asyncio.Protocol):
+    """A connection that says nothing, and notes when it is closed."""
+
+    closed_at: float | None = None
+
+    def connection_lost(self, _error: Exception | None) -> None:  # noqa: D102
+        self.closed_at = time.monotonic()
+
+
+async def opened(server: Server, number: int) -> list[Idle]:
     loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(asyncio.Protocol, *server.address))[0] for _ in range(number)]
+    idle: list[Idle] = []
+    while len(idle) < number:
+        few = min(NUM_AT_ONCE, number - len(idle))
+        made = await asyncio.gather(*(loop.create_connection(Idle, *server.address) for _ in range(few)))
+        idle += (protocol for _, protocol in made)
+    return idle
 
 
-def completion_seconds(server: Server) -> float:
-    """The median of some short completions, one after the other, each on a connection of its own."""
+def completion_seconds(server: Server) -> dict[str, float]:
+    """What short completions take, one after the other, each on a connection of its own."""
     body = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
     seconds = []
     for _ in range(NUM_ASKED):
@@ -38,34 +52,49 @@ def completion_seconds(server: Server) -> float:
         with urlopen(Request(f"{server.url}/v1/completions", body), timeout=60) as answer:
             answer.read()
         seconds.append(time.monotonic() - begin)
-    return median(seconds)
+    seconds.sort()
+    return {"median": seconds[NUM_ASKED // 2], "p99": seconds[NUM_ASKED * 99 // 100]}
+
+
+async def seconds_to_close(idle: Sequence[Idle]) -> tuple[float, float]:
+    """When the server has closed the first and the last of them, from now on."""
+    begin = time.monotonic()
+    while any(one.closed_at is None for one in idle):
+        if time.monotonic() > begin + MAX_WAIT:
+            left = sum(one.closed_at is None for one in idle)
+            raise SystemExit(f"{left} connections that say nothing are open {MAX_WAIT:g} s later")
+        await asyncio.sleep(0.1)
+    times = [one.closed_at - begin for one in idle if one.closed_at is not None]
+    return min(times), max(times)
 
 
 async def measure(server: Server, number: int) -> dict[str, object]:
     alone = await asyncio.to_thread(completion_seconds, server)
     before = await asyncio.to_thread(server.sample)
     begin = time.monotonic()
-    transports: Sequence[asyncio.BaseTransport] = await opened(server, number)
+    idle = await opened(server, number)
     open_seconds = time.monotonic() - begin
     beside = await asyncio.to_thread(completion_seconds, server)
     among = await asyncio.to_thread(server.sample)
-    for transport in transports:
-        transport.close()
-    begin = time.monotonic()
-    while (after := await asyncio.to_thread(server.sample)).num_descriptors > before.num_descriptors + 8:
-        if time.monotonic() > begin + MAX_WAIT:
-            raise SystemExit(f"{after.num_descriptors} descriptors are open {MAX_WAIT:g} s later")
-        await asyncio.sleep(0.1)
+    if early := sum(one.closed_at is not None for one in idle):
+        raise SystemExit(f"{early} of {number} connections were closed at once")
+    first, last = await seconds_to_close(idle)
+    after = await asyncio.to_thread(server.sample)
     kib = 1024 * (among.api_memory_mib - before.api_memory_mib) / number
     print(f"{number:,} connections, {among.num_descriptors:,} descriptors, opened in {open_seconds:.1f} s")
-    print(f"a completion takes {1e3 * alone:.1f} ms alone, {1e3 * beside:.1f} ms among them")
-    print(f"{kib:.1f} KiB a connection")
+    for name, seconds in (("alone", alone), ("among them", beside)):
+        print(
+            f"a completion {name}: median {1e3 * seconds['median']:.1f} ms, P99 {1e3 * seconds['p99']:.1f} ms"
+        )
+    print(f"{kib:.1f} KiB a connection; all were closed within {last:.0f} s")
     return {
         "num_connections": number,
         "num_descriptors": [before.num_descriptors, among.num_descriptors, after.num_descriptors],
         "open_seconds": open_seconds,
         "completion_seconds": {"alone": alone, "among": beside},
         "kib_per_connection": kib,
+        "api_memory_mib": [before.api_memory_mib, among.api_memory_mib, after.api_memory_mib],
+        "closed_after_seconds": [first, last],
     }
 
 

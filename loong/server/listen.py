@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from loong.core.errors import ConfigError
+from loong.server.bounded_site import BoundedSite
 from loong.server.context import SERVER
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 BACKLOG = 4096  # connections that wait to be accepted
+OTHER_DESCRIPTORS = 256  # of a server: logs, workers, files, connections that are being refused
 LINGERING_SECONDS = 2.0  # a client that is refused before its body is through may send on for this long
 
 
@@ -58,7 +60,8 @@ async def serve(
     """Listen on a bound socket, and return the runner: `addresses` tells its port, `cleanup` ends it.
 
     A client that leaves cancels its handler, and so aborts its request. One that sends no whole headers in
-    time, or takes in nothing of what is written to it, loses its connection. `cleanup` waits
+    time, or takes in nothing of what is written to it, loses its connection. One for whose connection there
+    is no descriptor is told so. `cleanup` waits
     `shutdown_timeout` seconds for the requests in flight.
     """
     settings = app[SERVER].settings
@@ -77,7 +80,14 @@ async def serve(
     await runner.setup()
     assert runner.server is not None  # after `setup`
     runner.server.request_handler = _with_readable_expect(runner.server.request_handler)
-    await web.SockSite(runner, listener, backlog=BACKLOG).start()
+    site = BoundedSite(
+        runner,
+        listener,
+        backlog=BACKLOG,
+        max_connections=settings.max_connections or _room_for_connections(),
+        retry_after=settings.retry_after,
+    )
+    await site.start()
     return runner
 
 
@@ -104,7 +114,13 @@ class _HttpLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def allow_many_connections() -> None:
-    """Let this process have as many descriptors as it may: each connection is one."""
+    """Let this process have as many descriptors as it may: each connection is one. Says how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    logger.info("room for %d connections: the limit of descriptors is %d", _room_for_connections(), hard)
+
+
+def _room_for_connections() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, soft - OTHER_DESCRIPTORS)

@@ -11,6 +11,7 @@ class ServerSettings:
 
     A request waits from its admission to its first token; `max_waiting_requests` and `max_waiting_tokens`
     (prompt tokens) bound those that do, and one more is told to come back after `retry_after`.
+    `max_connections` is by default what the limit of descriptors leaves room for.
     """
 
     served_model_name: str
@@ -18,6 +19,7 @@ class ServerSettings:
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 2**24
     max_requests_per_key: int | None = None  # in flight at once; None: no bound but those of all
+    max_connections: int | None = None
     retry_after: int = 1
     max_body_bytes: int = 2**26  # fits a million token ids, or as many tokens of escaped text
     max_bodies_bytes: int = 2**29  # of all bodies that arrive or are being read at one time
@@ -39,7 +41,8 @@ class ServerSettings:
         for name in ("idle_timeout", "body_timeout", "write_timeout", "keep_alive_interval"):
             if (value := getattr(self, name)) <= 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, but is {value:g}")
-        if self.max_requests_per_key is not None and self.max_requests_per_key < 1:
-            raise ConfigError(f"max_requests_per_key must be at least 1, but is {self.max_requests_per_key}")
+        for name in ("max_requests_per_key", "max_connections"):
+            if (most := getattr(self, name)) is not None and most < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {most}")
         if not all(self.api_keys):
             raise ConfigError("an API key must not be empty")

@@ -1,7 +1,8 @@
 """Clients that say nothing, do not listen, or leave, by the hundred."""
 
 import asyncio
-from contextlib import AsyncExitStack
+import json
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from http_answers import get_json, post
 from raw_http import COMPLETIONS, completion_request, raw_connection, request_head, until
 from scripted_engine import ScriptedEngine, Serving
 
+from loong.server.bounded_site import MAX_REFUSED
 from loong.server.engine_client import EngineLimits
 
 BIG = EngineLimits(max_model_len=2**21, max_request_kv=2**21, vocab_size=264)
@@ -27,6 +29,40 @@ async def test_hundreds_of_idle_connections_delay_no_one_and_are_closed(serving:
         for connection in idle:
             assert await connection.is_closed()
     await until(lambda: num_descriptors() <= before)
+
+
+async def test_a_connection_too_many_is_told_so_and_there_is_room_again_when_one_goes(
+    serving: Serving,
+) -> None:
+    async with serving(ScriptedEngine(), max_connections=2, retry_after=7) as url:
+        async with raw_connection(url) as first, raw_connection(url) as second:
+            for connection in (first, second):
+                await connection.send(completion_request(prompt="a", max_tokens=1))
+                assert await connection.status() == 200
+            for _ in range(2 * MAX_REFUSED):  # also when more come than can be told
+                async with raw_connection(url):
+                    pass
+            await until_told(url)
+        refused = 503
+        while refused == 503:  # until the server has seen them leave
+            async with raw_connection(url) as connection:
+                await connection.send(completion_request(prompt="a", max_tokens=1))
+                refused = await connection.status()
+        assert refused == 200
+
+
+async def until_told(url: str) -> None:
+    """Connect until the server says why it refuses."""
+    told = b""
+    while not told:
+        async with raw_connection(url) as connection:
+            with suppress(ConnectionError):
+                await connection.send(completion_request(prompt="a", max_tokens=1))
+                told = await connection.reader.read()
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 7" in head
+    assert json.loads(body)["error"]["message"] == "2 connections are open, and no more may be"
 
 
 async def test_headers_that_trickle_in_are_dropped(serving: Serving) -> None:
