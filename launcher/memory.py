@@ -11,8 +11,8 @@ from loong.model.config import DTYPE_BYTES, ModelConfig
 MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
-ARENA_BYTES_A_PEER = 192 * 2**20  # of a GPU, for what the others send it
-GRAPH_BYTES = 2 * GIB  # for captured decode steps, and to draw from the logits of 512 requests
+ARENA_BYTES_A_PEER = 256 * 2**20  # of a GPU, for what the others send it
+GRAPH_BYTES = 4 * GIB  # for captured steps, and to draw from the logits of 512 requests
 
 
 def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) -> int:
