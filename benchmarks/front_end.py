@@ -1,24 +1,28 @@
 """What does the HTTP face cost, with an engine behind it that costs nothing?
 
-A server of the real application, on a core of its own, is driven from another core. `short`: requests of 8
-tokens that the engine gives at once, 64 connections that ask again and again. `tokens`: 500 streams, of which
-each gets a token at every tick, and ticks as fast as the server takes them. Then the same at half of the rate
-that is wanted, and how late the last byte of an answer, or each token, is. `floor` is what a bare loop takes
-to write as many events: what no server on it can beat. Rates are a second of the clock and, since others may
-use the cores, a second of the server's processor time.
+A server of the real application, on a core of its own, is driven from another core. `beside`: the engine is
+in the server's process. `apart`: it is in another, on the generator's core, as with --api-server-count.
+`short`: requests of 8 tokens that the engine gives at once, 64 connections that ask again and again.
+`tokens`: 500 streams, of which each gets a token at every tick, and ticks as fast as the server takes them.
+Then the same at half of the rate that is wanted, and how late the last byte of an answer, or each token,
+is; and how late the generator itself wakes up. `floor` is what a bare loop takes to write as many events:
+what no server on it can beat. Rates are a second of the clock and, since others may use the cores, a second
+of the processor time of the process that answers.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import socket
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -31,10 +35,15 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory
+from loong.launcher.api_process import ApiProcessConfig
+from loong.launcher.api_processes import api_processes
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.app import create_app
+from loong.server.cluster_app import cluster_of
 from loong.server.engine_client import EngineLimits, Health, PutToken
 from loong.server.listen import bound_socket, serve
+from loong.server.local_engine import LocalEngineClient
+from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -45,6 +54,16 @@ WANTED_REQUESTS, WANTED_TOKENS = 2000, 50_000  # a second
 START_SECONDS = 8.0  # for the server to start and all streams to be open, before the first tick
 LETTERS = 64  # tick k says the k-th letter, so that a client knows which tick a token is of
 FIRST_LETTER = 48
+SETTINGS = ServerSettings("tiny")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the server is to do: tokens as they are asked for, or so many ticks, bound to the clock or not."""
+
+    num_ticks: int = 0
+    interval: float = 0.0
+    is_apart: bool = False
 
 
 class ReadyEngine:
@@ -92,23 +111,62 @@ class ReadyEngine:
         return ClusterHistory()
 
 
-async def be_server(num_ticks: int, interval: float, origin: float) -> None:
-    """Serve until standard input ends; prints the port, and at the end the seconds of processor time."""
+@asynccontextmanager
+async def beside(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> AsyncIterator[None]:
+    """The engine and the API in this process."""
+    runner = await serve(create_app(engine, tokenizer, SETTINGS), listener)
+    yield
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def apart(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> AsyncIterator[None]:
+    """The engine in this process, on the generator's core; the API in a process that has the other one."""
+    folder = str(tokenizer.folder)
+
+    def config(socket_path: str) -> ApiProcessConfig:
+        told_of = RemoteCluster(socket_path, has_dashboard=False, has_spans=False)
+        return ApiProcessConfig(SETTINGS, engine.limits, folder, CONFIG.eos_token_ids, told_of, "text")
+
+    cluster = cluster_of(engine, SETTINGS)
+    client = LocalEngineClient(engine, cluster.admission)
+    async with api_processes(config, 1, client, cluster, None, listener, lambda _error: None):
+        os.sched_setaffinity(0, {1})
+        yield
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def api_pid() -> int:
+    """The process that answers: our only child, or else we."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return int(children[0]) if children else os.getpid()
+
+
+async def be_server(part: Part, origin: float) -> None:
+    """Serve until standard input ends; prints the port, and then seconds of processor time.
+
+    They are those of the process that answers, and of the engine's, which may be the same.
+    """
     os.sched_setaffinity(0, {0})
     with TemporaryDirectory() as folder, bound_socket("127.0.0.1", 0) as listener:
         tokenizer = Tokenizer.from_folder(tiny_model(Path(folder)), CONFIG.eos_token_ids)
-        engine = ReadyEngine(num_ticks, interval, origin)
-        runner = await serve(create_app(engine, tokenizer, ServerSettings("tiny")), listener)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        print(runner.addresses[0][1], flush=True)
-        reader = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-        )
-        await reader.read()
-        now = resource.getrusage(resource.RUSAGE_SELF)
-        print(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime)
-        await runner.cleanup()
+        engine = ReadyEngine(part.num_ticks, part.interval, origin)
+        async with (apart if part.is_apart else beside)(engine, tokenizer, listener):
+            gc.freeze()  # as a server does
+            pids = api_pid(), os.getpid()
+            at_start = [processor_seconds(pid) for pid in pids]
+            print(listener.getsockname()[1], flush=True)
+            reader = asyncio.StreamReader()
+            await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+            )
+            await reader.read()
+            print(*(processor_seconds(pid) - was for pid, was in zip(pids, at_start, strict=True)))
 
 
 class Client(asyncio.Protocol):
@@ -272,56 +330,79 @@ async def be_sink(port: int, number: int) -> None:
     await asyncio.Event().wait()
 
 
+async def lateness(found: list[float]) -> None:
+    """How late this process wakes up, every 5 ms, until cancelled: what it adds to what it measures."""
+    while True:
+        due = time.monotonic() + 0.005
+        await asyncio.sleep(0.005)
+        found.append(time.monotonic() - due)
+
+
 def measured(
-    num_ticks: int, interval: float, measure: Callable[[int, float], dict[str, object]]
+    part: Part, measure: Callable[[int, float], Coroutine[None, None, dict[str, object]]]
 ) -> dict[str, object]:
     """What `measure` finds on a server of its own, and what that cost the server."""
+
+    async def watched(port: int) -> dict[str, object]:
+        late: list[float] = []
+        watching = asyncio.create_task(lateness(late))
+        found = await measure(port, origin)
+        watching.cancel()
+        return found | {"generator_late_p99": sorted(late)[int(0.99 * len(late))]}
+
     origin = time.monotonic() + START_SECONDS
-    command = [sys.executable, __file__, "--be-server", str(num_ticks), str(interval), str(origin)]
+    numbers = (part.num_ticks, part.interval, part.is_apart, origin)
+    command = [sys.executable, __file__, "--be-server", *(str(float(number)) for number in numbers)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        found = measure(int(server.stdout.readline()), origin)
+        found = uvloop.run(watched(int(server.stdout.readline())))
         server.stdin.close()
-        used = float(server.stdout.readline())
+        api_seconds, engine_seconds = map(float, server.stdout.readline().split())
         server.stdin = None
     number = found.pop("num")
     assert isinstance(number, int)
-    return found | {"per_processor_second": number / used}
+    found["per_processor_second"] = number / api_seconds
+    return found | ({"per_processor_second_of_engine": number / engine_seconds} if part.is_apart else {})
+
+
+def all_parts(seconds: float, is_apart: bool) -> dict[str, dict[str, object]]:
+    """Every part of one way to put engine and API together."""
+    tick = 2 * NUM_STREAMS / WANTED_TOKENS  # half of the rate wanted
+    num_ticks = int(seconds / tick)
+    ready, fast = Part(is_apart=is_apart), Part(2 * num_ticks, is_apart=is_apart)
+    clocked = Part(num_ticks, tick, is_apart)
+    return {
+        "short": measured(ready, lambda port, _: short_requests(port, seconds, None)),
+        "short at half": measured(ready, lambda port, _: short_requests(port, seconds, WANTED_REQUESTS / 2)),
+        "tokens": measured(fast, lambda port, origin: streamed_tokens(port, 2 * num_ticks, 0.0, origin)),
+        "tokens at half": measured(
+            clocked, lambda port, origin: streamed_tokens(port, num_ticks, tick, origin)
+        ),
+    }
 
 
 def main() -> None:
     parser = script_parser("front_end", __doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each part (%(default)s)")
-    parser.add_argument("--be-server", nargs=3, type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=("beside", "apart"), nargs="*", default=["beside", "apart"])
+    parser.add_argument("--be-server", nargs=4, type=float, help=argparse.SUPPRESS)
     parser.add_argument("--be-sink", nargs=2, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.be_server is not None:
-        num_ticks, interval, origin = args.be_server
-        return uvloop.run(be_server(int(num_ticks), interval, origin))
+        num_ticks, interval, is_apart, origin = args.be_server
+        return uvloop.run(be_server(Part(int(num_ticks), interval, bool(is_apart)), origin))
     if args.be_sink is not None:
         return uvloop.run(be_sink(*args.be_sink))
-    seconds = args.seconds
     os.sched_setaffinity(0, {1})
-    tick = 2 * NUM_STREAMS / WANTED_TOKENS  # half of the rate wanted
-    num_ticks = int(seconds / tick)
-    found: dict[str, dict[str, object]] = {
-        "floor": {"per_processor_second": floor(NUM_STREAMS, 200)},
-        "short": measured(0, 0.0, lambda port, _: uvloop.run(short_requests(port, seconds, None))),
-        "short at half": measured(
-            0, 0.0, lambda port, _: uvloop.run(short_requests(port, seconds, WANTED_REQUESTS / 2))
-        ),
-        "tokens": measured(
-            2 * num_ticks,
-            0.0,
-            lambda port, origin: uvloop.run(streamed_tokens(port, 2 * num_ticks, 0.0, origin)),
-        ),
-        "tokens at half": measured(
-            num_ticks, tick, lambda port, origin: uvloop.run(streamed_tokens(port, num_ticks, tick, origin))
-        ),
-    }
-    for name, numbers in found.items():
-        print(f"{name:>16}: " + ", ".join(f"{key} {value:,.4g}" for key, value in numbers.items()))
+    found: dict[str, dict[str, dict[str, object]]] = {}
+    found["floor"] = {"floor": {"per_processor_second": floor(NUM_STREAMS, 200)}}
+    for way in args.way:
+        found[way] = all_parts(args.seconds, way == "apart")
+    for way, parts in found.items():
+        for name, numbers in parts.items():
+            told = ", ".join(f"{key} {value:,.4g}" for key, value in numbers.items())
+            print(f"{way:>8} {name:>16}: {told}")
     print_result("front_end", found, save=args.save)
     return None
 

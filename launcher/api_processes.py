@@ -128,7 +128,7 @@ async def api_processes(
     num_processes: int,
     engine: EngineClient,
     cluster: Cluster,
-    insight: Insight,
+    insight: Insight | None,
     listener: socket,
     fail: Callable[[BaseException], None],
 ) -> AsyncIterator[Front]:

@@ -7,19 +7,21 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+import msgspec
 from aiohttp import web
 
 from loong.server.choices import Choices
 from loong.server.context import Server
 from loong.server.output import Delta
 from loong.server.schemas import StreamOptions
-from loong.server.sse import EventStream
+from loong.server.sse import EventStream, event_of
 from loong.server.tokenizer import Tokenizer
 from loong.server.wire import json_response
 
 Json: TypeAlias = dict[str, object]
 
 _LONG_ANSWER = 512  # tokens, of all choices
+_SOME_TEXT = "\0some text\0"  # which no name holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class AnswerShape(ABC):
     def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
         self.asked = asked
         self.tokenizer = tokenizer
+        options = asked.stream_options
+        self._is_brief = not asked.return_token_ids and not options.continuous_usage_stats
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # in events of a choice that tell only text
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """The whole answer, of the deltas of all choices."""
@@ -59,9 +64,23 @@ class AnswerShape(ABC):
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
         """One choice, of all its deltas."""
 
+    def events(self, delta: Delta, num_output_tokens: int) -> bytes:
+        """The events of a stream that tell one token, the last of so many of all choices."""
+        if self._is_brief and delta.index and delta.finish_reason is None and delta.logprobs is None:
+            around = self._around_text.get(delta.choice) or self._find_around_text(delta.choice)
+            return around[0] + msgspec.json.encode(delta.text) + around[1]
+        return b"".join(map(event_of, self.chunks(delta, num_output_tokens)))
+
     @abstractmethod
     def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
-        """The events of a stream that tell one token, the last of so many of all choices."""
+        """The same, as JSON."""
+
+    def _find_around_text(self, choice: int) -> tuple[bytes, bytes]:
+        """What all events have in common that tell only text: most of them do, and JSON is dear."""
+        (chunk,) = self.chunks(Delta(choice, 1, _SOME_TEXT, 0, 0), 0)
+        before, after = event_of(chunk).split(msgspec.json.encode(_SOME_TEXT))
+        self._around_text[choice] = before, after
+        return before, after
 
     def usage_chunk(self, num_output_tokens: int) -> Json:
         """The event that tells the counts at the end of a stream."""
@@ -131,8 +150,7 @@ async def send_stream(
     async with aclosing(deltas), stream.open(http):
         async for delta in deltas:
             num_output_tokens += 1
-            for chunk in shape.chunks(delta, num_output_tokens):
-                await stream.send(chunk)
+            await stream.send(shape.events(delta, num_output_tokens))
         if shape.asked.stream_options.include_usage:
-            await stream.send(shape.usage_chunk(num_output_tokens))
+            await stream.send(event_of(shape.usage_chunk(num_output_tokens)))
     return stream.response

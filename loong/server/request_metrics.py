@@ -3,6 +3,7 @@
 from loong.core.request import FinishReason
 from loong.server.metrics import E2E_SECONDS, ITL_SECONDS, TOKENS, TTFT_SECONDS, MetricFamilies
 
+_MAX_UNCOUNTED = 32
 SERVED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
 
@@ -12,6 +13,7 @@ class RequestMetrics:
     def __init__(self, families: MetricFamilies) -> None:
         histogram, counter, labeled = families.histogram, families.counter, families.labeled
         self._model_name = families.model_name
+        self._latencies: list[float] = []  # between tokens that are not counted yet: each by itself is dear
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Time to first token.", TTFT_SECONDS)
         self._itl = histogram("vllm:inter_token_latency_seconds", "Between tokens.", ITL_SECONDS)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to end.", E2E_SECONDS)
@@ -31,16 +33,24 @@ class RequestMetrics:
         self._generation_tokens.inc()
 
     def saw_token(self, latency: float) -> None:
-        """Count a token after the first."""
-        self._itl.observe(latency)
-        self._generation_tokens.inc()
+        """Count a token after the first: soon, or when the next request ends."""
+        self._latencies.append(latency)
+        if len(self._latencies) >= _MAX_UNCOUNTED:
+            self._count_tokens()
 
     def saw_end(self, reason: FinishReason, latency: float, num_output_tokens: int) -> None:
         """Count a request that is over; only one that was served whole has a latency."""
+        self._count_tokens()
         self._success.labels(self._model_name, reason.value).inc()
         if reason.value in SERVED:
             self._e2e.observe(latency)
             self._outputs.observe(num_output_tokens)
+
+    def _count_tokens(self) -> None:
+        latencies, self._latencies = self._latencies, []
+        if latencies:
+            self._itl.observe_all(latencies)
+            self._generation_tokens.inc(len(latencies))
 
     def saw_refusal(self, code: str) -> None:
         """Count a request that was answered with an error."""

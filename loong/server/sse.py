@@ -25,6 +25,11 @@ _MAX_STREAMS = 64  # that are written in one go
 _MAX_COLLECTED_BYTES = 2**14  # a stream that has more to say at one turn lets others have theirs first
 
 
+def event_of(content: object) -> bytes:
+    """One event, of a JSON value."""
+    return b"data: %b\n\n" % msgspec.json.encode(content)
+
+
 class ClientLeftError(ConnectionError):
     """Nobody reads the stream any more."""
 
@@ -53,7 +58,7 @@ EVENT_WRITES = web.AppKey("event_writes", EventWrites)
 
 
 class EventStream:
-    """An answer of events, one JSON object each."""
+    """An answer of events."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
@@ -78,7 +83,7 @@ class EventStream:
             except ClientLeftError:
                 raise
             except Exception as error:  # noqa: BLE001  the answer is under way: there can be no other
-                self._collected += _event(as_api_error(error).body)
+                self._collected += event_of(as_api_error(error).body)
             self._next_keep_alive.cancel()
             rest = bytes(self._collected) + _DONE
             self._collected.clear()
@@ -90,9 +95,9 @@ class EventStream:
             self._next_keep_alive.cancel()
             self._collected.clear()
 
-    async def send(self, event: object) -> None:
-        """Send one event; wait while the client is slow to read, but not for ever (`ClientLeftError`)."""
-        self._collect(_event(event))
+    async def send(self, event: bytes) -> None:
+        """Send what `event_of` made; wait while the client is slow, but not for ever (`ClientLeftError`)."""
+        self._collect(event)
         if len(self._collected) > _MAX_COLLECTED_BYTES:
             self.write()
             await asyncio.sleep(0)
@@ -132,7 +137,3 @@ class EventStream:
         self._next_keep_alive = self._loop.call_later(
             interval - idle if idle < interval else interval, self._keep_alive
         )
-
-
-def _event(content: object) -> bytes:
-    return b"data: %b\n\n" % msgspec.json.encode(content)

@@ -42,6 +42,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.folder = folder
         self._names: dict[TokenId, tuple[str, bytes]] = {}
+        self._texts: dict[tuple[TokenId, bool], str] = {}
 
     @classmethod
     def from_folder(cls, folder: Path, eos_token_ids: Iterable[TokenId] = ()) -> "Tokenizer":
@@ -111,7 +112,19 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence; bytes that are no text read as U+FFFD."""
+        if len(token_ids) == 1:  # such is most of the context that the next tokens are decoded in
+            return self._text_of_one(token_ids[0], skip_special_tokens)
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _text_of_one(self, token_id: TokenId, skip_special_tokens: bool) -> str:
+        """Text of one token, kept."""
+        key = (token_id, skip_special_tokens)
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = self._backend.decode(
+                [token_id], skip_special_tokens=skip_special_tokens
+            )
         return text
 
     def is_silent(self, token_id: TokenId, *, skip_special_tokens: bool) -> bool:

@@ -14,7 +14,7 @@ from loong.server.cluster import CLUSTER
 from loong.server.dashboard.feed import Feed
 from loong.server.errors import ApiError
 from loong.server.insight import Insight
-from loong.server.sse import EventStream
+from loong.server.sse import EventStream, event_of
 from loong.server.wire import json_response
 
 TICK_SECONDS = 0.5
@@ -53,9 +53,9 @@ async def events(http: web.Request) -> web.StreamResponse:
     stopping = http.app[_STOPPING]
     feed = Feed(http.app[CLUSTER], http.app[_INSIGHT])
     async with stream.open(http):
-        await stream.send(feed.hello())
+        await stream.send(event_of(feed.hello()))
         while not stopping.is_set():
-            await stream.send(feed.tick())
+            await stream.send(event_of(feed.tick()))
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), TICK_SECONDS)
     return stream.response
