@@ -9,27 +9,15 @@ import pytest
 from bare_instance import BareInstance, Outcome
 from families import write_tiny_model
 from group_leases import NUM_TOKENS, Lease, Story
+from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
 
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerLostError
 from loong.fabric.protocol import Fabric
-from loong.fabric.symmetric import SymmetricFabric
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
-from loong.model.tensor_parallel import Shard
-from loong.worker.backend import CpuBackend
-from loong.worker.decode_exchange import DecodeExchange
-from loong.worker.mailbox_exchange import MailboxExchange
-
-
-class MailboxBackend(CpuBackend):
-    """A processor whose groups exchange by the kernels of GPUs."""
-
-    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
-        assert isinstance(fabric, SymmetricFabric)
-        return MailboxExchange(fabric.arena, shard, self.device)
 
 
 def run(
@@ -39,7 +27,7 @@ def run(
     folder: Path,
     commands: Sequence[RunBatch | ReleaseKV],
 ) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend(takes_leases=True))
+    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend())
     return [instance.carry_out(command) for command in commands]
 
 
@@ -70,7 +58,7 @@ def lose_a_member(
     commands: Sequence[RunBatch | ReleaseKV],
 ) -> str:
     """What becomes of a lease of which a member dies, on the one that is left."""
-    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend(takes_leases=True))
+    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend())
     prompt, lease = commands
     instance.carry_out(prompt)
     if instance_id == 1:

@@ -9,6 +9,7 @@ import torch
 from bare_instance import BareInstance, Outcome
 from bare_worlds import run_commands
 from families import write_tiny_model
+from mailbox_backend import MailboxBackend
 from plans import both, decode, prefill
 from requests_for_tests import expected, greedy_request, random_prompt
 from socket_worlds import Carrier, run_in_world
@@ -18,23 +19,10 @@ from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.records import LiveRequest
 from loong.fabric.protocol import Fabric
-from loong.fabric.symmetric import SymmetricFabric
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
-from loong.model.tensor_parallel import Shard
-from loong.worker.backend import CpuBackend
-from loong.worker.decode_exchange import DecodeExchange
-from loong.worker.mailbox_exchange import MailboxExchange
 
 Group = tuple[InstanceId, ...]
-
-
-class MailboxBackend(CpuBackend):
-    """A processor whose captured steps exchange by the kernels of GPUs."""
-
-    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
-        assert isinstance(fabric, SymmetricFabric)
-        return MailboxExchange(fabric.arena, shard, self.device)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +113,7 @@ def test_so_do_those_on_gpus(folder: Path) -> None:
 def run(
     fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
 ) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend(takes_leases=True))
+    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend())
     return [instance.carry_out(command) for command in commands]
 
 

@@ -1,0 +1,21 @@
+"""A processor whose captured steps exchange by the kernels of GPUs, interpreted."""
+
+from loong.core.placement import InstanceId
+from loong.fabric.protocol import Fabric
+from loong.fabric.symmetric import SymmetricFabric
+from loong.model.tensor_parallel import Shard
+from loong.worker.backend import CpuBackend
+from loong.worker.decode_exchange import DecodeExchange
+from loong.worker.mailbox_exchange import MailboxExchange
+
+
+class MailboxBackend(CpuBackend):
+    """Needs a fabric over arenas."""
+
+    def __init__(self) -> None:
+        super().__init__(takes_leases=True)
+
+    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
+        """See Backend."""
+        assert isinstance(fabric, SymmetricFabric)
+        return MailboxExchange(fabric.arena, shard, self.device)
