@@ -8,6 +8,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from goodput import MODELS, RULES, STATIC_POLICIES
@@ -20,6 +21,7 @@ WORKLOADS = ("sharegpt", "leval", "lveval", "mixed", "zipf1.0", "zipf1.2", "zipf
 POLICIES = ("tp", "static-sp", "replicas", "chunked", "chunked-replicas", "disaggregated", "esp-paper", "esp")
 PAGE = Path(__file__).parents[1] / "docs" / "goodput.md"
 BEGIN, END = "<!-- tables by goodput_table.py -->\n", "<!-- end of tables -->\n"
+NUM_LEAST = 4
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -81,6 +83,7 @@ def tables(found: Mapping[Cell, Entry]) -> Iterator[str]:
         for slo in RULES:
             yield f"**{model}, {slo}**"
             yield _table(model, slo, found, letters)
+    yield from _least_gains(found)
 
 
 def _table(model: str, slo: str, found: Mapping[Cell, Entry], letters: Mapping[str, str]) -> str:
@@ -102,11 +105,37 @@ def _table(model: str, slo: str, found: Mapping[Cell, Entry], letters: Mapping[s
 
 def _times(entry: Entry | None, others: Sequence[Entry | None]) -> str:
     """How many times the best of others, so far as they are known."""
-    rates = [other.rate for other in others if other is not None]
-    if entry is None or len(rates) < len(others) or not max(rates):
+    times = _ratio(entry, others)
+    if entry is None or times is None:
         return "-"
-    ends = entry.is_found and all(other.is_found for other in others if other is not None)
-    return f"{'' if ends else '~'}{entry.rate / max(rates):.1f}x"
+    is_found = entry.is_found and all(other is not None and other.is_found for other in others)
+    return f"{'' if is_found else '~'}{times:.1f}x"
+
+
+def _ratio(entry: Entry | None, others: Sequence[Entry | None]) -> float | None:
+    rates = [other.rate for other in others if other is not None]
+    return None if entry is None or not rates or not max(rates) else entry.rate / max(rates)
+
+
+def _least_gains(found: Mapping[Cell, Entry]) -> Iterator[str]:
+    """Where `esp` gains least over the best static policy, and over the paper's."""
+    for what, policies in (
+        ("the best static policy", STATIC_POLICIES),
+        ("`esp-paper`", ("esp-paper",)),
+    ):
+        times = {
+            f"{workload} ({model}, {slo})": ratio
+            for model, workload, slo in product(MODELS, WORKLOADS, RULES)
+            if (
+                ratio := _ratio(
+                    found.get(Cell(model, workload, slo, "esp")),
+                    [found.get(Cell(model, workload, slo, policy)) for policy in policies],
+                )
+            )
+        }
+        least = sorted(times, key=times.__getitem__)[:NUM_LEAST]
+        told = ", ".join(f"{times[name]:.2f}x in {name}" for name in least)
+        yield f"`esp` over {what} gains least (of {len(times)} rows): {told}."
 
 
 def _rounded(rate: float) -> str:
