@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from loong.launcher import run_tables
-from loong.launcher.bench_config import BenchConfig, LoadConfig
+from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig
 from loong.launcher.bench_files import write_files
 from loong.launcher.bench_found import Found, MeasuredRun, by_policy
 from loong.launcher.other_work import told_other_work
@@ -59,7 +59,9 @@ def print_run(run: MeasuredRun, config: BenchConfig) -> None:
     if not config.is_single:
         print(run_tables.line(run), flush=True)
         return
-    blocks = [format_run(run.policy, run.metrics, config.slo.describe()), format_buckets(run.metrics)]
+    kind = "Server" if isinstance(config.servers[run.policy], ExternalServer) else "Policy"
+    block = format_run(run.policy, run.metrics, config.slo.describe(), kind=kind)
+    blocks = [block, format_buckets(run.metrics)]
     counters = format_counters(run.counters)
     errors = [error for error in run.errors if error]
     if counters:

@@ -23,11 +23,14 @@ HEADINGS = {
 SHOWN_STATISTICS = {"mean": "Mean", "median": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
 
 
-def format_run(title: str, metrics: Metrics, slo: str | None) -> str:
-    """Return the block of one run, laid out as vLLM's: name on the left, number on the right."""
+def format_run(title: str, metrics: Metrics, slo: str | None, *, kind: str = "Policy") -> str:
+    """Return the block of one run, laid out as vLLM's: name on the left, number on the right.
+
+    The title names what ran, which is of some kind.
+    """
     lines = [
         f"{' Serving Benchmark Result ':=^{BLOCK_WIDTH}}",
-        _row("Policy:", title),
+        _row(f"{kind}:", title),
         _row("Successful requests:", str(metrics.num_completed)),
         _row("Failed requests:", str(metrics.num_failed)),
         _row("Benchmark duration (s):", _number(metrics.duration)),

@@ -66,7 +66,10 @@ def test_a_server_that_is_already_there_is_measured_and_left_alone(
     with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
         for _ in range(2):
             assert run_bench(*QUICK, "--base-url", f"{base_url}/v1/", "--goodput", "ttft:60000") == 0
-    summary = last_line(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert "Server:" in printed
+    assert "Policy:" not in printed
+    summary = last_line(printed)
     assert summary["slo"] == "absolute"
     assert summary["runs"][base_url]["slo_attainment"] == 1.0
 
