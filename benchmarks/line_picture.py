@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 Line = Sequence[tuple[float, float]]
 
 MAX_TICKS = 8  # values of x that are named one by one
+WIDE = 8  # greatest over least x, from which equal factors are equally far
 LEGEND_INCHES = 1.6
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot: a line of (x, y) for each name, and where a level counts, that.
+    """One plot: a line of (x, y) for each name, and where a level counts, that; a wide x is logarithmic.
 
     A name with a comma, such as `esp, simulated`, is of a line that belongs to `esp`: in its color, dashed.
-    Times along y that are to be logarithmic are in ms, and told with their unit.
+    Shares are percents, with all of y from 0 to 100. Times along y that are to be logarithmic are in ms, and
+    told with their unit.
     """
 
     title: str
@@ -40,7 +42,7 @@ class Panel:
     y_label: str
     lines: Mapping[str, Line]
     level: float | None = None
-    is_log_x: bool = False
+    is_share: bool = False
     has_log_times: bool = False
 
 
@@ -91,11 +93,13 @@ def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
     if panel.level is not None:
         axes.axhline(panel.level, color=PALE_INK, linestyle=":")
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-    if panel.is_log_x:
+    ticks = sorted({x for points in panel.lines.values() for x, _ in points})
+    if ticks and 0 < WIDE * ticks[0] <= ticks[-1]:
         log_scale(axes, "x")
     if panel.has_log_times:
         log_scale(axes, "y", is_time=True)
-    ticks = sorted({x for points in panel.lines.values() for x, _ in points})
+    if panel.is_share:
+        axes.set_ylim(0, 103)
     if len(ticks) <= MAX_TICKS:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()

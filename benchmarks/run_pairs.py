@@ -99,7 +99,7 @@ class Pairs:
                 line = self._line(policy, rule_index, side)
                 lines[name] = [(rate, 100 * share) for rate, share in line]
         title = f"{self.title}: {self.rules[rule_index].name}"
-        return Panel(title, "requests per second", "SLO attainment (%)", lines, level=100 * GOAL)
+        return Panel(title, "requests per second", "of all requests (%)", lines, 100 * GOAL, is_share=True)
 
     def goodputs(self, rule_index: int) -> Iterator[tuple[str, float | None, float | None]]:
         """Of each policy where the lines cross the goal, measured and simulated, None if they do not."""

@@ -104,6 +104,7 @@ def attainment_panel(served: Served) -> Panel:
         "of all requests (%)",
         _known(lines),
         90.0,
+        is_share=True,
     )
 
 
@@ -123,7 +124,7 @@ def scale_panel(served: Served) -> Panel:
         "of all requests (%)",
         lines,
         90.0,
-        is_log_x=True,
+        is_share=True,
     )
 
 
