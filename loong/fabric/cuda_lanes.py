@@ -24,13 +24,13 @@ class CudaLane:
 
     def follow(self) -> None:
         """See Lane."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(self._current())
 
     def mark(self) -> Callable[[], None]:
         """See Lane."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
         event.record(self._stream)
-        return lambda: torch.cuda.current_stream().wait_event(event)
+        return lambda: self._current().wait_event(event)
 
     def push(self, tensor: Tensor, rank: int, offset: int) -> None:
         """See Lane."""
@@ -55,7 +55,7 @@ class CudaLane:
     def drain(self) -> None:
         """See Lane."""
         self._stream.synchronize()
-        torch.cuda.current_stream().synchronize()
+        self._current().synchronize()
 
     def close(self) -> None:
         """See Lane."""
@@ -64,3 +64,7 @@ class CudaLane:
     def aside(self) -> AbstractContextManager[object]:
         """See Lane."""
         return torch.cuda.stream(self._beside)
+
+    def _current(self) -> torch.cuda.Stream:
+        """The calling thread's own; torch finds it in a fifth of the time if it is told the device."""
+        return torch.cuda.current_stream(self._arena.memory.device.index)

@@ -76,4 +76,7 @@ class Pipes:
         return self._slots + (source * num_slots + count % num_slots) * self._size.slot_bytes
 
     def _pieces(self, message: Tensor) -> Iterator[Tensor]:
-        yield from torch.split(bytes_of(message), self._size.slot_bytes)
+        if message.nbytes <= self._size.slot_bytes:
+            yield message
+        else:
+            yield from torch.split(bytes_of(message), self._size.slot_bytes)

@@ -202,8 +202,8 @@ class SymmetricFabric:
 
     def _check(self, plane: Plane) -> None:
         """Raise if somebody failed and something was waited for in vain; the device is asked only then."""
-        open_id, (word, stop, _) = self._open_ids[plane], self.arena.patience(plane)
-        if open_id is None or word[0] < first_epoch(open_id) or stop < first_epoch(open_id):
+        open_id, word = self._open_ids[plane], self.arena.patience(plane).word
+        if open_id is None or not self.arena.gave_up(plane, first_epoch(open_id)):
             return
         self._sockets.raise_if_broken(plane)
         verb = f"{plane.name.lower()} {open_id}"

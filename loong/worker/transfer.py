@@ -1,7 +1,7 @@
 """Migrations: KV at rest goes to another pool, while batches of other requests run."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -56,8 +56,9 @@ class SegmentMover:
         segment, peer_id = command.migration.segment, self._config.home_of(command.migration.destination_id)
         with self._fabric.migration(command.migration_id, peer_id):
             under_way: deque[Pending] = deque()
-            for positions in _pieces(segment.positions):
-                kv = pool.gather(pool.slots(segment.owner_id, positions))
+            slots = pool.slots(segment.owner_id, segment.positions).to(pool.device)
+            for piece in torch.split(slots, _TOKENS_PER_MESSAGE):
+                kv = pool.gather(piece)
                 under_way.append(self._fabric.send_segment(kv))
                 if len(under_way) > 1:  # the next is gathered while one is on its way
                     under_way.popleft().wait()
@@ -67,7 +68,7 @@ class SegmentMover:
     def _receive(self, command: MoveKV, pool: KVPool) -> None:
         segment = command.migration.segment
         with self._fabric.migration(command.migration_id, self._config.home_of(segment.instance_id)):
-            slots = pool.allocate(segment.owner_id, segment.positions)
+            slots = pool.allocate(segment.owner_id, segment.positions).to(pool.device)
             under_way: deque[tuple[Tensor, Tensor, Pending]] = deque()
             for piece in torch.split(slots, _TOKENS_PER_MESSAGE):
                 kv = pool.empty_rows(len(piece))
@@ -81,9 +82,3 @@ class SegmentMover:
 def _store(pool: KVPool, slots: Tensor, kv: Tensor, pending: Pending) -> None:
     pending.wait()
     pool.scatter(slots, kv)
-
-
-def _pieces(positions: range) -> Iterator[range]:
-    """The positions in messages of bounded size."""
-    for start in range(0, len(positions), _TOKENS_PER_MESSAGE):
-        yield positions[start : start + _TOKENS_PER_MESSAGE]

@@ -15,7 +15,7 @@ from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 
-SPARE_BYTES = 4 << 20  # of an arena, for what tests reserve in it
+SPARE_BYTES = 16 << 20  # of an arena, for what tests reserve in it
 
 
 class Carrier(Enum):
