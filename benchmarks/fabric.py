@@ -5,7 +5,7 @@ leave one GPU over what its links are built for (450 GB/s each way on an H200). 
 run back to back, collectives inside an instance in a captured graph, too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -20,15 +20,21 @@ import torch
 from result import print_result, script_parser
 from torch import Tensor
 
+from loong.attention.exchange import MessageExchange, QueryExchange, Questions, StepExchange
+from loong.attention.put_exchange import PutExchange, num_exchange_bytes
 from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.symmetric import SymmetricFabric
-from loong.fabric.traffic import Channel
 from loong.fabric.world import World
+from loong.kernels import Partial
+from loong.model.cuda_device import CudaDevice
+from loong.model.shapes import find_config
+from loong.model.tensor_parallel import Shard
 
 KIB, MIB = 1 << 10, 1 << 20
 LINK_BYTES_PER_SECOND = 450e9
-NUM_HEADS, HEAD_DIM = 32, 128
+SHARD = Shard(find_config("llama-3.1-8b", "dummy"))
+NUM_HEADS, HEAD_DIM = SHARD.num_heads, SHARD.config.head_dim
 NUM_CALLS, NUM_REPEATS = 8, 7
 LARGEST_PUT = 64 * MIB
 SEGMENT_MESSAGES = 8  # of 128 MiB
@@ -96,13 +102,15 @@ def measure_instances(kind: str, directory: Path, num_gpus: int, rank: int) -> l
     """Between instances of one GPU each."""
     from loong.fabric.cuda_fabrics import connect_gpus  # needs the driver's bindings, as `--help` does not
 
-    torch.cuda.set_device(rank)
+    device = CudaDevice(rank, torch.bfloat16)
+    device.use()
     sockets = SocketFabric(directory, World(num_gpus, 1), rank, deadline=DEADLINE)
-    with closing(connect_gpus(kind, sockets, rank, LARGEST_PUT)) as fabric:
+    spare_bytes = LARGEST_PUT + num_exchange_bytes(num_gpus, SHARD)
+    with closing(connect_gpus(kind, sockets, rank, spare_bytes)) as fabric:
         fabric.wait_for_peers()
         bench = Bench(fabric, rank)
         rows = list(puts(bench)) if isinstance(fabric, SymmetricFabric) else []
-        rows += [*hops(bench), *exchanges(bench), *segments(bench)]
+        rows += [*hops(bench), *exchanges(bench, device), *segments(bench)]
         bench.row("end", 0, lambda: None)  # nobody leaves before all are done
     return rows
 
@@ -149,20 +157,40 @@ def hops(bench: Bench) -> Iterator[Row]:
         yield bench.row(f"ring hop {size(num_bytes)}", num_bytes, hop)
 
 
-def exchanges(bench: Bench) -> Iterator[Row]:
-    """Queries out and partials back, all masters, as eager steps do in each layer."""
+def exchanges(bench: Bench, device: CudaDevice) -> Iterator[Row]:
+    """Queries out and partials back, all masters, as steps with a prompt do in each layer."""
     peers = [i for i in bench.group if i != bench.rank]
-    for num_tokens in (1, 16, 64):
-        q = torch.ones(num_tokens, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
-        part = torch.ones(num_tokens, NUM_HEADS, HEAD_DIM + 1, device="cuda")
+    messages = MessageExchange(bench.fabric, device)
+    ways: dict[str, QueryExchange] = {"messages": messages}
+    if isinstance(bench.fabric, SymmetricFabric):
+        ways = {"puts": PutExchange(bench.fabric.arena, SHARD, device, messages), **ways}
+    for name, exchange in ways.items():
+        for num_rows in (1, 64, 512, 2048):
+            exchanged = partial(Exchanged, exchange, peers, num_rows)
+            num_bytes = len(peers) * num_rows * NUM_HEADS * HEAD_DIM * 4  # both ways, in bfloat16
+            yield bench.row(f"exchange of a layer by {name}, {num_rows} rows", num_bytes, exchanged())
 
-        def exchange(q: Tensor = q, part: Tensor = part) -> None:
-            for tensor, channel in ((q, Channel.QUERIES), (part, Channel.PARTIALS)):
-                incoming = {i: torch.empty_like(tensor) for i in peers}
-                bench.fabric.exchange(dict.fromkeys(peers, tensor), incoming, channel).wait()
 
-        name = f"eager exchange of a layer, {num_tokens} tokens"
-        yield bench.row(name, len(peers) * (q.nbytes + part.nbytes), exchange)
+class Exchanged:
+    """A layer's exchange, of a step that begins with the first of them."""
+
+    def __init__(self, exchange: QueryExchange, peers: Sequence[int], num_rows: int) -> None:
+        self._exchange = exchange
+        num_served = dict.fromkeys(peers, num_rows)
+        self._questions = Questions(dict.fromkeys(peers, torch.arange(num_rows)), num_served, num_rows)
+        sizes = (NUM_HEADS, HEAD_DIM)
+        self._q = torch.ones(num_rows, *sizes, dtype=torch.bfloat16, device="cuda")
+        self._part = Partial.identity(num_rows * len(peers), *sizes, self._q.device)
+        self._total = Partial.identity(num_rows, *sizes, self._q.device)
+        self._step: StepExchange | None = None
+
+    def __call__(self) -> None:
+        """Once."""
+        if self._step is None:
+            self._step = self._exchange.begin(self._questions)
+        self._step.ask(self._q)
+        self._step.questions()
+        self._step.answer(self._part, self._total)
 
 
 def segments(bench: Bench) -> Iterator[Row]:
