@@ -8,11 +8,12 @@ in device memory, so that one captured graph serves any group.
 One mailbox is enough for all layers and steps. Memory is written by one sender alone, and what it wrote is
 read before it writes again: a sender puts its next queries after it has merged the partials that every member
 made of the last ones; and its next partials for a master after that master's next queries came, which it puts
-after merging the last partials. So each exchange gives the other one its credit.
+after merging the last partials. So each exchange gives the other one its credit, and a step may lay the
+memory out for other numbers of tokens than the one before.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -83,6 +84,17 @@ class Mailbox:
             query_flags=take(torch.int64, num_instances, num_chunks, _LINE),
             part_flags=take(torch.int64, num_instances, num_chunks, _LINE),
         )
+
+    def for_fewer(self, num_tokens: int) -> "Mailbox":
+        """The same memory for up to `num_tokens` a master. Steps may take either, one after the other."""
+        queries, (out, lse) = self.queries, self.parts
+        num_instances = len(queries)
+
+        def first(rows: Tensor) -> Tensor:
+            flat = rows.flatten(0, 1)[: num_instances * num_tokens]
+            return flat.view(num_instances, num_tokens, *rows.shape[2:])
+
+        return replace(self, queries=first(queries), parts=Partial(first(out), first(lse)))
 
     def offset(self, tensor: Tensor) -> int:
         """Where a tensor of this mailbox begins, in bytes."""
@@ -226,7 +238,7 @@ def _await_members(
     watch_flags(flags, is_awaited, rank, first, word, stop, limit)
 
 
-@triton.jit(do_not_specialize=["layer", "instance"])
+@triton.jit(do_not_specialize=["layer", "instance", "num_tokens_room"])
 def _exchange_queries(
     q: tl.tensor,
     addresses: tl.tensor,
@@ -242,7 +254,7 @@ def _exchange_queries(
     instance: tl.tensor,
     layer: tl.tensor,
     num_instances: tl.constexpr,
-    num_tokens_room: tl.constexpr,
+    num_tokens_room: tl.tensor,
     num_chunks: tl.constexpr,
     line: tl.constexpr,
     flags_room: tl.constexpr,
@@ -272,7 +284,7 @@ def _exchange_queries(
         watch_flags(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, rank, due, word, stop, limit)
 
 
-@triton.jit(do_not_specialize=["layer", "instance"])
+@triton.jit(do_not_specialize=["layer", "instance", "num_tokens_room"])
 def _exchange_partials(
     part_out: tl.tensor,
     part_lse: tl.tensor,
@@ -293,7 +305,7 @@ def _exchange_partials(
     instance: tl.tensor,
     layer: tl.tensor,
     num_instances: tl.constexpr,
-    num_tokens_room: tl.constexpr,
+    num_tokens_room: tl.tensor,
     num_chunks: tl.constexpr,
     line: tl.constexpr,
     members_room: tl.constexpr,

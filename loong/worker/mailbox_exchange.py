@@ -12,10 +12,8 @@ from loong.kernels.mailbox import Mailbox, Peers, await_members, exchange_partia
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.decode_state import GROUP_SIZES
-from loong.worker.mixed_inputs import GROUP_STEP_SIZES
+from loong.worker.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS
 
-_SIZES = sorted({*GROUP_SIZES, *GROUP_STEP_SIZES})  # rows of a master
-_MANY_ROWS = 256
 _NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them where rows are many
 
 
@@ -30,22 +28,20 @@ class MailboxExchange:
         self._arena, self._device, self._patience = arena, device, arena.patience()
         self._instance, self._tp_rank = arena.world.place(arena.rank)
         self._num_layers = shard.config.num_layers
-        heads = (shard.num_heads, shard.config.head_dim)
-        self._mailboxes = {
-            size: Mailbox.laid(
-                arena.memory,
-                arena.reserve,
-                (self.num_instances, size, *heads),
-                shard.config.torch_dtype,
-                max_num_chunks=_MORE_CHUNKS if size > _MANY_ROWS else _NUM_CHUNKS,
-            )
-            for size in _SIZES
-        }
+        self._mailboxes = {size: self._mailbox(size, shard, _NUM_CHUNKS) for size in GROUP_SIZES}
+        largest = self._mailbox(MAX_ROWS, shard, _MORE_CHUNKS)
+        for size in GROUP_STEP_SIZES:
+            self._mailboxes.setdefault(size, largest.for_fewer(size))
         self._members = torch.zeros(2, self.num_instances, dtype=torch.int64, device=device.torch_device)
         clock = arena.clocks[Clock.DECODE : Clock.DECODE + 1]
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
         ranks = torch.tensor(self._ranks, device=device.torch_device)
         self._peers = Peers(self._members[0], self._members[1], ranks, clock)
+
+    def _mailbox(self, size: int, shard: Shard, max_num_chunks: int) -> Mailbox:
+        shape = (self.num_instances, size, shard.num_heads, shard.config.head_dim)
+        arena, dtype = self._arena, shard.config.torch_dtype
+        return Mailbox.laid(arena.memory, arena.reserve, shape, dtype, max_num_chunks)
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """See DecodeExchange. The device waits until all members have opened the batch that is open here."""
@@ -85,4 +81,4 @@ class MailboxExchange:
 def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
     """Room that the mailboxes of a world of so many instances take in an arena, at most."""
     row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
-    return num_instances * sum(_SIZES) * row + (1 << 20)
+    return num_instances * (sum(GROUP_SIZES) + MAX_ROWS) * row + (1 << 20)

@@ -19,8 +19,11 @@ from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.worker.decode_state import set_first
 
-MAX_ROWS = 1024  # of an instance in a step
-GROUP_STEP_SIZES = (16, 32, 64, 128, 256, 512, MAX_ROWS)  # rows of a master in a step of a group
+MAX_ROWS = 2048  # of an instance in a step
+GROUP_STEP_SIZES = (  # rows of a master in a step of a group
+    *(16, 32, 64, 128, 256, 384, 512, 640, 768, 896),
+    *(1024, 1152, 1280, 1536, 1792, MAX_ROWS),
+)
 _MAX_DECODES = 512
 _MAX_PROMPTS = 64  # blocks of them, in all the group
 _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new

@@ -23,7 +23,7 @@ from loong.worker.decode_exchange import Alone, DecodeExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS, MixedInputs, is_decode
 
-_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_ROWS)  # rows
+_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)  # rows
 _LISTS_A_SLOT = 2.0  # on average, where prompts are shared: so long the lists of all members may be
 
 

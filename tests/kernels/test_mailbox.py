@@ -1,5 +1,6 @@
 """Exchanges between processes that map one another's memory, by interpreted kernels."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -64,16 +65,23 @@ def mailbox(memory: Tensor, num_instances: int, num_tokens: int) -> Mailbox:
     return Mailbox.laid(memory, Reserve(), shape, torch.float32)
 
 
-def take_steps(rank: int, folder: Path, steps: Steps, room: int, limit: int) -> tuple[list[Tensor], Tensor]:
-    """What each layer of each step gave the tokens of one instance, and the word of its patience."""
+def take_steps(
+    rank: int, folder: Path, steps: Steps, rooms: Sequence[int], limit: int
+) -> tuple[list[Tensor], Tensor]:
+    """What each layer of each step gave the tokens of one instance, and the word of its patience.
+
+    Steps lay the mailbox out for these numbers of tokens by turns.
+    """
     num_instances = len(steps[0])
     arenas = [arena(folder, instance) for instance in range(num_instances)]
-    box = mailbox(arenas[rank], num_instances, room)
+    largest = mailbox(arenas[rank], num_instances, max(rooms))
     patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), limit)
     results = []
     for step, counts in enumerate(steps):
         if counts[rank] < 0:
             continue
+        room = rooms[step % len(rooms)]
+        box = largest.for_fewer(room)
         addresses = [memory.data_ptr() if n >= 0 else 0 for memory, n in zip(arenas, counts, strict=True)]
         epoch = torch.tensor([(step + 1) * EPOCHS])
         num_tokens = torch.tensor(counts).clamp(min=0)
@@ -90,16 +98,19 @@ def take_steps(rank: int, folder: Path, steps: Steps, room: int, limit: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("room", "steps"),
+    ("rooms", "steps"),
     [
-        (1, [(1, 1)]),
-        (3, [(3, 2), (0, 1), (2, -1), (-1, 3), (3, 3)]),
-        (2, [(0, 1, 2), (-1, 2, 0), (2, -1, 1), (1, 0, 0)]),
-        (40, [(35, 1)]),  # more tokens than chunks
+        ([1], [(1, 1)]),
+        ([3], [(3, 2), (0, 1), (2, -1), (-1, 3), (3, 3)]),
+        ([2], [(0, 1, 2), (-1, 2, 0), (2, -1, 1), (1, 0, 0)]),
+        ([4, 1, 3], [(4, 2), (1, 1), (3, 3), (3, 4)]),
+        ([40], [(35, 1)]),  # more tokens than chunks
     ],
 )
-def test_any_group_gets_the_attention_of_all_its_members(tmp_path: Path, room: int, steps: Steps) -> None:
-    results = run_on_ranks(take_steps, len(steps[0]), tmp_path, steps, room, ENDLESS)
+def test_any_group_gets_the_attention_of_all_its_members(
+    tmp_path: Path, rooms: Sequence[int], steps: Steps
+) -> None:
+    results = run_on_ranks(take_steps, len(steps[0]), tmp_path, steps, rooms, ENDLESS)
     for instance, result in enumerate(results):
         assert isinstance(result, tuple)
         outs = iter(result[0])
@@ -113,7 +124,7 @@ def test_any_group_gets_the_attention_of_all_its_members(tmp_path: Path, room: i
 
 def test_who_waits_in_vain_gives_up_says_for_whom_and_tells_nobody_what_it_made(tmp_path: Path) -> None:
     other = mailbox(arena(tmp_path, 1), 2, 2)
-    (result,) = run_on_ranks(take_steps, 1, tmp_path, [(1, 2)], 2, SHORT)
+    (result,) = run_on_ranks(take_steps, 1, tmp_path, [(1, 2)], [2], SHORT)
     assert isinstance(result, tuple)
     word = result[1]
     assert word.tolist() == [2 * EPOCHS - 1, 11]
