@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, TypeVar
 
+import torch
 from one_gpu import PARAMS
 
 from loong.core.instance import ESPGroup
@@ -27,6 +28,7 @@ from loong.worker.config import WorkerConfig
 from loong.worker.cuda_backend import CudaBackend
 from loong.worker.decode_exchange import DecodeExchange
 from loong.worker.kv_pool import KVPool
+from loong.worker.lease_ends import LeaseEnds
 from loong.worker.runner import BatchRunner
 from loong.worker.transfer import SegmentMover
 
@@ -155,7 +157,8 @@ class GpuInstance:
     def _run(self, command: RunBatch) -> Ran:
         told_at: list[float] = []
         begun_at = perf_counter()
-        self.runner.run(command, lambda: 1 << 40, lambda _step, _tokens: told_at.append(perf_counter()))
+        end = LeaseEnds(_DEADLINE).of(command)
+        self.runner.run(command, end, lambda _step, _tokens: told_at.append(perf_counter()))
         return Ran(begun_at, told_at)
 
     def _undo(self, command: RunBatch) -> None:
@@ -222,6 +225,7 @@ def _serve(
     connection: Connection, model: str, num_slots: int, directory: Path, world: World, rank: int
 ) -> None:
     """Do jobs until there is nobody to ask for them."""
+    torch.set_num_threads(1)  # as workers do
     try:
         instance = GpuInstance(model, num_slots, directory, world, rank)
         connection.send((None, None))

@@ -23,6 +23,7 @@ from loong.model.shapes import find_config
 from loong.model.tensor_parallel import SingleDevice
 from loong.worker.cuda_backend import CudaBackend
 from loong.worker.kv_pool import KVPool
+from loong.worker.lease_ends import LeaseEnds
 from loong.worker.runner import BatchRunner
 
 BYTES_PER_SECOND = 4.3e12  # an H200's reading, and its matrix products
@@ -71,6 +72,7 @@ class OneGpu:
     """
 
     def __init__(self, model: str, num_slots: int, *, is_captured: bool = True) -> None:
+        torch.set_num_threads(1)  # as workers do
         config = find_config(model, "dummy")
         backend = CudaBackend(0, config.torch_dtype)
         backend.device.use()
@@ -147,5 +149,6 @@ class OneGpu:
         self._num_batches += 1
         command = RunBatch(self._num_batches, plan, tuple(inputs))
         begun_at = perf_counter()
-        self._runner.run(command, lambda: 1 << 30, lambda _step, _tokens: times.append(perf_counter()))
+        end = LeaseEnds(deadline=1.0).of(command)
+        self._runner.run(command, end, lambda _step, _tokens: times.append(perf_counter()))
         return perf_counter() - begun_at, times
