@@ -5,7 +5,7 @@ from typing import Protocol
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.events import Event, TokensProduced
+from loong.core.events import Event
 from loong.core.instructions import Instruction, ReleaseKV
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
@@ -49,12 +49,14 @@ class Scheduling:
     async def events(self) -> AsyncGenerator[Event, None]:
         """Take in every event, hand it on, and act on those there are, until the executor has drained."""
         while events := await self._executor.next_events():
+            calls = []
             for event in events:
                 self._executor.submit(self.state.apply(event))
+                if self.state.calls_for_a_plan(event):
+                    calls.append(event)
                 for observer in self._observers:
                     observer.took_in(event)
                 yield event
-            calls = list(filter(calls_for_a_plan, events))
             has_settled = not calls
             while not has_settled:
                 has_settled = self._plan(calls, events[-1].time)
@@ -69,10 +71,3 @@ class Scheduling:
             observer.planned(calls, snapshot, plan, instructions)
         has_freed = any(isinstance(instruction, ReleaseKV) for instruction in instructions)
         return not (has_freed or plan.failures)
-
-
-def calls_for_a_plan(event: Event) -> bool:
-    """Whether a policy may want to act: on all but the tokens of a lease that goes on by itself."""
-    if not isinstance(event, TokensProduced):
-        return True
-    return any(token.finish_reason is not None for token in event.tokens)

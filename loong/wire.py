@@ -15,7 +15,7 @@ import msgspec
 
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
-from loong.core.instructions import MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 
 
@@ -49,7 +49,15 @@ class WriteTrace:
 
 
 Command: TypeAlias = (
-    RunBatch | StopLease | MoveKV | ReleaseKV | PrepareGrammar | StartTrace | WriteTrace | Shutdown
+    RunBatch
+    | ExtendLease
+    | StopLease
+    | MoveKV
+    | ReleaseKV
+    | PrepareGrammar
+    | StartTrace
+    | WriteTrace
+    | Shutdown
 )
 
 
@@ -131,6 +139,7 @@ Report: TypeAlias = (
 
 _COMMANDS: tuple[type[Command], ...] = (
     RunBatch,
+    ExtendLease,
     StopLease,
     MoveKV,
     ReleaseKV,

@@ -19,6 +19,7 @@ from loong.scheduler.allocation import Allocation
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Dispatch, Dispatched, Order, by_deadline
 from loong.scheduler.group import Group
+from loong.scheduler.leases import LONG_LEASES
 from loong.scheduler.migration import Gathering
 from loong.scheduler.reasons import (
     reason_to_end_lease,
@@ -37,7 +38,6 @@ from loong.scheduler.survey import Survey, Unit, survey
 PLAN_SECONDS = 20e-6  # of the engine, that a request in a batch costs it to plan, check and send twice
 PLAN_SHARE = 0.3  # of the engine's time that planning may take when all instances decode
 LONGEST_WAIT = 0.1  # of the TTFT target, that prompts may gather for
-LONG_LEASES = 8  # times as many steps as others may leases have that begin while no prompt waits
 
 
 def plan_esp(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:

@@ -17,6 +17,7 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.disaggregated import max_tokens_moved, plan_disaggregated
 from loong.scheduler.esp import plan_esp
 from loong.scheduler.esp_paper import plan_esp_paper
+from loong.scheduler.extensions import extending
 from loong.scheduler.fixed_groups import each_alone, one_group
 from loong.scheduler.program import warm_up
 
@@ -74,7 +75,8 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     kind.prepare()
 
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        return fail_stranded(snapshot, kind) or kind.plan(snapshot, cost_model, config)
+        plan = fail_stranded(snapshot, kind) or kind.plan(snapshot, cost_model, config)
+        return extending(plan, snapshot, config.lease_steps)
 
     return policy
 

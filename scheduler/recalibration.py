@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.events import BatchFinished, Event, InstanceLost
-from loong.core.instructions import Instruction, RunBatch
+from loong.core.instructions import ExtendLease, Instruction, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
@@ -52,10 +52,13 @@ class Recalibration:
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Keep what starts."""
-        for batch in instructions:
-            if isinstance(batch, RunBatch):
-                self._running[batch.batch_id] = batch, snapshot.now
+        """Keep what starts, or goes on."""
+        for told in instructions:
+            if isinstance(told, RunBatch):
+                self._running[told.batch_id] = told, snapshot.now
+            elif isinstance(told, ExtendLease):
+                batch, started_at = self._running[told.batch_id]
+                self._running[told.batch_id] = batch.lengthened(told.num_steps), started_at
 
     def _learn(self, batch: RunBatch, started_at: float, finished: BatchFinished) -> None:
         placements = {given.request_id: given.placement for given in batch.inputs}

@@ -11,12 +11,12 @@ from loong.core.request import RequestView
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Prefill, target_tpot
 from loong.scheduler.group import Group
+from loong.scheduler.leases import SPARED_SHARE
 from loong.scheduler.step import Step, choose_masters
 from loong.scheduler.survey import Survey
 from loong.scheduler.turns import TPOT_MARGIN, Turns
 
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
-SPARED_SHARE = 0.5  # of the free slots that a long lease may take, so that the next prompt finds room
 TURNS_GAIN = 1.5  # times the speed of prompts beside decodes, from which they go in turn
 LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
 

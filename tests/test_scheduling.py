@@ -9,12 +9,11 @@ from loong.core.cluster_state import ClusterState
 from loong.core.events import (
     BatchFinished,
     Event,
-    RequestArrived,
     TokensProduced,
 )
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
-from loong.core.snapshot import Snapshot
+from loong.core.snapshot import EXTENSION_STEPS, Snapshot
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
@@ -66,12 +65,18 @@ def test_all_that_comes_together_is_planned_for_once() -> None:
     assert times == sorted(set(times))  # so each moment has one plan
 
 
-def test_a_plan_is_told_of_the_events_that_called_for_it() -> None:
-    requests = [timed_request(number, 20, 3 + number) for number in range(3)]
-    run = seen(make_policy("replicas", PolicyConfig()), SimulatedExecutor(WorkCostModel(), requests))
-    assert len(run.events) > sum(len(events) for events, _ in run.plans)
-    for events, _ in run.plans:
-        for event in events:
-            assert isinstance(event, RequestArrived | BatchFinished | TokensProduced)
-            if isinstance(event, TokensProduced):
-                assert any(token.finish_reason for token in event.tokens)
+def test_tokens_call_for_a_plan_where_a_request_ends_and_where_a_lease_comes_near_its_end() -> None:
+    requests = [timed_request(number, 20, 40 + number) for number in range(3)]
+    config = PolicyConfig(lease_steps=20)
+    run = seen(make_policy("static-sp", config), SimulatedExecutor(WorkCostModel(), requests))
+    called = [event for events, _ in run.plans for event in events if isinstance(event, TokensProduced)]
+    steps = [event.step + 1 for event in called if not any(token.finish_reason for token in event.tokens)]
+    assert steps == [num_steps - EXTENSION_STEPS for num_steps in (20, 40, 41)]  # as it was extended
+    assert len(called) == len(steps) + len(requests)
+
+
+def test_a_lease_that_may_go_on_is_one_batch_to_its_end() -> None:
+    requests = [timed_request(0, 20, 100)]
+    run = seen(make_policy("static-sp", PolicyConfig()), SimulatedExecutor(WorkCostModel(), requests))
+    finished = [event for event in run.events if isinstance(event, BatchFinished)]
+    assert [event.num_steps for event in finished] == [1, 99]

@@ -87,6 +87,11 @@ class Books:
         for fork in batch.forks:
             fork.batch_id, fork.last_dop, fork.num_batch_tokens = batch_id, plan.group.dop, 0
 
+    def extend_batch(self, batch: InFlightBatch, plan: BatchPlan) -> None:
+        """Let a lease go on with `plan`, the same one with more steps, with room for them."""
+        self.reserve(Counter(plan.num_stored_tokens) - Counter(batch.plan.num_stored_tokens))
+        batch.extend(plan)
+
     def close_batch(self, batch_id: int) -> tuple[LiveRequest, ...]:
         """Take a batch out of flight, and return its requests; forks begin, whatever became of it.
 

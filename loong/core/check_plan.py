@@ -270,6 +270,9 @@ def check_room(case: Case) -> None:
         arriving.update(batch.num_stored_tokens)
     for migration in case.plan.migrations:
         arriving[migration.destination_id] += len(migration.segment.positions)
+    for extension in case.plan.lease_extensions:
+        arriving.update(case.snapshot.extended(extension).num_stored_tokens)
+        arriving.subtract(case.snapshot.batch[extension.batch_id].plan.num_stored_tokens)
     freed: Counter[InstanceId] = Counter()
     for preemption in case.plan.preemptions:
         freed.update(case.view(preemption.request_id).own_tokens_by_instance())
@@ -294,6 +297,23 @@ def check_lease_ends(case: Case) -> None:
             )
 
 
+def check_lease_extensions(case: Case) -> None:
+    """Only leases go on that nobody ends, with steps that they did not have, while there is time to tell."""
+    ended_ids = {end.batch_id for end in case.plan.lease_ends}
+    extended_ids = Counter(extension.batch_id for extension in case.plan.lease_extensions)
+    for extension in case.plan.lease_extensions:
+        batch_id, batch = extension.batch_id, case.snapshot.batch.get(extension.batch_id)
+        if batch is None or not batch.is_extendable:
+            raise InvalidPlanError(f"batch {batch_id} is to go on, but is no lease that can be extended now")
+        if extension.num_steps <= batch.plan.num_steps:
+            raise InvalidPlanError(
+                f"the lease of batch {batch_id} is to be extended to {extension.num_steps} steps, "
+                f"but has {batch.plan.num_steps}"
+            )
+        if batch_id in ended_ids or extended_ids[batch_id] > 1:
+            raise InvalidPlanError(f"the lease of batch {batch_id} is given two ends at once")
+
+
 _RULES = (
     check_ranges,
     check_groups_are_idle,
@@ -305,6 +325,7 @@ _RULES = (
     check_history_is_in_the_group,
     check_migrations,
     check_preemptions,
-    check_room,
     check_lease_ends,
+    check_lease_extensions,
+    check_room,
 )

@@ -17,9 +17,9 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance
-from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, LeaseExtension
 from loong.core.records import InFlightBatch, LiveRequest
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import RunningBatch, Snapshot
@@ -68,8 +68,19 @@ class ClusterState:
             instructions += self._fail(failure.request_id)
         instructions += [self._start_migration(migration) for migration in plan.migrations]
         instructions += [self._start_batch(batch, snapshot.now) for batch in plan.batches]
+        instructions += [self._extend_lease(extension, snapshot) for extension in plan.lease_extensions]
         instructions += [self._end_lease(end) for end in plan.lease_ends]
         return tuple(instructions)
+
+    def calls_for_a_plan(self, event: Event) -> bool:
+        """Whether a policy may want to act on an event just applied.
+
+        It may on all but the tokens of a lease with which no request ends, and that is not about to end.
+        """
+        if not isinstance(event, TokensProduced) or any(token.finish_reason for token in event.tokens):
+            return True
+        batch = self._books.batches.get(event.batch_id)
+        return batch is not None and batch.has_come_near_its_end(event.step)
 
     def check(self) -> None:
         """Raise `InvalidEventError` unless the books balance."""
@@ -226,6 +237,12 @@ class ClusterState:
         running = RunningBatch(batch_id, plan, now, 0, last_step=plan.num_steps, stepped_at=now)
         self._books.open_batch(InFlightBatch(running, sampled))
         return RunBatch(batch_id, plan, inputs)
+
+    def _extend_lease(self, extension: LeaseExtension, snapshot: Snapshot) -> ExtendLease:
+        batch = self._books.batches[extension.batch_id]
+        plan = snapshot.extended(extension)
+        self._books.extend_batch(batch, plan)
+        return ExtendLease(extension.batch_id, plan.group, plan.num_steps)
 
     def _end_lease(self, end: LeaseEnd) -> StopLease:
         batch = self._books.batches[end.batch_id]

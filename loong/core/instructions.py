@@ -40,6 +40,12 @@ class RequestInput:
     forks: tuple[Fork, ...] = ()
 
     @property
+    def last_stop(self) -> int:
+        """One more than the last position whose KV is made, if the request ends at its declared maximum."""
+        assert self.sampling_params is not None, "it is sampled"
+        return self.num_prompt_tokens + self.sampling_params.max_tokens - 1
+
+    @property
     def is_decoding(self) -> bool:
         """Whether its one newest token is computed, as of a `RequestView` that is decoding."""
         num_known_tokens = self.num_prompt_tokens + self.num_output_tokens
@@ -53,6 +59,20 @@ class RunBatch:
     batch_id: int
     plan: BatchPlan
     inputs: tuple[RequestInput, ...]
+
+    def lengthened(self, num_steps: int) -> "RunBatch":
+        """The same lease with so many steps, as if none of its requests ended by a token."""
+        stops = {given.request_id: given.last_stop for given in self.inputs}
+        return RunBatch(self.batch_id, self.plan.lengthened(num_steps, stops), self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendLease:
+    """The lease may go on up to `num_steps` steps, if the group's leader hears of it before it ends."""
+
+    batch_id: int
+    group: ESPGroup
+    num_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +102,4 @@ class ReleaseKV:
     positions: range | None = None
 
 
-Instruction: TypeAlias = RunBatch | StopLease | MoveKV | ReleaseKV
+Instruction: TypeAlias = RunBatch | ExtendLease | StopLease | MoveKV | ReleaseKV

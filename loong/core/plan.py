@@ -81,6 +81,18 @@ class BatchPlan:
     def _writes(self) -> Mapping[RequestId, tuple[KVSegment, ...]]:
         return _grouped(self.writes, attrgetter("owner_id"))
 
+    def lengthened(self, num_steps: int, stops: Mapping[RequestId, int]) -> "BatchPlan":
+        """The lease with `num_steps` steps, in which these requests go on, each before position `stops`."""
+        writes: list[KVSegment] = []
+        for block in self.queries:
+            request_id, first = block.request_id, block.positions.start
+            if (stop := stops.get(request_id)) is None:
+                writes += self.writes_of(request_id)
+            else:
+                positions = range(first, min(first + num_steps, stop))
+                writes.append(KVSegment(request_id, positions, block.master_id))
+        return BatchPlan(self.group, self.queries, tuple(writes), num_steps, self.predicted_time)
+
     def at_step(self, step: int, live: Iterable[RequestId]) -> "BatchPlan":
         """Step number `step` of a lease, for the requests that have not left it."""
         live_ids = frozenset(live)
@@ -137,6 +149,17 @@ class LeaseEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseExtension:
+    """A running lease may take `num_steps` steps in all, if its group hears of it before it ends.
+
+    Those of its requests that have not ended go on as they are, with room at their masters.
+    """
+
+    batch_id: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class IterationPlan:
     """Everything a policy decides on one event. The empty plan changes nothing; `decisions` say why."""
 
@@ -146,3 +169,4 @@ class IterationPlan:
     lease_ends: tuple[LeaseEnd, ...] = ()
     failures: tuple[Failure, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    lease_extensions: tuple[LeaseExtension, ...] = ()

@@ -10,7 +10,7 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan
 from loong.core.request import NOTHING, Request, RequestId, RequestView, TokenId
 from loong.core.shared_kv import SharedKV
-from loong.core.snapshot import RunningBatch
+from loong.core.snapshot import EXTENSION_STEPS, RunningBatch
 
 
 @dataclass(slots=True)
@@ -176,6 +176,15 @@ class InFlightBatch:
         was = self.running
         if step >= was.num_steps_taken:
             self.running = RunningBatch(was.batch_id, was.plan, was.started_at, step + 1, was.last_step, time)
+
+    def has_come_near_its_end(self, step: int) -> bool:
+        """Whether `step`, the one taken last, is the first after which the lease is ending."""
+        running, first = self.running, max(1, self.plan.num_steps - EXTENSION_STEPS)
+        return running.is_ending and step + 1 == running.num_steps_taken == first
+
+    def extend(self, plan: BatchPlan) -> None:
+        """Go on with `plan`, the same lease with more steps."""
+        self.running = replace(self.running, plan=plan, last_step=plan.num_steps)
 
     def end_before(self, step: int) -> None:
         """End the lease before `step`, if it does not end earlier."""

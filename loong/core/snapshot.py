@@ -6,9 +6,11 @@ from functools import cached_property
 
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, KVMigration
+from loong.core.plan import BatchPlan, KVMigration, LeaseExtension
 from loong.core.request import RequestId, RequestView
 from loong.core.value import value
+
+EXTENSION_STEPS = 8  # before the end of a lease a policy is asked whether it is to go on
 
 
 @value
@@ -26,6 +28,16 @@ class RunningBatch:
     num_steps_taken: int
     last_step: int
     stepped_at: float
+
+    @property
+    def is_extendable(self) -> bool:
+        """Whether it is a lease that nobody ends early, and that its group can still hear of more steps."""
+        return 1 < self.plan.num_steps == self.last_step > self.num_steps_taken + 1
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is time to extend the lease, if that is wished, for the group to hear of it."""
+        return self.is_extendable and self.num_steps_taken >= self.plan.num_steps - EXTENSION_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,13 @@ class Snapshot:
     def batch(self) -> dict[int, RunningBatch]:
         """Batches in flight by id."""
         return {batch.batch_id: batch for batch in self.batches}
+
+    def extended(self, extension: LeaseExtension) -> BatchPlan:
+        """What a running lease becomes: those of its requests that have not ended go on."""
+        plan = self.batch[extension.batch_id].plan
+        views = (self.request[request_id] for request_id in plan.request_ids)
+        stops = {v.request_id: v.num_prompt_tokens + v.max_tokens - 1 for v in views if not v.has_ended}
+        return plan.lengthened(extension.num_steps, stops)
 
     @property
     def kv_capacity(self) -> int:

@@ -14,6 +14,7 @@ EventName: TypeAlias = Literal[
     "request_arrived",
     "request_aborted",
     "tokens_produced",
+    "lease_ending",
     "batch_finished",
     "migration_finished",
     "instance_lost",
@@ -116,6 +117,13 @@ class EndedLease(_Part, frozen=True):
     step: int
 
 
+class ExtendedLease(_Part, frozen=True):
+    """A lease that may go on up to so many steps."""
+
+    batch_id: int
+    num_steps: int
+
+
 class Weighed(_Part, frozen=True):
     """Something a policy could have done; a cost of None is beyond all numbers: impossible."""
 
@@ -166,6 +174,7 @@ class Planned(_Line, frozen=True, tag="planned"):
     migrations: tuple[Migration, ...] = ()
     preempted: tuple[Preempted, ...] = ()
     ended_leases: tuple[EndedLease, ...] = ()
+    extended_leases: tuple[ExtendedLease, ...] = ()
     reasons: tuple[Reason, ...] = ()
 
 

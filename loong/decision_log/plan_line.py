@@ -24,6 +24,7 @@ from loong.decision_log.lines import (
     Chunk,
     Decode,
     EndedLease,
+    ExtendedLease,
     InstanceState,
     Migration,
     Planned,
@@ -50,6 +51,7 @@ def planned_line(
         ),
         preempted=tuple(_preempted(p.request_id, snapshot) for p in plan.preemptions),
         ended_leases=tuple(EndedLease(end.batch_id, end.step) for end in plan.lease_ends),
+        extended_leases=tuple(ExtendedLease(e.batch_id, e.num_steps) for e in plan.lease_extensions),
         reasons=tuple(map(_reason, plan.decisions)),
     )
 
@@ -68,7 +70,8 @@ def _cause(event: Event) -> Cause:
         case RequestAborted():
             return Cause("request_aborted", request_id=event.request_id)
         case TokensProduced():
-            return Cause("tokens_produced", batch_id=event.batch_id)
+            has_ended = any(token.finish_reason for token in event.tokens)
+            return Cause("tokens_produced" if has_ended else "lease_ending", batch_id=event.batch_id)
         case BatchFinished():
             return Cause("batch_finished", batch_id=event.batch_id)
         case MigrationFinished():

@@ -18,7 +18,7 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
@@ -164,9 +164,11 @@ class SimulatedExecutor:
             match instruction:
                 case RunBatch():
                     self._start_batch(instruction)
+                case ExtendLease():
+                    if (running := self._running.get(instruction.batch_id)) is not None:
+                        running.last_step = instruction.num_steps
                 case StopLease():
-                    running = self._running.get(instruction.batch_id)
-                    if running is not None:
+                    if (running := self._running.get(instruction.batch_id)) is not None:
                         step = max(instruction.step, running.num_steps_taken + 1)
                         running.last_step = min(running.last_step, step)
                 case MoveKV():
@@ -256,7 +258,7 @@ def _needs(instruction: Instruction, instance_id: InstanceId) -> bool:
             return instance_id in instruction.plan.group.instance_ids
         case MoveKV():
             return instance_id in _ends(instruction.migration)
-        case StopLease() | ReleaseKV():
+        case ExtendLease() | StopLease() | ReleaseKV():
             return False
         case _:
             assert_never(instruction)

@@ -22,7 +22,7 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import home_instance_id
-from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.executor.grammars import Grammars
 from loong.stream import Stream
@@ -166,7 +166,7 @@ class WorkersExecutor:
                     self._waiting_for["batch", instruction.batch_id] = set(workers)
                 case MoveKV():
                     self._waiting_for["migration", instruction.migration_id] = set(workers)
-                case StopLease() | ReleaseKV():
+                case ExtendLease() | StopLease() | ReleaseKV():
                     pass
                 case _:
                     assert_never(instruction)
@@ -242,6 +242,8 @@ class WorkersExecutor:
         match instruction:
             case RunBatch():
                 instance_ids = instruction.plan.group.instance_ids
+            case ExtendLease():
+                instance_ids = instruction.group.instance_ids
             case StopLease():
                 return ((instruction.group.leader_id, 0),)
             case MoveKV():

@@ -27,7 +27,7 @@ from loong.core.request import SLO, Request, SamplingParams
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 
-VERSION = 1
+VERSION = 2
 
 
 class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):

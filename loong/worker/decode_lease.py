@@ -12,10 +12,11 @@ from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.request import FinishReason, SamplingParams
 from loong.fabric.protocol import Fabric
-from loong.worker.decode_state import DecodeBatch, DecodeRow, Pieces
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
+from loong.worker.lease_ends import LeaseEnd
+from loong.worker.lease_slots import LeaseSlots, masters_inputs
 
 ReportTokens = Callable[[int, tuple[ProducedToken, ...]], None]
 
@@ -51,32 +52,46 @@ class DecodeLease:
             by_instance[segment.instance_id] += len(segment.positions)
         return max(by_instance.values()) <= self._steps.max_num_slots
 
-    def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
+    def run(self, command: RunBatch, lease_end: LeaseEnd, report: ReportTokens) -> int:
         """As `BatchRunner.run`. What is computed beyond the end of a request or of the lease is dropped.
 
         A group learns that its leader stops the lease while it takes the next step, which then counts.
         """
-        plan = command.plan
-        with self._fabric.batch(command.batch_id, plan.group.instance_ids):
-            self._steps.begin(self._batch(command))
+        slots = LeaseSlots(self._instance_id, self._pool, command)
+        with self._fabric.batch(command.batch_id, command.plan.group.instance_ids):
+            self._steps.begin(slots.batch)
             try:
-                num_steps = self._take_steps(command, stop_step, report)
+                num_steps = self._take_steps(command, slots, lease_end, report)
             finally:
                 self._steps.wait()  # nobody reads a step that is dropped, but it writes into slots
-        for segment in plan.writes:
-            self._pool.release_positions(segment.owner_id, segment.positions[num_steps:])
+        slots.keep(num_steps)
         return num_steps
 
-    def _take_steps(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
+    def _most_steps(self, command: RunBatch) -> int:
+        """Steps for which all lists of slots are short enough."""
+        num_held = sum(given.placement.num_tokens for given in command.inputs)
+        num_steps = (self._steps.max_num_slots - num_held) // len(command.inputs)
+        return max(command.plan.num_steps, num_steps)
+
+    def _take_steps(
+        self, command: RunBatch, slots: LeaseSlots, lease_end: LeaseEnd, report: ReportTokens
+    ) -> int:
         plan, is_alone = command.plan, self._is_alone(command)
-        rows = dict(enumerate(_own(command, self._instance_id)))
-        live, end = set(plan.request_ids), plan.num_steps
+        rows = dict(enumerate(masters_inputs(command, self._instance_id)))
+        live, end, lengthened_at = set(plan.request_ids), plan.num_steps, -1
+        most_steps = self._most_steps(command)
         reading = self._steps.launch()
         step = 0
         while True:
             if is_alone:
-                end = min(end, max(stop_step(), step + 1))
-            following = self._steps.launch() if step + 1 < end else None
+                end = max(lease_end.step(), step + 1)
+            end = min(end, most_steps)
+            if end > slots.num_steps and step >= lengthened_at + 2:  # so what was last copied has arrived
+                lease_end.wait_for_room(end)
+                slots.lengthen(end, rows)
+                self._steps.lengthen(slots.batch)
+                lengthened_at = step
+            following = self._steps.launch() if step + 1 < min(end, slots.num_steps) else None
             tokens = tuple(_take_tokens(reading.wait(), step, rows))
             self._fabric.check()
             if tokens:
@@ -84,7 +99,7 @@ class DecodeLease:
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
             live -= ended
             if not is_alone and following is not None:
-                end = min(end, max(settle(self._fabric, plan, ended, live, stop_step), step + 2))
+                end = max(settle(self._fabric, plan, ended, live, lease_end), step + 2)
             if following is None or not live:
                 return step + 1
             reading = following
@@ -92,34 +107,6 @@ class DecodeLease:
 
     def _is_alone(self, command: RunBatch) -> bool:
         return command.plan.group.dop == 1 and self._fabric.tensor_parallel.size == 1
-
-    def _batch(self, command: RunBatch) -> DecodeBatch:
-        """The lease as it begins, with slots for all that may be stored here."""
-        peers = (i for i in command.plan.group.instance_ids if i != self._instance_id)
-        return DecodeBatch(
-            self._instance_id,
-            [self._row(command, given) for given in _own(command, self._instance_id)],
-            {i: [self._held(given) for given in _own(command, i)] for i in peers},
-        )
-
-    def _row(self, command: RunBatch, given: RequestInput) -> DecodeRow:
-        request_id, params = given.request_id, given.sampling_params
-        assert params is not None
-        held = self._held(given)
-        writes = command.plan.writes_of(request_id)
-        free = tuple(self._pool.allocate(request_id, segment.positions) for segment in writes)
-        return DecodeRow(given.token_ids[0], given.placement.num_tokens, held, free, params)
-
-    def _held(self, given: RequestInput) -> Pieces:
-        """The slots of what a request has here."""
-        held = given.placement.on(self._instance_id)
-        return tuple(self._pool.slots(given.request_id, positions) for positions in held)
-
-
-def _own(command: RunBatch, instance_id: InstanceId) -> list[RequestInput]:
-    """The requests whose master an instance is, in the order of the plan's blocks."""
-    inputs = {given.request_id: given for given in command.inputs}
-    return [inputs[b.request_id] for b in command.plan.queries if b.master_id == instance_id]
 
 
 def _is_plain(given: RequestInput) -> bool:

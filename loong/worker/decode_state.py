@@ -98,25 +98,25 @@ class DecodeState:
         positions = [row.position for row in rows]
         set_first(self.tokens, [row.token_id for row in rows])
         set_first(self.positions, positions)
-        set_first(self.limits, [_num_slots(row.held) + _num_slots(row.free) for row in rows])
         params = draw_params([row.params for row in rows], [p + 1 for p in positions], vocab_size)
         for column, values in zip(self.params, params, strict=True):
             column[: len(rows)] = values
-        return self._list_slots(batch, first_row, slots)
-
-    def _list_slots(self, batch: DecodeBatch, first_row: int, slots: Tensor) -> int:
-        pieces = [piece for row in batch.rows for piece in (*row.held, *row.free)]
-        own = slice(first_row, first_row + len(batch.rows))
-        set_first(self.num_keys[own], [_num_slots(row.held) for row in batch.rows])
-        ends = list(accumulate(self.limits[: len(batch.rows)].tolist(), initial=0))
-        set_first(self.starts[own], ends[:-1])
-        end: int = ends[-1]
+        set_first(self.num_keys[first_row:], [_num_slots(row.held) for row in rows])
         for instance_id, lists in batch.served.items():
-            served = slice(instance_id * batch.size, instance_id * batch.size + len(lists))
-            lengths = list(map(_num_slots, lists))
-            ends = list(accumulate(lengths, initial=end))
-            set_first(self.num_keys[served], lengths)
-            set_first(self.starts[served], ends[:-1])
+            set_first(self.num_keys[instance_id * batch.size :], list(map(_num_slots, lists)))
+        return self.list_slots(batch, first_row, slots)
+
+    def list_slots(self, batch: DecodeBatch, first_row: int, slots: Tensor) -> int:
+        """Take in where each list of slots begins, and how long those of rows are; otherwise as `fill`."""
+        limits = [_num_slots(row.held) + _num_slots(row.free) for row in batch.rows]
+        set_first(self.limits, limits)
+        pieces = [piece for row in batch.rows for piece in (*row.held, *row.free)]
+        ends = list(accumulate(limits, initial=0))
+        set_first(self.starts[first_row:], ends[:-1])
+        end = ends[-1]
+        for instance_id, lists in batch.served.items():
+            ends = list(accumulate(map(_num_slots, lists), initial=end))
+            set_first(self.starts[instance_id * batch.size :], ends[:-1])
             end = ends[-1]
             pieces += chain.from_iterable(lists)
         if pieces:  # a member may have nothing of anybody

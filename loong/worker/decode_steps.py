@@ -84,6 +84,17 @@ class DecodeSteps:
             self._exchange.begin(batch.num_tokens)
         self._next_step = self._steps[is_group, batch.size]
 
+    def lengthen(self, batch: DecodeBatch) -> None:
+        """Let the next steps have the slots of `batch`, the same lease with more of them.
+
+        A step that was launched after the last of these calls, or of `begin`, must have been read.
+        """
+        first_row = self._instance_id * batch.size if batch.served else 0
+        num_slots = self._host.list_slots(batch, first_row, self._host_slots)
+        self._state.limits.copy_(self._host.limits, non_blocking=True)
+        self._state.starts.copy_(self._host.starts, non_blocking=True)
+        self._slots[:num_slots].copy_(self._host_slots[:num_slots], non_blocking=True)
+
     def launch(self) -> Reading:
         """Take the next step; the reading is of its tokens and largest logits, [512] each, in row order."""
         self._next_step()

@@ -1,12 +1,13 @@
 """What the instances of a group tell each other at the edge of a decode step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
 from loong.fabric.protocol import Fabric
+from loong.worker.lease_ends import LeaseEnd
 
 
 def settle(
@@ -14,15 +15,15 @@ def settle(
     plan: BatchPlan,
     ended: Iterable[RequestId],
     live: set[RequestId],
-    stop_step: Callable[[], int],
+    lease_end: LeaseEnd,
 ) -> int:
     """Drop from `live` what ended anywhere in the group; `ended` is what did so here.
 
-    Returns the step before which the group's leader ends the lease, as its `stop_step` says.
+    Returns the step before which the group's leader ends the lease, as its `lease_end` says.
     """
     request_ids = plan.request_ids
     payload = torch.zeros(1 + len(request_ids), dtype=torch.int64)
-    payload[0] = stop_step()
+    payload[0] = lease_end.step()
     for request_id in ended:
         payload[1 + request_ids.index(request_id)] = 1
     told = fabric.exchange_control(plan.group.instance_ids, payload)

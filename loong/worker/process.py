@@ -24,7 +24,7 @@ import zmq
 
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
-from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
@@ -53,6 +53,7 @@ from loong.worker.backend import Backend, CpuBackend
 from loong.worker.config import WorkerConfig
 from loong.worker.constraints import Constraints
 from loong.worker.kv_pool import KVPool
+from loong.worker.lease_ends import LeaseEnds
 from loong.worker.runner import BatchRunner
 from loong.worker.tracer import Tracer
 from loong.worker.transfer import SegmentMover
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
 
 HEARTBEAT_SECONDS = 1.0
-_NEVER = sys.maxsize
 
 
 class Reports:
@@ -108,7 +108,7 @@ class Worker:
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
         self._batches: SimpleQueue[RunBatch | StartTrace | WriteTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
-        self._stop_steps: dict[int, int] = {}  # by batch; written by the control thread, read at step edges
+        self._lease_ends = LeaseEnds(config.deadline)
 
     def serve(self) -> None:
         """Take commands until told to shut down, once all workers are there."""
@@ -134,9 +134,10 @@ class Worker:
         match command:
             case RunBatch() | StartTrace() | WriteTrace():
                 self._batches.put(command)
+            case ExtendLease():
+                self._lease_ends.extend(command.batch_id, command.num_steps)
             case StopLease():
-                earlier = self._stop_steps.get(command.batch_id, _NEVER)
-                self._stop_steps[command.batch_id] = min(earlier, command.step)
+                self._lease_ends.stop(command.batch_id, command.step)
             case MoveKV():
                 self._migrations.put(command)
             case ReleaseKV():
@@ -180,8 +181,7 @@ class Worker:
             match command := self._batches.get():
                 case RunBatch():
                     num_steps = self._run_batch(command, runner, reports)
-                    for past_id in [i for i in list(self._stop_steps) if i <= command.batch_id]:
-                        del self._stop_steps[past_id]
+                    self._lease_ends.forget_up_to(command.batch_id)
                     reports.send(BatchDone(command.batch_id, instance_id, tp_rank, num_steps))
                 case StartTrace():
                     tracer.start()
@@ -192,14 +192,11 @@ class Worker:
                     assert_never(command)
 
     def _run_batch(self, command: RunBatch, runner: BatchRunner, reports: Reports) -> int:
-        def stop_step() -> int:
-            return self._stop_steps.get(command.batch_id, _NEVER)
-
         def report_tokens(step: int, tokens: tuple[ProducedToken, ...]) -> None:
             if self._config.tp_rank == 0:  # all ranks sample the same
                 reports.send(StepDone(command.batch_id, step, tokens))
 
-        return runner.run(command, stop_step, report_tokens)
+        return runner.run(command, self._lease_ends.of(command), report_tokens)
 
     def _run_migrations(self) -> None:
         reports = self._reports()

@@ -1,9 +1,9 @@
 """Carries out one batch on one instance: a step, or the steps of a lease."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from loong.worker.decode_state import BATCH_SIZES
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
+from loong.worker.lease_ends import LeaseEnd
 from loong.worker.mixed_steps import MixedSteps
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
 from loong.worker.tracer import Span
@@ -130,30 +131,32 @@ class BatchRunner:
             mixed_steps.capture()
             self._mixed_steps = mixed_steps
 
-    def run(self, command: RunBatch, stop_step: Callable[[], int], report: ReportTokens) -> int:
+    def run(self, command: RunBatch, lease_end: LeaseEnd, report: ReportTokens) -> int:
         """Take the steps of a batch and return how many; tokens are reported after each.
 
-        A lease ends after its last step, when all its requests have ended, or before the step that
-        `stop_step` of the group's leader names, whichever comes first. All instances end at the same step.
+        A lease ends before the step that `lease_end` of the group's leader names, or when all its requests
+        have ended. All instances end at the same step.
         """
         if self._lease is not None and self._lease.can_run(command):
-            return self._lease.run(command, stop_step, report)
+            return self._lease.run(command, lease_end, report)
         plan = command.plan
         requests = {given.request_id: _Progress(given, given.placement, []) for given in command.inputs}
         live = set(requests)
         with self._fabric.batch(command.batch_id, plan.group.instance_ids):
-            for step in range(plan.num_steps):
+            for step in count():
                 step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
                 tokens = self._take_step(step_plan, requests)
                 self._fabric.check()
                 if tokens:
                     report(step, tokens)
-                if plan.num_steps > 1:
-                    ended = {token.request_id for token in tokens if token.finish_reason is not None}
-                    stop = settle(self._fabric, plan, ended, live, stop_step)
-                    if step + 1 >= stop or not live:
-                        return step + 1
-        return plan.num_steps
+                if plan.num_steps == 1:
+                    break
+                ended = {token.request_id for token in tokens if token.finish_reason is not None}
+                stop = settle(self._fabric, plan, ended, live, lease_end)
+                if step + 1 >= stop or not live:
+                    break
+                lease_end.wait_for_room(step + 2)
+        return step + 1
 
     def spans(self) -> Iterator[Span]:
         """What of this is worth to be told apart in a trace."""

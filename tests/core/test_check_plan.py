@@ -11,6 +11,7 @@ from loong.core.plan import (
     IterationPlan,
     KVMigration,
     LeaseEnd,
+    LeaseExtension,
     Preemption,
     QueryBlock,
     Transfer,
@@ -295,3 +296,57 @@ def test_a_request_that_goes_frees_nothing_that_others_hold_too() -> None:
 )
 def test_a_lease_ends_at_a_step_that_may_still_come(end: LeaseEnd, message: str) -> None:
     refused(IterationPlan(lease_ends=(end,)), message)
+
+
+IN_LEASE = replace(
+    SNAPSHOT,
+    instances=(
+        ElasticInstance(0, 1, FULL, 100, kv_used=17, batch_id=7),
+        ElasticInstance(1, 1, FULL, 20, kv_used=12, batch_id=7),
+    ),
+    running=tuple(replace(view, batch_id=7) for view in SNAPSHOT.running[:2]),
+    batches=(RunningBatch(7, LEASE, 0.0, num_steps_taken=3, last_step=8, stepped_at=0.0),),
+)
+
+
+def in_lease(**changes: object) -> Snapshot:
+    """With another lease."""
+    running = RunningBatch(7, LEASE, 0.0, num_steps_taken=3, last_step=8, stepped_at=0.0)
+    return replace(IN_LEASE, batches=(replace(running, **changes),))  # type: ignore[arg-type]  # as above
+
+
+def test_a_lease_goes_on_where_its_master_has_room() -> None:
+    """Of the two requests one is over before, and needs none."""
+    check_plan(IN_LEASE, IterationPlan(lease_extensions=(LeaseExtension(7, 16),)))
+    with pytest.raises(InvalidPlanError, match="instance 1 is to store 9 tokens but has room for 8"):
+        check_plan(IN_LEASE, IterationPlan(lease_extensions=(LeaseExtension(7, 17),)))
+
+
+def test_a_lease_goes_on_for_no_more_tokens_than_its_requests_may_have() -> None:
+    (extended,) = (IN_LEASE.extended(LeaseExtension(7, 99)),)
+    assert extended.num_stored_tokens == {1: 18, 0: 3}
+    assert (extended.num_steps, extended.queries) == (99, LEASE.queries)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "extensions", "message"),
+    [
+        (IN_LEASE, [LeaseExtension(6, 10)], "batch 6 is to go on, but is no lease"),
+        (SNAPSHOT, [LeaseExtension(9, 10)], "batch 9 is to go on, but is no lease"),  # of one step
+        (in_lease(last_step=7), [LeaseExtension(7, 10)], "batch 7 is to go on, but is no lease"),
+        (in_lease(num_steps_taken=7), [LeaseExtension(7, 10)], "batch 7 is to go on, but is no lease"),
+        (IN_LEASE, [LeaseExtension(7, 8)], "to be extended to 8 steps, but has 8"),
+        (IN_LEASE, [LeaseExtension(7, 9), LeaseExtension(7, 10)], "given two ends at once"),
+    ],
+)
+def test_only_leases_that_nobody_ends_go_on_while_there_is_time_to_tell(
+    snapshot: Snapshot, extensions: list[LeaseExtension], message: str
+) -> None:
+    with pytest.raises(InvalidPlanError, match=message):
+        check_plan(snapshot, IterationPlan(lease_extensions=tuple(extensions)))
+
+
+def test_a_lease_is_not_ended_and_extended_at_once() -> None:
+    plan = IterationPlan(lease_ends=(LeaseEnd(7, 5),), lease_extensions=(LeaseExtension(7, 10),))
+    with pytest.raises(InvalidPlanError, match="given two ends at once"):
+        check_plan(IN_LEASE, plan)

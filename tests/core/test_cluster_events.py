@@ -16,7 +16,15 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    MoveKV,
+    ReleaseKV,
+    RequestInput,
+    RunBatch,
+    StopLease,
+)
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import (
     BatchPlan,
@@ -24,6 +32,7 @@ from loong.core.plan import (
     IterationPlan,
     KVMigration,
     LeaseEnd,
+    LeaseExtension,
     Preemption,
     QueryBlock,
     Transfer,
@@ -111,6 +120,64 @@ def test_a_lease_that_ends_early_gives_back_the_slots_of_steps_not_taken() -> No
     assert used(state) == [2, 4, 0, 0]
     (view,) = state.snapshot(2.0).running
     assert (view.num_output_tokens, view.is_decoding) == (3, True)
+
+
+def test_a_lease_that_goes_on_has_room_for_its_steps_and_gives_back_what_it_does_not_use() -> None:
+    state = prefilled(0, 1)
+    plan = lease(3, 0, 1)
+    commit(state, IterationPlan((plan,)), 1.0)
+    assert used(state) == [2, 5, 0, 0]
+    extension = IterationPlan(lease_extensions=(LeaseExtension(2, 6),))
+    assert commit(state, extension, 1.0) == (ExtendLease(2, plan.group, 6),)
+    assert used(state) == [2, 8, 0, 0]
+    for step in range(4):
+        state.apply(token(2, step, 61 + step))
+    end = IterationPlan(lease_ends=(LeaseEnd(2, 5),))
+    assert commit(state, end, 1.0) == (StopLease(2, plan.group, 5),)
+    state.apply(token(2, 4, 65))
+    assert state.apply(BatchFinished(2.0, 2, 5)) == ()
+    assert used(state) == [2, 7, 0, 0]
+    (view,) = state.snapshot(2.0).running
+    assert (view.num_output_tokens, view.is_decoding) == (6, True)
+
+
+def test_a_lease_whose_group_heard_too_late_ends_as_it_was_to() -> None:
+    state = prefilled(0)
+    commit(state, IterationPlan((lease(3, 0),)), 1.0)
+    state.apply(token(2, 0, 61))
+    commit(state, IterationPlan(lease_extensions=(LeaseExtension(2, 7),)), 1.0)
+    assert used(state) == [11, 0, 0, 0]
+    state.apply(token(2, 1, 62))
+    state.apply(token(2, 2, 63))
+    assert state.apply(BatchFinished(2.0, 2, 3)) == ()
+    assert used(state) == [7, 0, 0, 0]
+
+
+def test_after_an_abort_no_lease_goes_on_for_its_workers_know_of_none() -> None:
+    for num_steps in (2, 3, 5):
+        state = prefilled(0)
+        commit(state, IterationPlan((lease(num_steps, 0),)), 1.0)
+        state.apply(RequestAborted(1.5, "r"))
+        with pytest.raises(InvalidPlanError, match="no lease that can be extended"):
+            commit(state, IterationPlan(lease_extensions=(LeaseExtension(2, 7),)), 1.5)
+
+
+def test_the_first_tokens_of_the_last_steps_of_a_lease_call_for_a_plan() -> None:
+    state = cluster()
+    commit(state, IterationPlan((prefill(0),)), 0.0)
+    first = token(1, 0, 60)
+    state.apply(first)
+    assert not state.calls_for_a_plan(first)  # its batch has one step
+    finished = BatchFinished(1.0, 1, 1)
+    state.apply(finished)
+    assert state.calls_for_a_plan(finished)
+    commit(state, IterationPlan((lease(5, 0),)), 1.0)
+    calls = []
+    for step, reason in enumerate((None, None, None, FinishReason.STOP)):
+        event = token(2, step, 61, reason)
+        state.apply(event)
+        calls.append(state.calls_for_a_plan(event))
+    assert calls == [True, False, False, True]  # of a short lease at once
 
 
 def test_a_lease_tells_when_its_present_step_began() -> None:

@@ -31,7 +31,7 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import (
     BatchPlan,
@@ -95,6 +95,8 @@ class ToyWorkers:
                     for segment in instruction.plan.writes:
                         self.reserve(segment)
                     self.fork(instruction)
+                case ExtendLease():
+                    self.extend(self.batches[instruction.batch_id], instruction.num_steps)
                 case StopLease():
                     batch = self.batches[instruction.batch_id]
                     edge = max(instruction.step, batch.num_steps_taken)
@@ -105,6 +107,19 @@ class ToyWorkers:
                 case ReleaseKV():
                     for instance_id in instruction.instance_ids:
                         self.free(instance_id, instruction.owner_id, instruction.positions)
+
+    def extend(self, batch: ToyBatch, num_steps: int) -> None:
+        """Have slots for the steps to come; but every third group hears of them too late."""
+        run = batch.run
+        stops = {
+            given.request_id: given.last_stop for given in run.inputs if given.request_id not in batch.left
+        }
+        plan = run.plan.lengthened(num_steps, stops)
+        for old, new in zip(run.plan.writes, plan.writes, strict=True):
+            self.reserve(KVSegment(new.owner_id, new.positions[len(old.positions) :], new.instance_id))
+        batch.run = replace(run, plan=plan)
+        if run.batch_id % 3:
+            batch.stop_step = num_steps
 
     def reserve(self, segment: KVSegment) -> None:
         slots = self.held[segment.instance_id][segment.owner_id]

@@ -64,6 +64,7 @@ def test_holdings_tell_shares_where_there_are_several() -> None:
         ("request_arrived", "r arrives"),
         ("request_aborted", "the client of r leaves"),
         ("tokens_produced", "a request of batch 1 ends"),
+        ("lease_ending", "batch 1 has few steps left"),
         ("batch_finished", "batch 1 ends"),
         ("migration_finished", "migration 2 ends"),
         ("instance_lost", "instance 3 is lost"),

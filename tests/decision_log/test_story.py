@@ -22,10 +22,10 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption
+from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, LeaseExtension, Preemption
 from loong.core.request import FinishReason, RequestView
 from loong.core.snapshot import Snapshot
-from loong.decision_log.lines import Arrived, Ended, FirstToken, Line
+from loong.decision_log.lines import Arrived, Cause, Ended, ExtendedLease, FirstToken, Line, Planned
 from loong.decision_log.log import decision_log
 from loong.decision_log.reader import read_log
 from loong.decision_log.story import words
@@ -212,6 +212,31 @@ def test_leases_cut_short_are_told_with_the_cause(tmp_path: Path) -> None:
     text = story(told(tmp_path / "log", THREE, script), "r000")
     assert "Decode of 2 tokens in 1 lease on instances 0 and 1 (DoP 2): 1.00 s a token." in text
     assert "1 lease ends early: as r002 arrives." in text
+
+
+@pytest.mark.parametrize(("num_steps", "is_cut"), [(7, False), (6, True)])
+def test_a_lease_that_went_on_is_cut_short_only_if_it_took_fewer_steps_than_it_came_to_have(
+    tmp_path: Path, num_steps: int, is_cut: bool
+) -> None:
+    def script(teller: Teller) -> None:
+        first, _ = prefill_two(teller)
+        teller.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
+        extension = IterationPlan(lease_extensions=(LeaseExtension(3, 7),))
+        teller.tell(tokens(3, 0, "r000"), extension)
+        for step in range(1, 5):
+            teller.tell(tokens(3, step, "r000"))
+        teller.tell(RequestArrived(10.5, timed_request(2, 6, 9)), IterationPlan(lease_ends=(LeaseEnd(3, 6),)))
+        for step in range(5, num_steps):
+            teller.tell(tokens(3, step, "r000"))
+        teller.tell(BatchFinished(12.0, 3, num_steps))
+
+    log = told(tmp_path / "log", THREE, script)
+    planned = [line for line in log if isinstance(line, Planned) and line.extended_leases]
+    assert [line.causes for line in planned] == [(Cause("lease_ending", batch_id=3),)]
+    assert planned[0].extended_leases == (ExtendedLease(3, 7),)
+    text = story(log, "r000")
+    assert f"Decode of {num_steps} tokens in 1 lease on instances 0 and 1" in text
+    assert ("1 lease ends early: as r002 arrives." in text) == is_cut
 
 
 def test_offloading_and_a_failed_move_are_told(tmp_path: Path) -> None:

@@ -9,8 +9,12 @@ from leak_checks import shared_cluster
 from plans import in_group
 from requests_for_tests import assert_exact, expected, greedy_request, random_prompt, sampled_request
 
-from loong.core.plan import Transfer
+from loong.core.cost_model import CostModel
+from loong.core.instructions import ExtendLease
+from loong.core.plan import IterationPlan, Transfer
+from loong.core.snapshot import Snapshot
 from loong.launcher.local import ClusterConfig
+from loong.scheduler.extensions import extending
 
 pytestmark = pytest.mark.gpu
 
@@ -70,6 +74,25 @@ def test_steps_that_do_not_wait_for_the_host_give_the_tokens_of_transformers(
 ) -> None:
     requests = [greedy_request(random_prompt(9 + n, seed=n), 20 + n, num_logprobs=None) for n in range(11)]
     outputs = on_gpus.run(requests, in_group(*group, num_steps=7))
+    for request in requests:
+        tokens, _ = expected(folder, request.prompt_token_ids, request.sampling_params.max_tokens)
+        assert [token.token_id for token in outputs[request.request_id]] == tokens
+
+
+@pytest.mark.parametrize("group", [(0,), (2, 1), (1, 0, 2)])
+def test_leases_that_go_on_give_the_tokens_of_transformers(
+    on_gpus: Cluster, folder: Path, group: tuple[int, ...]
+) -> None:
+    requests = [
+        greedy_request(random_prompt(9 + n, seed=n), 20 + 16 * n, num_logprobs=None) for n in range(4)
+    ]
+    run_all = in_group(*group, num_steps=7)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        return extending(run_all(snapshot, cost_model), snapshot, 7)
+
+    outputs = on_gpus.run(requests, policy)
+    assert any(isinstance(what, ExtendLease) for what in on_gpus.log)
     for request in requests:
         tokens, _ = expected(folder, request.prompt_token_ids, request.sampling_params.max_tokens)
         assert [token.token_id for token in outputs[request.request_id]] == tokens

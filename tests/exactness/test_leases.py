@@ -9,10 +9,12 @@ from requests_for_tests import assert_exact, expected, greedy_request, random_pr
 
 from loong.core.cost_model import CostModel
 from loong.core.events import BatchFinished, TokensProduced
-from loong.core.instructions import RunBatch, StopLease
+from loong.core.instructions import ExtendLease, RunBatch, StopLease
 from loong.core.plan import IterationPlan, LeaseEnd
 from loong.core.request import FinishReason
 from loong.core.snapshot import Snapshot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import make_policy
 
 PROMPTS = tuple(random_prompt(length, seed=length) for length in (21, 8, 33))
 
@@ -73,6 +75,23 @@ def test_the_engine_ends_a_lease_at_a_coming_step(any_cluster: Cluster, folder: 
     for batch, num_told, num_steps in leases(any_cluster):
         assert num_told == num_steps
         assert all(num_steps >= end.step for end in ends if end.batch_id == batch.batch_id)
+
+
+@pytest.mark.parametrize("leaving", [{}, {0: 60}])
+def test_a_lease_that_goes_on_is_one_batch_whoever_ends_in_it(
+    any_cluster: Cluster, folder: Path, leaving: dict[int, int]
+) -> None:
+    """A long answer is one lease, unless a client leaves; by the policy of a group that never changes."""
+    requests = [greedy_request(prompt, count) for prompt, count in zip(PROMPTS, (100, 110, 90), strict=True)]
+    policy = make_policy("static-sp", PolicyConfig())
+    left = {requests[index].request_id: count for index, count in leaving.items()}
+    outputs = any_cluster.run(requests, policy, leaving=left)
+    assert_exact(folder, [request for request in requests if request.request_id not in left], outputs)
+    taken = [num_steps for *_, num_steps in leases(any_cluster)]
+    assert sum(taken) >= 109
+    assert len(taken) <= 2 + len(leaving)  # with steps of 16 it would be 7
+    extensions = [what for what in any_cluster.log if isinstance(what, ExtendLease)]
+    assert len(extensions) >= 5
 
 
 def test_an_abort_ends_the_lease_that_computes_the_request(any_cluster: Cluster, folder: Path) -> None:

@@ -21,7 +21,7 @@ from loong.core.events import (
 )
 from loong.core.instructions import StopLease
 from loong.core.placement import KVSegment, Placement
-from loong.core.plan import BatchPlan, IterationPlan, KVMigration
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseExtension
 from loong.core.request import FinishReason, Request
 from loong.core.work import step_work
 from loong.executor.processors import Processors
@@ -146,6 +146,23 @@ def test_a_lease_stopped_too_late_ends_at_the_next_edge() -> None:
     batch = stage.state.snapshot(0).batches[0]
     stage.executor.submit([StopLease(batch.batch_id, batch.plan.group, 2)])
     assert [event.step for event in stage.rest() if isinstance(event, TokensProduced)] == [4]
+
+
+def test_a_lease_goes_on_if_it_hears_of_it_in_time() -> None:
+    stage = Stage([timed_request(0, 10, 100)]).prefilled()
+    stage.lease(4)
+    stage.next_event()
+    stage.commit(IterationPlan(lease_extensions=(LeaseExtension(2, 7),)))
+    assert [event.step for event in stage.rest() if isinstance(event, TokensProduced)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_lease_that_hears_too_late_that_it_may_go_on_ends() -> None:
+    stage = Stage([timed_request(0, 10, 100)], plan_time=10.0).prefilled()
+    stage.lease(4)
+    stage.next_event()
+    stage.commit(IterationPlan(lease_extensions=(LeaseExtension(2, 7),)))
+    assert [event.step for event in stage.rest() if isinstance(event, TokensProduced)] == [1, 2, 3]
+    assert stage.state.snapshot(0).instances[0].kv_used == 10 + 4
 
 
 def test_a_migration_takes_its_predicted_time() -> None:

@@ -1,9 +1,6 @@
 """An instance without an engine. Imports nothing that is slow to import."""
 
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -19,8 +16,6 @@ from loong.worker.backend import Backend
 from loong.worker.kv_pool import KVPool
 from loong.worker.runner import BatchRunner
 
-_NEVER = sys.maxsize
-
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -28,6 +23,23 @@ class Stop:
 
     step: int
     told_in: int = 1
+
+
+@dataclass(slots=True)
+class Told:
+    """What an instance answers at each step's edge when it is asked for the end of its lease."""
+
+    stop: Stop | None
+    num_steps: int
+    num_asked: int = 0
+
+    def step(self) -> int:
+        self.num_asked += 1
+        is_told = self.stop is not None and self.num_asked >= self.stop.told_in
+        return self.stop.step if self.stop is not None and is_told else self.num_steps
+
+    def wait_for_room(self, num_steps: int) -> None:
+        """There is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +84,10 @@ class BareInstance:
         if isinstance(command, ReleaseKV):
             self._pool.release(command.owner_id)
         elif self._instance_id in command.plan.group.instance_ids:
-            stop_steps = self._stop_steps()
             num_steps = self._runner.run(
                 command,
-                lambda: next(stop_steps),
+                Told(self._stop, command.plan.num_steps),
                 lambda step, tokens: produced.extend((step, token) for token in tokens),
             )
         traffic = self._fabric.traffic.snapshot() - before
         return Outcome(num_steps, tuple(produced), traffic, self._pool.num_used)
-
-    def _stop_steps(self) -> Iterator[int]:
-        """What it answers at each step's edge."""
-        for step in count(1):
-            yield self._stop.step if self._stop is not None and step >= self._stop.told_in else _NEVER

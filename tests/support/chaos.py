@@ -1,5 +1,6 @@
 """A policy that does anything the rules allow, for no reason at all."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -12,6 +13,7 @@ from loong.core.plan import (
     IterationPlan,
     KVMigration,
     LeaseEnd,
+    LeaseExtension,
     Preemption,
     QueryBlock,
     Transfer,
@@ -80,8 +82,14 @@ class _Draw:
                 migrations += self._migrations(view)
             else:
                 computed.append(view)
+        batches = tuple(self._batches(computed))
+        ends = tuple(self._lease_ends())
         return IterationPlan(
-            tuple(self._batches(computed)), tuple(migrations), tuple(preemptions), tuple(self._lease_ends())
+            batches,
+            tuple(migrations),
+            tuple(preemptions),
+            ends,
+            lease_extensions=tuple(self._extensions(frozenset(end.batch_id for end in ends))),
         )
 
     def _shuffled(self, items: Sequence[RequestView]) -> list[RequestView]:
@@ -109,6 +117,17 @@ class _Draw:
             if batch.last_step > batch.num_steps_taken and self.random.random() < 0.2:
                 step = self.random.randint(batch.num_steps_taken + 1, batch.last_step)
                 yield LeaseEnd(batch.batch_id, step)
+
+    def _extensions(self, ended_ids: frozenset[int]) -> Iterator[LeaseExtension]:
+        for batch in self.snapshot.batches:
+            if batch.is_extendable and batch.batch_id not in ended_ids and self.random.random() < 0.5:
+                num_steps = batch.plan.num_steps + self.random.randint(1, 9)
+                extension = LeaseExtension(batch.batch_id, num_steps)
+                grown = Counter(self.snapshot.extended(extension).num_stored_tokens)
+                grown.subtract(batch.plan.num_stored_tokens)
+                if all(num_tokens <= self.free[i] for i, num_tokens in grown.items()):
+                    self.free = {i: free - grown[i] for i, free in self.free.items()}
+                    yield extension
 
     def _migrations(self, view: RequestView) -> Iterator[KVMigration]:
         """All that is on host tiers comes back to instances; if nothing is, some parts go anywhere."""

@@ -27,7 +27,7 @@ from loong.decision_log.reader import read_log
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.policy import Policy
-from loong.scheduling import Scheduling, calls_for_a_plan
+from loong.scheduling import Scheduling
 
 
 def clock(step: float, token: float, moved_key: float = 0.0) -> WorkCostModel:
@@ -77,7 +77,7 @@ class Teller:
         """Let an event happen, and on it a plan (the empty one, unless given)."""
         self.state.apply(event)
         self._log.took_in(event)
-        if calls_for_a_plan(event):
+        if self.state.calls_for_a_plan(event):
             snapshot, made = self.state.snapshot(event.time), plan or IterationPlan()
             self._log.planned([event], snapshot, made, self.state.commit(made, snapshot))
 

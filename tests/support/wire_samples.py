@@ -2,7 +2,7 @@
 
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ESPGroup
-from loong.core.instructions import Fork, MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Fork, MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import FinishReason, SamplingParams
@@ -39,6 +39,7 @@ INPUT = RequestInput(
 )
 COMMANDS: tuple[Command, ...] = (
     RunBatch(1, PLAN, (INPUT,)),
+    ExtendLease(1, GROUP, 32),
     StopLease(1, GROUP, 4),
     MoveKV(2, KVMigration(SEGMENT, 0)),
     ReleaseKV("r", (0, 2)),

@@ -44,7 +44,10 @@ def command(batch_id: int, plan: BatchPlan, *lives: LiveRequest) -> RunBatch:
 def run(
     fabric: SocketFabric, folder: Path, stop: Stop | None, num_tokens: tuple[int, ...], **params: object
 ) -> list[Outcome]:
-    """Prefill three requests, then decode them on a lease of 12 steps; both ways of taking it."""
+    """Prefill three requests, then decode them on a lease of 12 steps; both ways of taking it.
+
+    A `stop` beyond these lets the lease go on.
+    """
     outcomes = []
     for way, takes_leases in enumerate((False, True)):
         instance = BareInstance(fabric, 0, folder, stop, CpuBackend(takes_leases=takes_leases))
@@ -72,7 +75,10 @@ def told(outcome: Outcome) -> list[tuple[int, int, FinishReason | None]]:
     return [without_id(step, token) for step, token in outcome.tokens]
 
 
-@pytest.mark.parametrize("stop", [None, Stop(1), Stop(4), Stop(2, told_in=5)], ids=str)
+ENDS = [None, Stop(1), Stop(4), Stop(2, told_in=5), Stop(20), Stop(17, told_in=11), Stop(19, told_in=12)]
+
+
+@pytest.mark.parametrize("stop", ENDS, ids=str)
 @pytest.mark.parametrize("num_tokens", [(30, 40, 50), (4, 30, 9), (4, 6, 9)], ids=str)
 def test_steps_that_do_not_wait_give_the_same_tokens_and_end_with_the_same_slots(
     fabric: SocketFabric, folder: Path, stop: Stop | None, num_tokens: tuple[int, ...]
@@ -85,11 +91,12 @@ def test_steps_that_do_not_wait_give_the_same_tokens_and_end_with_the_same_slots
         assert not_waiting.num_slots_used == waiting.num_slots_used
 
 
+@pytest.mark.parametrize("stop", [None, Stop(25, told_in=3)], ids=str)
 def test_a_request_that_ends_by_a_token_leaves_and_the_others_go_on(
-    fabric: SocketFabric, folder: Path
+    fabric: SocketFabric, folder: Path, stop: Stop | None
 ) -> None:
     stops = tuple(range(0, 97, 9))
-    waiting, not_waiting = run(fabric, folder, None, (30, 30, 30), stop_token_ids=stops)
+    waiting, not_waiting = run(fabric, folder, stop, (30, 30, 30), stop_token_ids=stops)
     assert any(token.finish_reason is FinishReason.STOP for _, token in waiting.tokens)
     assert told(not_waiting) == told(waiting)
 

@@ -65,6 +65,7 @@ def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: 
         (Stop(7, told_in=3), 7),
         (Stop(12), 8),  # all requests are over before
         (None, 8),
+        (Stop(30, told_in=2), 8),
     ],
 )
 def test_all_members_end_at_one_step_which_the_leader_names_or_nobody_is_left(
@@ -85,6 +86,34 @@ def test_all_members_end_at_one_step_which_the_leader_names_or_nobody_is_left(
         )
         is_over = last == live.request.sampling_params.max_tokens - 1
         assert (outcome.tokens[-1][1].finish_reason is FinishReason.LENGTH) == is_over
+
+
+@pytest.mark.parametrize("stop", [Stop(16), Stop(11, told_in=3), Stop(90, told_in=5)], ids=str)
+def test_a_lease_goes_on_as_long_as_the_leader_says_if_it_hears_of_it_before_the_last_step(
+    folder: Path, stop: Stop
+) -> None:
+    story = Story(folder, (0, 1, 2), (NUM_TOKENS, 9, NUM_TOKENS))
+    story.lease(Lease((2, 0, 1), (0, 1, 2), 7))
+    stops = {0: Stop(1), 1: Stop(1), 2: stop}  # the leader is asked alone
+    waiting, not_waiting = (
+        run_commands(folder, 3, story.commands, stops, takes_leases=way) for way in (False, True)
+    )
+    num_steps = min(stop.step, NUM_TOKENS - 1)
+    for ours, theirs in zip(not_waiting, waiting, strict=True):
+        assert told(ours) == told(theirs)
+        assert ours[1].num_steps == theirs[1].num_steps == num_steps
+    for live, (_, outcome) in zip(story.lives, not_waiting, strict=True):
+        tokens, _ = expected(folder, live.request.prompt_token_ids, NUM_TOKENS)
+        last = min(num_steps, live.request.sampling_params.max_tokens - 1)
+        assert [token.token_id for _, token in outcome.tokens] == tokens[1 : 1 + last]
+
+
+def test_a_lease_that_hears_in_its_last_step_that_it_may_go_on_ends(folder: Path) -> None:
+    story = Story(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))
+    story.lease(Lease((0, 1), (0, 1), 7))
+    by_rank = run_commands(folder, 2, story.commands, {0: Stop(15, told_in=7)}, takes_leases=True)
+    assert [outcomes[1].num_steps for outcomes in by_rank] == [7, 7]
+    assert [outcomes[1].num_slots_used - outcomes[0].num_slots_used for outcomes in by_rank] == [7, 7]
 
 
 def test_a_request_that_ends_by_a_token_ends_its_part_of_the_lease(folder: Path) -> None:

@@ -86,6 +86,11 @@ class LogIndex:
     batch_losses: dict[int, InstanceLost] = field(default_factory=dict)
     migration_ends: dict[int, MigrationEnded] = field(default_factory=dict)
     lease_ends: dict[int, Planned] = field(default_factory=dict)  # the first plan that ended a lease
+    lease_steps: dict[int, int] = field(default_factory=dict)  # that leases may have had which were extended
+
+    def max_steps(self, batch: Batch) -> int:
+        """Steps that a batch might have taken, as it was told last."""
+        return self.lease_steps.get(batch.batch_id, batch.num_steps)
 
     def batches_on(self, instance_ids: Iterable[int], start: float, end: float) -> tuple[Batch, ...]:
         """The batches with any of these instances that began from `start` on and before `end`."""
@@ -148,6 +153,8 @@ def _add_plan(index: LogIndex, number: int, plan: Planned) -> None:
             index.entries[part.request_id].append(Ran(plan, batch, part))
     for end in plan.ended_leases:
         index.lease_ends.setdefault(end.batch_id, plan)
+    for extended in plan.extended_leases:
+        index.lease_steps[extended.batch_id] = extended.num_steps
 
 
 def _add_loss(index: LogIndex, loss: InstanceLost) -> None:

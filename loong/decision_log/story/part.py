@@ -37,7 +37,7 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> Part:
         computed_on=computed_on,
         kept_on=kept_on,
         num_steps=num_steps,
-        max_steps=batch.num_steps,
+        max_steps=index.max_steps(batch),
         num_others=batch.num_requests - 1,
         predicted_seconds=batch.predicted_seconds,
         paused_seconds=sum(pause.seconds for pause in pauses),
@@ -68,6 +68,6 @@ def _num_steps_to(ended: Ended, ran: Ran, num_prompt_tokens: int) -> int:
 def _cut_short_by(index: LogIndex, ran: Ran) -> tuple[Cause, ...]:
     """On which events its lease was ended early, if that came in time."""
     told, end = index.lease_ends.get(ran.batch.batch_id), index.batch_ends.get(ran.batch.batch_id)
-    if told is None or end is None or end.num_steps >= ran.batch.num_steps:
+    if told is None or end is None or end.num_steps >= index.max_steps(ran.batch):
         return ()
     return told.causes

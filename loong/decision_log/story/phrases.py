@@ -94,6 +94,8 @@ def _happening(cause: Cause) -> str:
             return f"the client of {cause.request_id} leaves"
         case "tokens_produced":
             return f"a request of batch {cause.batch_id} ends"
+        case "lease_ending":
+            return f"batch {cause.batch_id} has few steps left"
         case "batch_finished":
             return f"batch {cause.batch_id} ends"
         case "migration_finished":

@@ -1,0 +1,81 @@
+"""Leases that go on where nothing else is to be done, so that no device waits for a new one.
+
+What is extended is what a plan at the lease's end would do again: the same requests, masters and instances.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from loong.core.instance import InstanceKind
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, LeaseExtension
+from loong.core.request import RequestView
+from loong.core.snapshot import RunningBatch, Snapshot
+from loong.scheduler.leases import LONG_LEASES, SPARED_SHARE
+
+LONGEST = 8  # times as many steps in all as one extension gives
+LIVE_SHARE = 0.75  # of the requests that began a lease, that must go on: those that ended keep their KV
+
+
+def extending(plan: IterationPlan, snapshot: Snapshot, lease_steps: int) -> IterationPlan:
+    """The plan, and leases that are ending and may go on, by `lease_steps`, or more where one is alone."""
+    ending = [batch for batch in snapshot.batches if batch.is_ending]
+    if not ending or _is_anything_else_wished(plan, snapshot):
+        return plan
+    extensions = tuple(_extensions(ending, plan, snapshot, lease_steps))
+    return replace(plan, lease_extensions=extensions) if extensions else plan
+
+
+def _is_anything_else_wished(plan: IterationPlan, snapshot: Snapshot) -> bool:
+    """Whether some request waits, also for others to end or to move."""
+    if snapshot.waiting or snapshot.migrations:
+        return True
+    if plan.migrations or plan.preemptions or plan.lease_ends or plan.failures:
+        return True
+    planned = {request_id for batch in plan.batches for request_id in batch.request_ids}
+    return any(v.batch_id is None and v.request_id not in planned for v in snapshot.running)
+
+
+def _extensions(
+    ending: Iterable[RunningBatch], plan: IterationPlan, snapshot: Snapshot, lease_steps: int
+) -> Iterator[LeaseExtension]:
+    free = {i.instance_id: i.kv_free for i in snapshot.instances if i.kind is InstanceKind.FULL}
+    for batch in plan.batches:
+        for instance_id, num_tokens in batch.num_stored_tokens.items():
+            free[instance_id] -= num_tokens
+    # Whoever is first to end must find room, and so do the others then: see `safety.py`.
+    num_spared = sum(free.values()) - max(view.num_final_tokens for view in snapshot.running)
+    for running in ending:
+        views = [snapshot.request[request_id] for request_id in running.plan.request_ids]
+        live = [view for view in views if not view.has_ended]
+        if len(live) >= LIVE_SHARE * len(views) and _belong_together(running.plan, live):
+            num_more = _num_more(running.plan, live, free, lease_steps)
+            if num_more and num_more * len(live) <= num_spared:
+                num_spared -= num_more * len(live)
+                yield LeaseExtension(running.batch_id, running.plan.num_steps + num_more)
+
+
+def _num_more(
+    plan: BatchPlan, live: Sequence[RequestView], free: Mapping[InstanceId, int], lease_steps: int
+) -> int:
+    """By how many steps a lease is extended; 0 if all end before, or there is room for few."""
+    master_ids = [plan.blocks_of(view.request_id)[0].master_id for view in live]
+    num_spared = min(int(SPARED_SHARE * free[i]) // count for i, count in Counter(master_ids).items())
+    num_left = max(view.num_final_tokens - view.num_computed_tokens for view in live) - plan.num_steps
+    least = min(lease_steps, num_left)
+    most = lease_steps * (LONG_LEASES if plan.group.dop == 1 else 1)
+    num_more = min(most, num_left, num_spared, LONGEST * most - plan.num_steps)
+    return num_more if num_more >= least > 0 else 0
+
+
+def _belong_together(plan: BatchPlan, live: Sequence[RequestView]) -> bool:
+    """Whether requests that share instances still tie the whole group together."""
+    if plan.group.dop == 1:
+        return True
+    apart = [{*view.placement.instance_ids, plan.blocks_of(view.request_id)[0].master_id} for view in live]
+    joined = apart.pop()
+    while met := [instance_ids for instance_ids in apart if not joined.isdisjoint(instance_ids)]:
+        joined = joined.union(*met)
+        apart = [instance_ids for instance_ids in apart if joined.isdisjoint(instance_ids)]
+    return joined == set(plan.group.instance_ids)
