@@ -149,7 +149,7 @@ class CalibratedCostModel:
 
         Delays are the group's, and no part of it.
         """
-        transfer = _transfer(work.num_sent_queries > 0, work.num_ring_keys > 0)
+        transfer = _transfer(work.num_sent_queries > 0, work.num_hops > 0)
         kind = Kind(phase_of((work,)), transfer)
         return self.calibration.corrections[kind].factor * self.base.instance_time(work)
 

@@ -26,6 +26,9 @@ class Coefficients:
     weights: float = 0.0  # reading the weights: a step with any token takes no less
     launch: float = 0.0  # a step with a prompt, whose kernels are started one by one
     mixed: float = 0.0  # and in addition if there are decodes beside it
+    exchange_launch: float = 0.0  # likewise if queries travel
+    ring_launch: float = 0.0  # likewise if keys and values travel
+    hop_launch: float = 0.0  # and for each of their hops
     token: float = 20e-6  # computing a token
     attend: float = 0.0  # an attention call a layer
     decode_key: float = 50e-9  # a key and value that single queries meet
@@ -74,7 +77,7 @@ class WorkCostModel:
         if work.num_tokens and not work.num_keys:
             computing += hypot(seconds.weights, seconds.token * work.num_tokens)
         elif work.num_tokens:
-            launch = seconds.launch + (seconds.mixed if work.num_decode_keys else 0.0)
+            launch = self._launch_time(work)
             hidden = self.overlap * launch
             floor = seconds.weights + launch - hidden
             computing = max(hidden, computing + hypot(floor, seconds.token * work.num_tokens))
@@ -87,16 +90,27 @@ class WorkCostModel:
             + seconds.kept_key * work.num_kept_keys
         )
 
+    def _launch_time(self, work: InstanceWork) -> float:
+        """What an instance takes to start the kernels of a step with a prompt."""
+        seconds = self.coefficients
+        launch = seconds.launch + (seconds.mixed if work.num_decode_keys else 0.0)
+        if work.num_sent_queries:
+            launch += seconds.exchange_launch
+        if work.num_hops:
+            launch += seconds.ring_launch + seconds.hop_launch * work.num_hops
+        return launch
+
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances, as is their history, with queries that travel."""
         seconds = self.coefficients
+        launch = seconds.launch + (seconds.exchange_launch if dop > 1 else 0.0)
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
             per_prompt=seconds.told_request + seconds.attend * dop,
-            floor=seconds.weights + (1 - self.overlap) * seconds.launch,
-            launch=self.overlap * seconds.launch,
-            launch_beside=self.overlap * (seconds.launch + seconds.mixed),
+            floor=seconds.weights + (1 - self.overlap) * launch,
+            launch=self.overlap * launch,
+            launch_beside=self.overlap * (launch + seconds.mixed),
             per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop,
             per_cached_pair=seconds.pair / dop,
             per_new_pair=seconds.pair / (2 * dop),

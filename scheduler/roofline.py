@@ -53,6 +53,9 @@ class Device:
     request_delay: float = 0.0  # to tell an instance of one
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
     segment_delay: float = 0.0  # to find one segment of KV
+    exchange_launch: float = 0.0  # a layer: to start the kernels of a prompt whose queries travel
+    ring_launch: float = 0.0  # likewise if its KV travels
+    hop_launch: float = 0.0  # and for each of its hops
     overlap: float = 1.0
 
 
@@ -70,6 +73,8 @@ _H200 = Device(
     hop_delay=11e-6,
     step_delay=4e-4,
     message_delay=5e-5,
+    ring_launch=5e-4,
+    hop_launch=3e-4,
 )
 # In proportion to published peaks.
 _H100 = replace(
@@ -88,6 +93,8 @@ _A100 = Device(
     hop_delay=15e-6,
     step_delay=4e-4,
     message_delay=5e-5,
+    ring_launch=5e-4,
+    hop_launch=3e-4,
 )
 _A800 = replace(_A100, link_bandwidth=170e9, all_reduce_bandwidth=90e9)
 # A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
@@ -133,6 +140,9 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             exchange=shape.num_layers * device.exchange_delay,
             ring=shape.num_layers * device.hop_delay,
             segment=device.segment_delay,
+            exchange_launch=shape.num_layers * device.exchange_launch,
+            ring_launch=shape.num_layers * device.ring_launch,
+            hop_launch=shape.num_layers * device.hop_launch,
             weights=num_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
             token=2 * shape.num_layer_parameters / tp_size / device.linear_flops
             + reduced_bytes / device.all_reduce_bandwidth,

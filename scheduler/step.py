@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, sqrt
 
 from loong.core.cost_model import CostModel, PrefillTerms
@@ -119,7 +119,7 @@ class Step:
         held = view.placement.tokens_by_instance()
         by_exchange, by_ring = self._num_exchanged(held, budget), self._num_ringed(held, budget)
         keepers = self.keepers(view, max(by_exchange, by_ring), by_ring)
-        is_by_ring = (by_ring, -self._ring_overhead) > (by_exchange, -self._exchange_overhead)
+        is_by_ring = (by_ring, -self._least_ring_seconds) > (by_exchange, -self._least_exchange_seconds)
         transfer = Transfer.KV if keepers or is_by_ring else Transfer.QUERY
         num_tokens = min(view.num_uncomputed_tokens, by_ring if keepers else max(by_exchange, by_ring))
         num_tokens = min(num_tokens, sum(keepers.values()) or self.dop * min(self.free.values()))
@@ -187,36 +187,40 @@ class Step:
     def num_fitting(self, instance_id: InstanceId, num_cached: int, budget: float) -> int:
         """New tokens on `num_cached` that one instance computes within a step of `budget`."""
         slope = self.alone.per_token + self.alone.per_cached_pair * num_cached
-        left = budget - self.overhead
-        return self._largest(instance_id, slope, self.alone.per_new_pair, num_cached, left, dop=1)
+        left, least = budget - self.overhead, InstanceWork(num_keys=num_cached)
+        return self._largest(instance_id, (slope, self.alone.per_new_pair), least, left, dop=1)
 
     def _largest(
-        self, instance_id: InstanceId, slope: float, square: float, num_keys: int, seconds: float, dop: int
+        self,
+        instance_id: InstanceId,
+        curve: tuple[float, float],
+        least: InstanceWork,
+        seconds: float,
+        dop: int,
     ) -> int:
-        """The largest n with slope n + square n^2 within what an instance has left of `seconds` of its own.
+        """The largest n with curve[0] n + curve[1] n^2 within what an instance has left of `seconds`.
 
-        It computes n / dop of them, and reads `num_keys` keys however few they are.
+        It computes n / dop of them; however few, it reads the keys of `least`, and starts the kernels.
         """
-        in_step = seconds - self.wide.per_prompt
-        left, launch = in_step - self.used[instance_id], self._launch(instance_id)
-        reading = self.cost_model.instance_time(InstanceWork(num_keys=num_keys))
-        num_tokens = 0
-        if in_step >= launch and left > max(LEAST_PART * seconds, reading):
+        in_step, count = seconds - self.wide.per_prompt, self.count.instances[instance_id]
+        left, reading = in_step - self.used[instance_id], self.cost_model.instance_time(least)
+        starting = self._least(replace(least, num_decode_keys=min(1, count.num_decode_keys)))
+        num_tokens, (slope, square) = 0, curve
+        if in_step >= starting and left > max(LEAST_PART * seconds, reading):
             num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
-        room = dop * (self.max_tokens - self.count.instances[instance_id].num_tokens)
+        room = dop * (self.max_tokens - count.num_tokens)
         return max(self.min_tokens, min(num_tokens, room))
-
-    def _launch(self, instance_id: InstanceId) -> float:
-        """Seconds that starting a prompt's kernels takes, under which others compute."""
-        has_decodes = self.count.instances[instance_id].num_decode_keys > 0
-        return self.alone.launch_beside if has_decodes else self.alone.launch
 
     def _num_exchanged(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if queries travel: an instance attends all to what it holds."""
         token, pair, square = self.wide.per_token, self.alone.per_cached_pair, self.wide.per_new_pair
-        num_held = ((i, held.get(i, 0)) for i in self.instance_ids)
-        left = budget - self._exchange_overhead
-        return min(self._largest(i, token + pair * n, square, n, left, self.dop) for i, n in num_held)
+        left, largest = budget - self._exchange_overhead, []
+        for instance_id in self.instance_ids:
+            num_keys = held.get(instance_id, 0)
+            least = InstanceWork(num_keys=num_keys, num_sent_queries=1)
+            curve = token + pair * num_keys, square
+            largest.append(self._largest(instance_id, curve, least, left, self.dop))
+        return min(largest)
 
     def _num_ringed(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if KV travels: an instance attends its stripe to everything.
@@ -232,21 +236,39 @@ class Step:
                 num_keys=num_cached + num_tokens,
                 num_pairs=stripe * (num_cached + num_tokens / 2),
                 num_ring_keys=num_foreign + round(num_tokens - stripe),
+                num_hops=self.dop - 1,
             )
             return self.alone.per_token * stripe + self.cost_model.instance_time(work)
 
         slope = self.alone.per_token / self.dop + self.wide.per_cached_pair * num_cached
         busiest = max(self.used, key=self.used.__getitem__)
         left = budget - self._ring_overhead
-        most = self._largest(busiest, slope, self.wide.per_new_pair, num_cached, left, self.dop)
+        curve, least = (
+            (slope, self.wide.per_new_pair),
+            InstanceWork(num_keys=num_cached, num_hops=self.dop - 1),
+        )
+        most = self._largest(busiest, curve, least, left, self.dop)
         left -= self.wide.per_prompt + self.used[busiest]
         return max(self.min_tokens, bisect_right(range(most + 1), left, key=seconds) - 1)
 
     @property
     def least_seconds(self) -> float:
         """Of a step without decodes and with a chunk, however short, that goes the way that costs less."""
-        overhead = self.overhead if self.dop == 1 else min(self._exchange_overhead, self._ring_overhead)
-        return overhead + max(self.alone.launch, self.alone.floor)
+        if self.dop == 1:
+            return self.overhead + self._least(InstanceWork())
+        return min(self._least_exchange_seconds, self._least_ring_seconds)
+
+    @property
+    def _least_exchange_seconds(self) -> float:
+        return self._exchange_overhead + self._least(InstanceWork(num_sent_queries=1))
+
+    @property
+    def _least_ring_seconds(self) -> float:
+        return self._ring_overhead + self._least(InstanceWork(num_hops=self.dop - 1))
+
+    def _least(self, travelling: InstanceWork) -> float:
+        """Seconds that an instance takes to compute a token of a prompt, and to start all kernels for it."""
+        return self.cost_model.instance_time(replace(travelling, num_tokens=1, num_keys=1))
 
     @property
     def _exchange_overhead(self) -> float:

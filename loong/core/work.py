@@ -27,6 +27,7 @@ class InstanceWork:
     num_keys: int = 0  # read for longer blocks
     num_pairs: float = 0.0  # computed for longer blocks
     num_ring_keys: int = 0  # keys and values received round the ring
+    num_hops: int = 0  # blocks of these, a layer
     num_sent_queries: int = 0  # queries that go to another instance, and come back as partials
     num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
 
@@ -186,6 +187,7 @@ def _add_ring(
     num_holders = len(made.keys() | held.keys())
     for instance_id, work in instances.items():
         num_queries = made.get(instance_id, 0)
+        work.num_hops = len(instances) - 1
         work.num_ring_keys += num_new + num_cached - num_queries - held.get(instance_id, 0)
         if num_queries:
             work.num_tokens += num_queries

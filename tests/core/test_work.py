@@ -72,6 +72,7 @@ def test_in_a_ring_all_that_an_instance_does_not_have_comes_to_it() -> None:
     assert [part.num_ring_keys for part in work.instances.values()] == [65, 80, 115]
     assert [part.num_kept_keys for part in work.instances.values()] == [0, 0, 100]
     assert [part.num_attends for part in work.instances.values()] == [3, 3, 0]
+    assert [part.num_hops for part in work.instances.values()] == [2, 2, 2]
 
 
 def test_every_instance_lays_out_all_requests_and_segments() -> None:

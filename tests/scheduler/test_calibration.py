@@ -171,7 +171,7 @@ def test_every_step_is_corrected_by_its_kind() -> None:
         expected = BASE.step_time(work) * calibration.corrections[kind_of(work)].factor
         assert model.step_time(work) == pytest.approx(expected)
         for alone in work.instances.values():
-            rings = Transfer.KV if alone.num_ring_keys else None
+            rings = Transfer.KV if alone.num_hops else None
             kind = Kind(phase_of((alone,)), Transfer.QUERY if alone.num_sent_queries else rings)
             expected = BASE.instance_time(alone) * calibration.corrections[kind].factor
             assert model.instance_time(alone) == pytest.approx(expected)

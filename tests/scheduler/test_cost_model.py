@@ -25,9 +25,14 @@ def seconds(batch: BatchPlan, *views: RequestView, model: WorkCostModel = MODEL)
     return model.step_time(step_work(batch, {view.request_id: view.placement for view in views}))
 
 
-@given(dop=st.integers(1, 8), stripe=st.integers(2, 500), cached_stripe=st.integers(0, 500))
+@given(
+    dop=st.integers(1, 8),
+    stripe=st.integers(2, 500),
+    cached_stripe=st.integers(0, 500),
+    overlap=st.sampled_from((0.0, 0.5, 1.0)),
+)
 def test_the_closed_form_of_a_chunk_is_the_time_of_its_batch(
-    dop: int, stripe: int, cached_stripe: int
+    dop: int, stripe: int, cached_stripe: int, overlap: float
 ) -> None:
     group = ESPGroup(tuple(range(dop)))
     num_new, num_cached = stripe * dop, cached_stripe * dop
@@ -35,7 +40,9 @@ def test_the_closed_form_of_a_chunk_is_the_time_of_its_batch(
     view = RequestView("r", num_new + num_cached, 0, 1, 0.0, None, placement)
     batch = batch_of(group, [striped_share(view, num_new, group, Transfer.QUERY)])
     each = {"batch": 1e-3, "told_request": 1e-4, "exchange": 2e-3, "attend": 3e-4}
-    model = WorkCostModel(Coefficients(**each, key=0.0))  # computing binds, not reading
+    launches = {"launch": 3e-3, "mixed": 1.0, "exchange_launch": 9e-3, "ring_launch": 1.0, "hop_launch": 1.0}
+    free = {"key": 0.0, "sent_query": 0.0}  # computing binds, and launching
+    model = WorkCostModel(Coefficients(**each, **launches, **free), overlap)
     # The closed form counts half a key too few for each query.
     assert seconds(batch, view, model=model) == pytest.approx(
         prefill_time(model, num_new, num_cached, dop), rel=1e-3, abs=2e-8 * num_new
@@ -132,6 +139,23 @@ def test_launching_hides_what_is_computed_meanwhile_as_far_as_they_overlap() -> 
     alone = replace(MODEL, coefficients=Coefficients(step=0.0, key=0.0))
     assert of(4000, overlap=1.0) == pytest.approx(prefill_time(alone, 4000, 0, 1), rel=1e-3)
     assert of(500, overlap=0.0) > of(500, overlap=1.0)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "launching"), [(Transfer.QUERY, 10e-3 + 20e-3), (Transfer.KV, 10e-3 + 5e-3 + 2 * 4e-3)]
+)
+def test_kernels_of_what_travels_are_launched_while_others_compute(
+    transfer: Transfer, launching: float
+) -> None:
+    def of(num_tokens: int, model: WorkCostModel) -> float:
+        view, group = RequestView("p", num_tokens, 0, 1, 0.0, None, Placement()), ESPGroup((0, 1, 2))
+        batch = batch_of(group, [striped_share(view, num_tokens, group, transfer)])
+        return seconds(batch, view, model=model)
+
+    free = Coefficients(step=0.0, member=0.0, key=0.0, ring_key=0.0, sent_query=0.0)
+    launched = replace(free, launch=10e-3, exchange_launch=20e-3, ring_launch=5e-3, hop_launch=4e-3)
+    assert of(9, WorkCostModel(launched, overlap=1.0)) == pytest.approx(launching)
+    assert of(9000, WorkCostModel(launched, overlap=1.0)) == of(9000, WorkCostModel(free))
 
 
 def test_decodes_beside_a_prompt_launch_kernels_of_their_own() -> None:
