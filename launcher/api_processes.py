@@ -113,7 +113,7 @@ class ApiProcesses:
         """Put another process in the place of each that ends, until told to stop."""
         while True:
             process, connection = self._running[number]
-            await connection.has_ended.wait()
+            await connection.watch()
             await stop(process)
             if self._is_stopping:
                 return

@@ -17,8 +17,10 @@ from loong.server.remote.messages import (
     Abort,
     Admit,
     Admitted,
+    AreYouThere,
     Call,
     Failed,
+    Here,
     Leave,
     Listening,
     NoteParent,
@@ -109,6 +111,8 @@ class RemoteEngineClient:
                 self._answer(t.ticket, ApiError(t.status, t.message, t.code, t.param, t.headers))
             case Failed():
                 self._fail(tidings.request_ids, tidings.reason)
+            case AreYouThere():
+                self._call(Here())
             case StopListening():
                 self.stop_listening.set()
             case _:

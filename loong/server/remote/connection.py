@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from socket import socket
 from typing import assert_never
@@ -18,7 +18,9 @@ from loong.server.remote.messages import (
     Abort,
     Admit,
     Admitted,
+    AreYouThere,
     Failed,
+    Here,
     Leave,
     Listening,
     NoteParent,
@@ -33,6 +35,8 @@ from loong.wire import encode
 
 logger = logging.getLogger(__name__)
 
+ASK_SECONDS = 5.0
+MAX_UNANSWERED = 6
 MAX_UNSENT_BYTES = 2**26  # a process that takes in nothing holds no more of the engine's memory
 
 
@@ -49,10 +53,23 @@ class ApiConnection:
         self._admitted: dict[int, ExitStack] = {}  # by ticket
         self._open: set[RequestId] = set()  # choices that have not ended
         self._tokens: list[ProducedToken] = []
+        self._num_unanswered = 0
 
     async def open(self, end: socket) -> None:
         """Begin to talk, on one end of a pair of sockets."""
         await self._channel.open(end)
+
+    async def watch(self) -> None:
+        """Give the process up when it answers nothing any more; until it is gone."""
+        while not self.has_ended.is_set():
+            if self._num_unanswered >= MAX_UNANSWERED:
+                logger.error("an API process did not answer %d times; it is given up", MAX_UNANSWERED)
+                self._channel.abort()
+                return
+            self._num_unanswered += 1  # of questions, not of seconds: this process may stand still itself
+            self._tell(AreYouThere())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.has_ended.wait(), ASK_SECONDS)
 
     def stop_listening(self) -> None:
         """Tell the process to refuse new connections."""
@@ -83,6 +100,8 @@ class ApiConnection:
                 self._engine.note_parent(call.request_id, call.traceparent)
             case Listening():
                 self.is_listening.set()
+            case Here():
+                self._num_unanswered = 0
             case _:
                 assert_never(call)
 

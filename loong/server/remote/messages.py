@@ -16,6 +16,11 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
+class Here:
+    """The process is asked whether it is there, and is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
     """Count requests in, or refuse them; the answer names the ticket, and so does who leaves."""
 
@@ -91,8 +96,13 @@ class StopListening:
     """Refuse new connections; the open ones go on."""
 
 
-Call: TypeAlias = Listening | Admit | Leave | Submit | Abort | NoteParent
-Tidings: TypeAlias = Admitted | Refused | Produced | Failed | StopListening
+@dataclass(frozen=True, slots=True)
+class AreYouThere:
+    """Asked now and then; the answer is `Here`."""
 
-decode_call: Decoder[Call] = Decoder((Listening, Admit, Leave, Submit, Abort, NoteParent))
-decode_tidings: Decoder[Tidings] = Decoder((Admitted, Refused, Produced, Failed, StopListening))
+
+Call: TypeAlias = Listening | Here | Admit | Leave | Submit | Abort | NoteParent
+Tidings: TypeAlias = Admitted | Refused | Produced | Failed | StopListening | AreYouThere
+
+decode_call: Decoder[Call] = Decoder((Listening, Here, Admit, Leave, Submit, Abort, NoteParent))
+decode_tidings: Decoder[Tidings] = Decoder((Admitted, Refused, Produced, Failed, StopListening, AreYouThere))

@@ -26,7 +26,9 @@ from loong.server.remote.messages import (
     Abort,
     Admit,
     Admitted,
+    AreYouThere,
     Failed,
+    Here,
     Leave,
     Listening,
     NoteParent,
@@ -53,6 +55,7 @@ REQUEST = Request(
 )
 CALLS = (
     Listening(),
+    Here(),
     Admit(3, Asking({"a": 5, "b": 6}, 2, 1)),
     Leave(3),
     Submit(REQUEST),
@@ -65,6 +68,7 @@ TIDINGS = (
     Produced((ProducedToken("a", 5), ProducedToken("b", 6, FinishReason.STOP))),
     Failed(("a", "a-1"), "instance 1 was lost"),
     StopListening(),
+    AreYouThere(),
 )
 
 
@@ -240,3 +244,24 @@ async def test_a_process_that_takes_in_nothing_is_given_up(monkeypatch: pytest.M
         theirs.sendall(len(frame).to_bytes(4, "little") + frame)
         await stuck.has_ended.wait()
     assert "a" in engine.aborted
+
+
+async def test_a_process_that_answers_nothing_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ASK_SECONDS", 0.001)
+    admission = Admission(ServerSettings("tiny"))
+    silent = ApiConnection(LocalEngineClient(ScriptedEngine(), admission), admission)
+    ours, theirs = socketpair()
+    with theirs:
+        await silent.open(ours)
+        await silent.watch()
+        await silent.has_ended.wait()
+
+
+async def test_a_process_that_answers_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ASK_SECONDS", 0.0001)
+    async with office(ScriptedEngine(), 1) as made:
+        watching = asyncio.create_task(made.connections[0].watch())
+        for number in range(30):
+            assert len(await tokens_of(made.clients[0], request(str(number), max_tokens=5))) == 5
+        assert not watching.done()
+    await watching
