@@ -1,0 +1,173 @@
+"""Do other load generators measure what `loong bench` measures?
+
+A server of the tiny model is sent the same requests at the same times by each: a file of Mooncake's format,
+with Poisson arrivals and lengths drawn at random. They take turns; of each one's runs the median of the means
+of TTFT and TPOT is compared with that of `loong bench`. --aiperf and --vllm name the tools' programs, in
+whatever environments they live. Exits with 1 if one differs by more than --tolerance.
+"""
+
+import json
+import random
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+from result import print_result, script_parser
+
+from loong.launcher.embedded import ENTRY, ServerConfig, embedded_server
+from loong.model.tiny import tiny_model
+
+NUM_REQUESTS, RATE = 40, 2.0  # a second: a processor is left for who measures
+PROMPT_TOKENS, OUTPUT_TOKENS = (256, 2048), (16, 48)
+BLOCK_TOKENS = 512  # of Mooncake's hashes
+RUN_SECONDS = 180.0
+
+Latencies: TypeAlias = Mapping[str, float]  # means in ms
+Tool: TypeAlias = Callable[[str, Path, Path], Latencies]  # of an address, the trace and a folder
+
+
+def write_trace(path: Path, seed: int) -> None:
+    """Requests with their times."""
+    chance, seconds, numbers = random.Random(seed), 0.0, count()
+    lines = []
+    for _ in range(NUM_REQUESTS):
+        length = chance.randint(*PROMPT_TOKENS)
+        fields = {
+            "timestamp": round(1000 * seconds),
+            "input_length": length,
+            "output_length": chance.randint(*OUTPUT_TOKENS),
+            "hash_ids": [next(numbers) for _ in range(0, length, BLOCK_TOKENS)],  # nothing is shared
+        }
+        lines.append(json.dumps(fields) + "\n")
+        seconds += chance.expovariate(RATE)
+    path.write_text("".join(lines))
+
+
+def loong_bench(url: str, trace: Path, folder: Path) -> Latencies:
+    command = [sys.executable, "-c", ENTRY, "bench", "--base-url", url, "--workload", f"trace:{trace}"]
+    run([*command, "--num-requests", str(NUM_REQUESTS), "--output-dir", str(folder)])
+    (told,) = json.loads((folder / "results.json").read_text())["runs"]
+    check_count(told["completed"])
+    return {"ttft": told["mean_ttft_ms"], "tpot": told["mean_tpot_ms"]}
+
+
+def aiperf(program: str, tokenizer: Path) -> Tool:
+    def measure(url: str, trace: Path, folder: Path) -> Latencies:
+        lengths = folder / "lengths.jsonl"  # with hashes, 0.13 cannot read a tokenizer of this disk
+        lines = [json.loads(line) for line in trace.read_text().splitlines()]
+        kept = [{name: line[name] for name in line if name != "hash_ids"} for line in lines]
+        lengths.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        run(
+            [
+                *(program, "profile", "--url", url, "--model", "loong-tiny", "--tokenizer", str(tokenizer)),
+                *("--endpoint-type", "completions", "--streaming", "--use-server-token-count"),
+                *(
+                    "--input-file",
+                    str(lengths),
+                    "--custom-dataset-type",
+                    "mooncake_trace",
+                    "--fixed-schedule",
+                ),
+                *("--extra-inputs", "ignore_eos:true", "--artifact-dir", str(folder), "--ui", "none"),
+            ]
+        )
+        (path,) = folder.rglob("profile_export_aiperf.json")
+        told = json.loads(path.read_text())
+        check_count(told["request_count"]["avg"])
+        return {"ttft": told["time_to_first_token"]["avg"], "tpot": told["inter_token_latency"]["avg"]}
+
+    return measure
+
+
+def vllm(program: str, tokenizer: Path) -> Tool:
+    def measure(url: str, trace: Path, folder: Path) -> Latencies:
+        run(
+            [
+                *(program, "bench", "serve", "--backend", "openai", "--base-url", url),
+                *("--model", "loong-tiny", "--tokenizer", str(tokenizer), "--num-prompts", str(NUM_REQUESTS)),
+                *("--dataset-name", "timed_trace", "--dataset-path", str(trace)),
+                *("--timed-trace-sec-multiplier", "0.001"),
+                *("--timed-trace-chunk-hash-size", str(BLOCK_TOKENS)),
+                *("--save-result", "--result-dir", str(folder), "--result-filename", "results.json"),
+            ]
+        )
+        told = json.loads((folder / "results.json").read_text())
+        check_count(told["completed"])
+        return {"ttft": told["mean_ttft_ms"], "tpot": told["mean_tpot_ms"]}
+
+    return measure
+
+
+def check_count(number: float) -> None:
+    if number != NUM_REQUESTS:
+        raise SystemExit(f"{number:g} of {NUM_REQUESTS} requests were served")
+
+
+def run(command: list[str]) -> None:
+    """Run a tool; if it fails, end with what it said last."""
+    told = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    if told.returncode:
+        last = "\n".join((told.stdout + told.stderr).splitlines()[-15:])
+        raise SystemExit(f"{shlex.join(command)} ended with {told.returncode}:\n{last}")
+
+
+def measure(tools: Mapping[str, Tool], url: str, folder: Path, repeat: int) -> dict[str, list[Latencies]]:
+    """The means of each tool's runs; all tools send a trace before the next is made."""
+    found: dict[str, list[Latencies]] = {name: [] for name in tools}
+    for number in range(repeat):
+        trace = folder / f"trace-{number}.jsonl"
+        write_trace(trace, number)
+        for name, tool in tools.items():
+            outputs = folder / f"{name}-{number}"
+            outputs.mkdir()
+            found[name].append(latencies := tool(url, trace, outputs))
+            told = ", ".join(f"{what} {ms:.2f} ms" for what, ms in latencies.items())
+            print(f"{name}, trace {number}: {told}", flush=True)
+    return found
+
+
+def differences(found: Mapping[str, list[Latencies]]) -> dict[str, dict[str, float]]:
+    """By what part each tool's median of a latency is above that of `loong bench`."""
+    medians = {
+        name: {what: median(run[what] for run in runs) for what in runs[0]} for name, runs in found.items()
+    }
+    own = medians.pop("loong bench")
+    return {name: {what: ms / own[what] - 1 for what, ms in told.items()} for name, told in medians.items()}
+
+
+def main() -> None:
+    parser = script_parser("load_tools", __doc__)
+    parser.add_argument("--aiperf", metavar="PROGRAM", help="such as env/bin/aiperf")
+    parser.add_argument("--vllm", metavar="PROGRAM", help="such as env/bin/vllm")
+    parser.add_argument("--repeat", type=int, default=3, help="traces that each sends (%(default)s)")
+    parser.add_argument("--tolerance", type=float, default=0.05, help="(%(default)s)")
+    args = parser.parse_args()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        tools: dict[str, Tool] = {"loong bench": loong_bench}
+        tokenizer = tiny_model(folder)
+        if args.aiperf:
+            tools["aiperf"] = aiperf(args.aiperf, tokenizer)
+        if args.vllm:
+            tools["vllm"] = vllm(args.vllm, tokenizer)
+        config = ServerConfig(None, 1, 1, ("--kv-cache-tokens", "65536"), start_timeout=120.0)
+        with embedded_server(config, "esp", folder / "server.log") as url:
+            found = measure(tools, url, folder, args.repeat)
+    differ = differences(found)
+    for tool, by_latency in differ.items():
+        for what, part in by_latency.items():
+            print(f"{tool}: {what} {100 * part:+.1f} % of what loong bench measures")
+    numbers: dict[str, Any] = {"means_ms": found, "differences": differ}
+    print_result("load_tools", numbers, save=args.save)
+    if any(abs(part) > args.tolerance for told in differ.values() for part in told.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
