@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,15 +81,12 @@ class MixedInputs:
         self.token_ids[:num_rows] = token_ids
         self.positions[:num_rows] = positions
         self.lengths[:num_rows] = lengths
-        if num_rows:
-            new_slots = [step.store.slots(block.request_id, block.positions) for block in step.blocks]
-            torch.cat(new_slots, out=self.new_slots[:num_rows])
+        _join([step.store.slots(block.request_id, block.positions) for block in step.blocks], self.new_slots)
         attended = list(_attended(step, size))
         prompts = [one for one in attended if not is_decode(step.batch, one.block)]
         decodes = [one for one in attended if is_decode(step.batch, one.block)]
         ends = list(accumulate((len(one.slots) for one in (*prompts, *decodes)), initial=0))
-        if attended:
-            torch.cat([one.slots for one in (*prompts, *decodes)], out=self._slots[: ends[-1]])
+        _join([one.slots for one in (*prompts, *decodes)], self._slots)
         self._list_tasks(prompts, ends)
         self._list_decodes([one.query_row for one in decodes], ends[len(prompts) :])
         return _NUM_FIXED + ends[-1]
@@ -162,6 +160,12 @@ def _have_room(prompts: list[QueryBlock], kvs: list[tuple[range, ...]], size: in
     num_tasks = (len(tasks_of(block, 0, 0, kv)) for block, kv in zip(prompts, kvs, strict=True))
     is_too_much = _is_copied(size) and num_keys > _KEYS_A_ROW * size
     return max(num_tasks, default=0) <= _MAX_ROUNDS and not is_too_much
+
+
+def _join(pieces: list[Tensor], out: Tensor) -> None:
+    """Write pieces [n], one after the other, to the first elements; torch would wake threads for many."""
+    if pieces:
+        np.concatenate([piece.numpy() for piece in pieces], out=out.numpy()[: sum(map(len, pieces))])
 
 
 def _is_copied(size: int) -> bool:
