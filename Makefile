@@ -11,6 +11,7 @@ demo: $(READY)
 	$(BIN)/loong bench --workload mixed --length-scale 1/64 --num-requests 100 --request-rate 10 --seed 1 \
 		--num-instances 4 --extra-server-args='--kv-cache-tokens 3072' --policy esp,static-sp \
 		--output-dir demo-report
+	@echo "The report is demo-report/report.html: open it in a browser"
 
 test: check
 	$(BIN)/pytest
