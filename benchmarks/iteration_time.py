@@ -3,7 +3,8 @@
 Prefill of whole prompts and decode steps (in leases of 16) on groups of every size, as measured on real
 workers, beside what the cost model predicts. It is why one DoP does not fit all: long prompts gain from many
 instances, short ones and most decodes do not. LoongServe shows it in its figures 2 and 3, and the errors of
-its iteration-time model in figure 15. Ceiling: a mean error of 10 %.
+its iteration-time model in figure 15. Errors are predicted over measured seconds, less 1. Ceiling: a mean
+error of 10 %.
 
     python benchmarks/iteration_time.py --num-instances 2                              # CPUs, a minute
     python benchmarks/iteration_time.py llama-3.1-8b --load-format dummy --device cuda --num-instances 4 \\
