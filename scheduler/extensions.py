@@ -14,7 +14,7 @@ from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.leases import LONG_LEASES, SPARED_SHARE
 
-LONGEST = 8  # times as many steps in all as one extension gives
+LONGEST = 4  # long leases that one may come to: books and pictures learn of leases when they are over
 LIVE_SHARE = 0.75  # of the requests that began a lease, that must go on: those that ended keep their KV
 
 
@@ -64,8 +64,9 @@ def _num_more(
     num_spared = min(int(SPARED_SHARE * free[i]) // count for i, count in Counter(master_ids).items())
     num_left = max(view.num_final_tokens - view.num_computed_tokens for view in live) - plan.num_steps
     least = min(lease_steps, num_left)
-    most = lease_steps * (LONG_LEASES if plan.group.dop == 1 else 1)
-    num_more = min(most, num_left, num_spared, LONGEST * most - plan.num_steps)
+    long, is_alone = LONG_LEASES * lease_steps, plan.group.dop == 1
+    most, longest = (long, LONGEST * long) if is_alone else (lease_steps, long)
+    num_more = min(most, num_left, num_spared, longest - plan.num_steps)
     return num_more if num_more >= least > 0 else 0
 
 

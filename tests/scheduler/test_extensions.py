@@ -57,6 +57,9 @@ def test_no_lease_goes_on_for_ever() -> None:
     assert extended(snapshot_of([50_000], VIEWS, [batch])) == LONGEST * LONG
     batch = lease(*VIEWS, num_steps=LONGEST * LONG)
     assert extended(snapshot_of([50_000], VIEWS, [batch])) is None
+    spread = [decoding("r", 20, (0, 1), max_tokens=5000)]
+    batch = lease(*spread, group=(0, 1), num_steps=LONG)
+    assert extended(snapshot_of([50_000] * 2, spread, [batch])) is None
 
 
 def test_a_lease_that_is_not_near_its_end_is_left_alone() -> None:
