@@ -15,6 +15,7 @@ from loong.attention.step import Step
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, QueryBlock
 from loong.core.positions import coalesce
+from loong.core.request import RequestId
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
@@ -62,9 +63,7 @@ class MixedInputs:
         prompts = [block for block in batch.queries if not is_decode(batch, block)]
         if len(prompts) > _MAX_PROMPTS or len(batch.queries) - len(prompts) > _MAX_DECODES:
             return False
-        num_tokens = sum(len(block.positions) for block in batch.queries)
-        num_tokens += sum(step.placements[request_id].num_tokens for request_id in batch.request_ids)
-        if num_tokens > len(self._slots):
+        if sum(_most_keys(step, request_id) for request_id in batch.request_ids) > len(self._slots):
             return False
         by_instance = ([_kv_on(step, i, block) for block in prompts] for i in batch.group.instance_ids)
         return all(_have_room(prompts, kvs, size) for kvs in by_instance)
@@ -152,6 +151,12 @@ def _kv_on(step: Step, instance_id: InstanceId, block: QueryBlock) -> tuple[rang
     if step.batch.group.dop == 1:  # it has all of it
         return (range(block.positions.stop),)
     return coalesce(step.kv_on(instance_id, block.request_id))
+
+
+def _most_keys(step: Step, request_id: RequestId) -> int:
+    """How many keys the blocks of a request can attend on one instance."""
+    blocks = step.batch.blocks_of(request_id)
+    return len(blocks) * (step.placements[request_id].num_tokens + sum(len(b.positions) for b in blocks))
 
 
 def _have_room(prompts: list[QueryBlock], kvs: list[tuple[range, ...]], size: int) -> bool:
