@@ -3,8 +3,9 @@
 A server of the tiny model has 1,000 streams open at a time. Of these, 50 clients are steady: they read every
 answer to its end and ask again. First all others do so too, then the others leave after a time drawn at
 random, in the middle of their answers, and come back at once on new connections. It tells the tokens that
-steady clients get a second in both parts, and the server's memory and descriptors over time. At the end all
-leave; then no KV may be held, and no connection be open.
+steady clients get a second in both parts, and the server's memory and descriptors over time, beside what it
+has written to its decision log: it keeps the last 32 MiB of that. At the end all leave; then no KV may be
+held, and no connection be open.
 """
 
 import asyncio
@@ -75,13 +76,14 @@ class Sample:
     api_memory_mib: float
     num_descriptors: int
     kv_tokens: float
+    decisions_mib: float
 
 
 class Server:
     """What can be seen of a server from outside."""
 
-    def __init__(self, url: str, pid: int) -> None:
-        self.url, self._pid = url, pid
+    def __init__(self, url: str, pid: int, decision_log: Path | None = None) -> None:
+        self.url, self._pid, self._decision_log = url, pid, decision_log
         host, port = url.removeprefix("http://").split(":")
         self.address = host, int(port)
 
@@ -90,7 +92,9 @@ class Server:
         children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
         own, *others = (_memory_mib(pid) for pid in (str(self._pid), *children))
         num_descriptors = len([*Path(f"/proc/{self._pid}/fd").iterdir()])
-        return Sample(own + sum(others), own, num_descriptors, self._kv_tokens())
+        log = self._decision_log
+        decisions_mib = 0.0 if log is None else log.stat().st_size / 2**20
+        return Sample(own + sum(others), own, num_descriptors, self._kv_tokens(), decisions_mib)
 
     def _kv_tokens(self) -> float:
         with urlopen(f"{self.url}/metrics", timeout=60) as answer:
@@ -185,6 +189,7 @@ async def measure(
             round(sample.api_memory_mib) for sample in (at_rest, *stay_samples, *samples, last)
         ],
         "num_descriptors": [sample.num_descriptors for sample in (at_rest, *stay_samples, *samples, last)],
+        "decisions_mib": [round(sample.decisions_mib) for sample in (at_rest, *stay_samples, *samples, last)],
     }
 
 
@@ -202,10 +207,11 @@ def main() -> None:
     args = parser.parse_args()
     random.seed(0)
     with TemporaryDirectory() as folder:
-        config = ServerConfig(None, 2, 1, (), start_timeout=120.0)
+        decisions = Path(folder) / "decisions.jsonl"
+        config = ServerConfig(None, 2, 1, ("--decision-log", str(decisions)), start_timeout=120.0)
         log = Path(folder) / "server.log"
         with embedded_server(config, "esp", log) as url:
-            server = Server(url, child_pid())
+            server = Server(url, child_pid(), decisions)
             found = uvloop.run(measure(server, args.streams, args.seconds, args.leave_seconds))
     print_result("streams", found, save=args.save)
 
