@@ -33,6 +33,7 @@ LATENCIES = {
     "p99_tpot_ms": "P99 TPOT",
 }
 BAND_OPACITY = 0.2
+MAX_NAMED_RATES = 8  # that are ticks themselves
 
 Curve: TypeAlias = Sequence[tuple[float, Spread]]
 
@@ -159,4 +160,7 @@ def _label_rates(panel: "Axes", rates: Sequence[float]) -> None:
     finite = [rate for rate in rates if rate < inf]
     if len(finite) > 1 and finite[-1] > 8 * finite[0]:
         log_scale(panel, "x")
+    if len(finite) <= MAX_NAMED_RATES:
+        panel.set_xticks(finite, [f"{rate:g}" for rate in finite])
+        panel.minorticks_off()
     panel.set_xlabel("requests per second")

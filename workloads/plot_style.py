@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 DOTS_PER_INCH = 200
 FONT_POINTS = 9
 PANEL_INCHES = (4.8, 3.4)  # two beside each other on a page, one on a telephone
+LETTER_INCHES, LEGEND_MARK_INCHES = 0.063, 0.6  # of a legend's columns, about
+LEGEND_ROW_INCHES = 0.17
 PICTURE_KINDS = ("png", "svg")
 NO_PICTURES = "No pictures: they need matplotlib; pip install matplotlib"
 INK, PALE_INK, PAPER = "#1f2328", "#8a9199", "#ffffff"
@@ -180,7 +182,11 @@ def name_policies(figure: "Figure", policies: Sequence[str], *, has_markers: boo
         Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker if has_markers else "")
         for style in styles_of(policies).values()
     ]
-    figure.legend(handles, policies, loc="outside lower center", ncols=min(len(policies), 4))
+    inches = LEGEND_MARK_INCHES + LETTER_INCHES * max(map(len, policies), default=0)
+    num_columns = min(len(policies), max(int(figure.get_figwidth() / inches), 1), 4)
+    num_more_rows = -(-len(policies) // num_columns) - 1 if policies else 0
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_INCHES * num_more_rows)
+    figure.legend(handles, policies, loc="outside lower center", ncols=num_columns)
 
 
 def _plain(value: float) -> str:

@@ -125,6 +125,25 @@ def test_simulated_runs_look_like_the_policy_that_they_are_of() -> None:
     assert styles["esp (simulated)"] != styles["esp"]
 
 
+def test_the_names_of_many_policies_stay_within_the_picture(tmp_path: Path) -> None:
+    names = [f"{policy}{kind}" for kind in ("", " (simulated)") for policy in ("esp-paper", "disaggregated")]
+    (runs,) = by_rule(write_run(tmp_path, [run_row(name) for name in (*names, "tp", "chunked-replicas")]))
+    with house_style():
+        figure = attainment_by_rate_figure(runs)
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    picture, names_box = figure.bbox, legend.get_window_extent()
+    assert picture.x0 <= names_box.x0 < names_box.x1 <= picture.x1
+
+
+def test_the_rates_that_were_run_are_named_on_the_axis(tmp_path: Path) -> None:
+    rows = [run_row("esp", request_rate=rate) for rate in (0.25, 3.5, 16.0)]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    with house_style():
+        (panel,) = attainment_by_rate_figure(runs).axes
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["0.25", "3.5", "16"]
+
+
 def test_files_are_written_by_their_suffix(tmp_path: Path) -> None:
     (runs,) = by_rule(sweep(tmp_path))
     paths = [tmp_path / "a.png", tmp_path / "a.svg"]
