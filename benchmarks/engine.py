@@ -184,6 +184,8 @@ def main() -> None:
     parser.add_argument("--server-args", default="", help="more flags for `loong serve`")
     parser.add_argument("--logs", type=Path, help="a folder to keep the servers' logs in")
     args = parser.parse_args()
+    if args.logs is not None:
+        args.logs.mkdir(parents=True, exist_ok=True)
     measures: Mapping[str, Measure] = {
         "ttft": partial(ttft, lengths=args.lengths),
         "tpot": tpot,

@@ -11,7 +11,10 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Seconds from the last kernel of a step to the first of the next, which may begin another lease."""
+    """Seconds from the last kernel of a step to the first of the next.
+
+    `between` them a lease begins, or goes on with more steps than it had.
+    """
 
     inside: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -19,7 +22,7 @@ class Gaps:
 
 
 def gaps_of(path: Path) -> Gaps:
-    """The gaps in a Chrome trace of one worker. A lease begins with copies from the host."""
+    """The gaps in a Chrome trace of one worker. A lease begins, and goes on, with copies from the host."""
     events: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["traceEvents"]
     launches = {_correlation(e) for e in events if e.get("name") == "cudaGraphLaunch"}
     kernels: dict[int, list[tuple[float, float]]] = {}

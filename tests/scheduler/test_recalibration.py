@@ -113,7 +113,7 @@ def test_errors_are_of_the_model_that_plans_are_made_with() -> None:
 def test_long_leases_are_predicted_with_the_kv_that_they_make() -> None:
     reading = WorkCostModel(Coefficients(decode_key=1e-3))
     recalibration = Recalibration(reading)
-    run(reading, [recalibration], [timed_request(number, 10, 500, 0.0) for number in range(8)], 128)
+    run(reading, [recalibration], [timed_request(number, 10, 501, 0.0) for number in range(8)], 128)
     assert recalibration.errors["decode"] < 1e-3
 
 
