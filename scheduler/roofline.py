@@ -59,9 +59,10 @@ class Device:
     overlap: float = 1.0
 
 
-# Measured at 2,048 to 8,192 rows (GEMM), at 128k tokens (attention), by puts into a peer's memory (link).
+# Measured on whole prompts of 256 to 32,768 tokens (linear, with norms and activations; GEMMs alone reach
+# 700e12), at 128k tokens (attention), by puts into a peer's memory (link).
 _H200 = Device(
-    linear_flops=700e12,
+    linear_flops=630e12,
     attention_flops=560e12,
     memory_bandwidth=3.85e12,
     memory_bytes=143e9,
@@ -78,7 +79,7 @@ _H200 = Device(
 )
 # In proportion to published peaks.
 _H100 = replace(
-    _H200, linear_flops=680e12, attention_flops=545e12, memory_bandwidth=2.7e12, memory_bytes=80e9
+    _H200, linear_flops=612e12, attention_flops=545e12, memory_bandwidth=2.7e12, memory_bytes=80e9
 )
 _A100 = Device(
     linear_flops=240e12,
