@@ -109,8 +109,8 @@ class Placement:
 def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:
     """How many tokens of `segments` are on each instance."""
     counts: Counter[InstanceId] = Counter()
-    for segment in segments:
-        counts[segment.instance_id] += len(segment.positions)
+    for segment in segments:  # `get`, since what a counter lacks it finds by a call
+        counts[segment.instance_id] = counts.get(segment.instance_id, 0) + len(segment.positions)
     return counts
 
 
