@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from enum import Enum
 from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
@@ -30,11 +31,19 @@ _MAX_DECODES = 512
 _MAX_PROMPTS = 64  # blocks of them, in all the group
 _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
 _LEAST_COPIED = 256  # rows: with so many it pays to copy the prompts' keys out of the pool first
-_KEYS_A_ROW = 2  # of what is copied: behind longer histories GPUs work longer than hosts launch
+_KEYS_A_ROW = 2  # of what is copied
+_MOST_PAIRS = 1 << 23  # of many rows and what is not copied: beyond, GPUs work longer than hosts launch
 _TASK_SIZE = len(AttendTask._fields)
 _TABLE_SIZE = _MAX_PROMPTS * _TASK_SIZE
 _PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE]  # in words
 _NUM_FIXED = sum(_PARTS)
+
+
+class PromptKeys(Enum):
+    """How a step attends the keys of prompts."""
+
+    COPIED = "out of the pool first, into a row"
+    IN_POOL = "by their slots"
 
 
 class MixedInputs:
@@ -57,16 +66,29 @@ class MixedInputs:
         """The size of its memory, for lists of so many slots."""
         return _NUM_FIXED + max(num_slots, _KEYS_A_ROW * MAX_ROWS)
 
-    def has_room(self, step: Step, size: int) -> bool:
-        """Whether a step of up to `size` rows a master fits on all members, each of which finds the same."""
+    def prompt_keys(self, step: Step, size: int) -> PromptKeys | None:
+        """How all members, each of which finds the same, take a step of up to `size` rows a master.
+
+        None if it has no room on one of them, or is better launched by the host.
+        """
         batch = step.batch
         prompts = [block for block in batch.queries if not is_decode(batch, block)]
         if len(prompts) > _MAX_PROMPTS or len(batch.queries) - len(prompts) > _MAX_DECODES:
-            return False
+            return None
         if sum(_most_keys(step, request_id) for request_id in batch.request_ids) > len(self._slots):
-            return False
-        by_instance = ([_kv_on(step, i, block) for block in prompts] for i in batch.group.instance_ids)
-        return all(_have_room(prompts, kvs, size) for kvs in by_instance)
+            return None
+        num_keys = 0
+        for instance_id in batch.group.instance_ids:
+            kvs = [_kv_on(step, instance_id, block) for block in prompts]
+            tasks = (tasks_of(block, 0, 0, kv) for block, kv in zip(prompts, kvs, strict=True))
+            if max(map(len, tasks), default=0) > _MAX_ROUNDS:
+                return None
+            num_keys = max(num_keys, sum(len(positions) for kv in kvs for positions in kv))
+        if size < _LEAST_COPIED:
+            return PromptKeys.IN_POOL
+        if num_keys <= _KEYS_A_ROW * size:
+            return PromptKeys.COPIED
+        return PromptKeys.IN_POOL if size * num_keys <= _MOST_PAIRS else None
 
     def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
         """Take in a step, on the host, and return how many words of memory it takes; columns are of its rows.
@@ -80,8 +102,11 @@ class MixedInputs:
         self.token_ids[:num_rows] = token_ids
         self.positions[:num_rows] = positions
         self.lengths[:num_rows] = lengths
-        _join([step.store.slots(block.request_id, block.positions) for block in step.blocks], self.new_slots)
         attended = list(_attended(step, size))
+        if step.batch.group.dop == 1:  # all that a block sees ends with what is its own
+            _join([one.slots[one.block.positions.start :] for one in attended], self.new_slots)
+        else:
+            _join([step.store.slots(b.request_id, b.positions) for b in step.blocks], self.new_slots)
         prompts = [one for one in attended if not is_decode(step.batch, one.block)]
         decodes = [one for one in attended if is_decode(step.batch, one.block)]
         ends = list(accumulate((len(one.slots) for one in (*prompts, *decodes)), initial=0))
@@ -90,12 +115,14 @@ class MixedInputs:
         self._list_decodes([one.query_row for one in decodes], ends[len(prompts) :])
         return _NUM_FIXED + ends[-1]
 
-    def attention(self, size: int, num_instances: int, *, has_decodes: bool) -> PoolAttention:
+    def attention(
+        self, size: int, num_instances: int, prompt_keys: PromptKeys, *, has_decodes: bool
+    ) -> PoolAttention:
         """What the queries of a step attend here, in which there may be decodes."""
         num_decodes = min(num_instances * size, _MAX_DECODES)
         lists = SlotLists(self._slots, self._decode_starts[:num_decodes], self._cu_seqlens[: num_decodes + 1])
         tables = self._tasks.view(_MAX_ROUNDS, _MAX_PROMPTS, _TASK_SIZE)
-        is_copied = _is_copied(size)
+        is_copied = prompt_keys is PromptKeys.COPIED
         return PoolAttention(
             Singles(self._decode_rows[:num_decodes], lists) if has_decodes else None,
             self._slots[: _KEYS_A_ROW * size] if is_copied else self._slots,
@@ -118,6 +145,11 @@ class MixedInputs:
         set_first(self._decode_starts, starts[:-1])
         set_first(self._cu_seqlens, [start - starts[0] for start in starts])
         self._cu_seqlens[len(starts) :] = starts[-1] - starts[0]
+
+
+def ways(size: int) -> tuple[PromptKeys, ...]:
+    """How steps of a size may attend the keys of prompts."""
+    return tuple(PromptKeys) if size >= _LEAST_COPIED else (PromptKeys.IN_POOL,)
 
 
 def is_decode(batch: BatchPlan, block: QueryBlock) -> bool:
@@ -159,19 +191,7 @@ def _most_keys(step: Step, request_id: RequestId) -> int:
     return len(blocks) * (step.placements[request_id].num_tokens + sum(len(b.positions) for b in blocks))
 
 
-def _have_room(prompts: list[QueryBlock], kvs: list[tuple[range, ...]], size: int) -> bool:
-    """Whether one instance has room for what prompts attend of its KV, and for a copy of that."""
-    num_keys = sum(len(positions) for kv in kvs for positions in kv)
-    num_tasks = (len(tasks_of(block, 0, 0, kv)) for block, kv in zip(prompts, kvs, strict=True))
-    is_too_much = _is_copied(size) and num_keys > _KEYS_A_ROW * size
-    return max(num_tasks, default=0) <= _MAX_ROUNDS and not is_too_much
-
-
 def _join(pieces: list[Tensor], out: Tensor) -> None:
     """Write pieces [n], one after the other, to the first elements; torch would wake threads for many."""
     if pieces:
         np.concatenate([piece.numpy() for piece in pieces], out=out.numpy()[: sum(map(len, pieces))])
-
-
-def _is_copied(size: int) -> bool:
-    return size >= _LEAST_COPIED

@@ -9,6 +9,7 @@ does not have, nobody reads.
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -21,7 +22,14 @@ from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.decode_exchange import Alone, DecodeExchange
 from loong.worker.kv_pool import KVPool
-from loong.worker.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS, MixedInputs, is_decode
+from loong.worker.mixed_inputs import (
+    GROUP_STEP_SIZES,
+    MAX_ROWS,
+    MixedInputs,
+    PromptKeys,
+    is_decode,
+    ways,
+)
 
 _SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)  # rows
 _LISTS_A_SLOT = 2.0  # on average, where prompts are shared: so long the lists of all members may be
@@ -45,20 +53,21 @@ class MixedSteps:
         self._hidden = torch.zeros(
             MAX_ROWS, config.hidden_size, dtype=config.torch_dtype, device=device.torch_device
         )
-        self._alone: dict[tuple[int, bool], Callable[[], None]] = {}
-        self._in_groups: dict[int, Callable[[], None]] = {}
+        self._alone: dict[tuple[int, PromptKeys, bool], Callable[[], None]] = {}
+        self._in_groups: dict[tuple[int, PromptKeys], Callable[[], None]] = {}
 
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
         for size in reversed(_SIZES):
-            for has_decodes in (True, False):
-                step = partial(self._step, size, Alone(), has_decodes=has_decodes)
-                self._alone[size, has_decodes] = self._backend.capture(step)
+            for way, has_decodes in product(ways(size), (True, False)):
+                step = partial(self._step, size, way, Alone(), has_decodes=has_decodes)
+                self._alone[size, way, has_decodes] = self._backend.capture(step)
         if self._exchange is not None:
             self._exchange.begin({})
             for size in reversed(GROUP_STEP_SIZES):
-                step = partial(self._step, size, self._exchange, has_decodes=True)
-                self._in_groups[size] = self._backend.capture(step)
+                for way in ways(size):
+                    step = partial(self._step, size, way, self._exchange, has_decodes=True)
+                    self._in_groups[size, way] = self._backend.capture(step)
 
     def forward(self, step: Step, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> Tensor | None:
         """Hidden states [T, E] of a step's rows, until the next call; None if nothing captured has room.
@@ -71,32 +80,34 @@ class MixedSteps:
         for block in batch.queries:
             num_rows[block.master_id] += len(block.positions)
         size = self._size_of(step, max(num_rows.values()))
-        if size is None:
+        way = None if size is None else self._host.prompt_keys(step, size)
+        if size is None or way is None:
             return None
         num_words = self._host.fill(step, size, token_ids, positions, lengths)
         self._inputs.memory[:num_words].copy_(self._host.memory[:num_words], non_blocking=True)
         if batch.group.dop == 1:
-            self._alone[size, any(is_decode(batch, block) for block in batch.queries)]()
+            self._alone[size, way, any(is_decode(batch, block) for block in batch.queries)]()
         elif self._exchange is not None:
             self._exchange.begin(num_rows)
-            self._in_groups[size]()
+            self._in_groups[size, way]()
         return self._hidden[: len(token_ids)]
 
     def _size_of(self, step: Step, num_rows: int) -> int | None:
-        """The least size that has room for up to so many rows of each master."""
+        """The least size that was captured for up to so many rows of each master."""
         is_alone = step.batch.group.dop == 1
         if not is_alone and (self._exchange is None or step.requests(Transfer.KV)):
             return None
-        size = next((size for size in (_SIZES if is_alone else GROUP_STEP_SIZES) if size >= num_rows), None)
-        return size if size is not None and self._host.has_room(step, size) else None
+        return next((size for size in (_SIZES if is_alone else GROUP_STEP_SIZES) if size >= num_rows), None)
 
     @torch.inference_mode()
-    def _step(self, size: int, exchange: DecodeExchange, *, has_decodes: bool) -> None:
+    def _step(
+        self, size: int, prompt_keys: PromptKeys, exchange: DecodeExchange, *, has_decodes: bool
+    ) -> None:
         inputs = self._inputs
         attention = _QueriesOfAll(
             self._pool,
             inputs.new_slots[:size],
-            inputs.attention(size, exchange.num_instances, has_decodes=has_decodes),
+            inputs.attention(size, exchange.num_instances, prompt_keys, has_decodes=has_decodes),
             self._backend.device,
             exchange,
         )

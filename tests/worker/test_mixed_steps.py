@@ -133,14 +133,18 @@ def test_so_are_steps_of_more_requests_than_there_is_room_for(
     assert not story.take(prefill_and_decode(lives, 20), lives)
 
 
-def test_so_are_steps_with_more_keys_than_there_is_room_for(
-    story: Story, monkeypatch: pytest.MonkeyPatch
+def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of many rows copy their prompts' keys, and have room for two a row."""
+    """Steps of many rows copy their prompts' keys if these are few, and else read them in the pool."""
     monkeypatch.setattr(mixed_inputs, "_LEAST_COPIED", 16)
+    monkeypatch.setattr(mixed_inputs, "_MOST_PAIRS", 16 * 60)
+    fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
+    story = Story(fabric, folder)
     lives = live_requests(100)
     was_captured = [story.take(prefill_and_decode(lives, 15), lives) for _ in range(6)]
-    assert was_captured == [True, True, False, False, False, False]
+    assert was_captured == [True, True, True, True, False, False]
+    fabric.close()
 
 
 def test_lists_of_slots_that_are_too_long_are_too(
