@@ -130,7 +130,7 @@ async def apart(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> 
 
     cluster = cluster_of(engine, SETTINGS)
     client = LocalEngineClient(engine, cluster.admission)
-    async with api_processes(config, 1, client, cluster, None, listener, lambda _error: None):
+    async with api_processes(config, 1, client, cluster, listener, lambda _error: None):
         os.sched_setaffinity(0, {1})
         yield
 

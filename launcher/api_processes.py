@@ -26,7 +26,6 @@ from loong.server.admission import Admission
 from loong.server.cluster import Cluster
 from loong.server.cluster_app import create_cluster_app, serve_cluster
 from loong.server.engine_client import EngineClient
-from loong.server.insight import Insight
 from loong.server.listen import sockets_beside
 from loong.server.remote.connection import ApiConnection
 
@@ -108,6 +107,8 @@ class ApiProcesses:
             raise ClusterError(
                 f"API process {number} did not start: it {how_it_ended(process.returncode or 0)}"
             )
+        if self._is_stopping:  # since; its listener is a copy
+            connection.stop_listening()
 
     async def _replace(self, number: int) -> None:
         """Put another process in the place of each that ends, until told to stop."""
@@ -128,7 +129,6 @@ async def api_processes(
     num_processes: int,
     engine: EngineClient,
     cluster: Cluster,
-    insight: Insight | None,
     listener: socket,
     fail: Callable[[BaseException], None],
 ) -> AsyncIterator[Front]:
@@ -145,7 +145,7 @@ async def api_processes(
         metrics_folder, path = Path(folder) / "metrics", Path(folder) / "cluster"
         metrics_folder.mkdir()
         MultiProcessCollector(cluster.registry, path=str(metrics_folder))  # type: ignore[no-untyped-call]
-        app = create_cluster_app(cluster, insight)
+        app = create_cluster_app(cluster)
         runner = await serve_cluster(app, path, shutdown_timeout=LAST_WORDS_SECONDS)
         processes = ApiProcesses(make_config(str(path)), engine, cluster.admission, listeners, metrics_folder)
         try:

@@ -43,7 +43,7 @@ from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
 from loong.server.cluster_app import cluster_of
-from loong.server.engine_client import EngineLimits, Tracing
+from loong.server.engine_client import EngineLimits
 from loong.server.insight import Insight, Targets
 from loong.server.large_json import compile_ahead
 from loong.server.listen import allow_many_connections
@@ -122,8 +122,7 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
             scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers)
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
-            tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
-            async with _front(config, engine, tokenizer, tracing, insight, listener, executor) as front:
+            async with _front(config, engine, tokenizer, insight, listener, executor) as front:
                 signals.is_up = True
                 status = asyncio.create_task(log_status(engine))
                 try:
@@ -144,15 +143,15 @@ def _front(
     config: ServeConfig,
     engine: Engine,
     tokenizer: Tokenizer,
-    tracing: Tracing | None,
     insight: Insight,
     listener: socket,
     executor: WorkersExecutor,
 ) -> AbstractAsyncContextManager[Front]:
     """Who answers clients: this process, or others."""
+    tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
     if config.num_api_servers == 1:
         return front_here(create_app(engine, tokenizer, config.server, tracing, insight), listener)
-    cluster = cluster_of(engine, config.server, tracing)
+    cluster = cluster_of(engine, config.server, tracing, insight)
     client = LocalEngineClient(engine, cluster.admission, insight.spans)
 
     def process_config(socket_path: str) -> ApiProcessConfig:
@@ -165,9 +164,7 @@ def _front(
             config.log_format,
         )
 
-    return api_processes(
-        process_config, config.num_api_servers, client, cluster, insight, listener, executor.fail
-    )
+    return api_processes(process_config, config.num_api_servers, client, cluster, listener, executor.fail)
 
 
 def _insight(

@@ -32,11 +32,11 @@ def create_app(
     insight: Insight | None = None,
 ) -> web.Application:
     """Put a server beside its engine together; nothing is started."""
-    cluster = cluster_of(engine, settings, tracing)
+    cluster = cluster_of(engine, settings, tracing, insight)
     spans = None if insight is None else insight.spans
     client = LocalEngineClient(engine, cluster.admission, spans)
     app = create_api(client, tokenizer, settings, cluster.registry, has_spans=spans is not None)
-    add_cluster(app, cluster, insight)
+    add_cluster(app, cluster)
     return app
 
 

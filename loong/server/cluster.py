@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from loong.server.admission import Admission
 from loong.server.engine_client import ClusterView, Tracing
+from loong.server.insight import Insight
 from loong.server.settings import ServerSettings
 
 
@@ -20,6 +21,7 @@ class Cluster:
     settings: ServerSettings
     registry: CollectorRegistry
     tracing: Tracing | None = None
+    insight: Insight | None = None
     one_trace: asyncio.Lock = field(default_factory=asyncio.Lock)  # it may have hundreds of megabytes
 
 

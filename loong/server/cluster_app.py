@@ -31,12 +31,17 @@ _ROUTES = (
 )
 
 
-def cluster_of(engine: ClusterView, settings: ServerSettings, tracing: Tracing | None = None) -> Cluster:
+def cluster_of(
+    engine: ClusterView,
+    settings: ServerSettings,
+    tracing: Tracing | None = None,
+    insight: Insight | None = None,
+) -> Cluster:
     """What is told of an engine of this process, with nothing counted yet."""
     registry = CollectorRegistry()
     registry.register(ClusterCollector(settings.served_model_name, engine.snapshot))
     ProcessCollector(registry=registry)
-    return Cluster(engine, Admission(settings), settings, registry, tracing)
+    return Cluster(engine, Admission(settings), settings, registry, tracing, insight)
 
 
 def cluster_routes(*, has_dashboard: bool) -> Sequence[web.RouteDef]:
@@ -44,9 +49,9 @@ def cluster_routes(*, has_dashboard: bool) -> Sequence[web.RouteDef]:
     return (*_ROUTES, *(DASHBOARD_ROUTES if has_dashboard else ()))
 
 
-def add_cluster(app: web.Application, cluster: Cluster, insight: Insight | None) -> None:
+def add_cluster(app: web.Application, cluster: Cluster) -> None:
     """Let an application tell of a cluster."""
-    app[CLUSTER] = cluster
+    app[CLUSTER], insight = cluster, cluster.insight
     app.add_routes(cluster_routes(has_dashboard=insight is not None))
     model_name = cluster.settings.served_model_name
     metrics = RunMetrics(MetricFamilies(cluster.registry, model_name))
@@ -65,9 +70,9 @@ async def serve_cluster(app: web.Application, path: Path, *, shutdown_timeout: f
     return runner
 
 
-def create_cluster_app(cluster: Cluster, insight: Insight | None) -> web.Application:
+def create_cluster_app(cluster: Cluster) -> web.Application:
     """An application for those who answer clients in other processes: they check keys and count refusals."""
     app = web.Application(middlewares=[tell_errors])
     app[EVENT_WRITES] = EventWrites()
-    add_cluster(app, cluster, insight)
+    add_cluster(app, cluster)
     return app

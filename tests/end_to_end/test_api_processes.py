@@ -41,19 +41,6 @@ def test_clients_leave_and_stay_and_a_signal_lets_those_that_stay_finish(tmp_pat
         assert not [*Path("/tmp").glob(f"loong-{server.process.pid}-*")]
 
 
-def test_a_second_signal_cuts_streams_off_with_an_error(tmp_path: Path) -> None:
-    with served(tmp_path, *FLAGS) as server:
-        processes = server.worker_pids()
-        stream = endless_stream(server)
-        server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "draining" in server.log, 10, "the drain to begin")
-        server.process.send_signal(signal.SIGTERM)
-        with pytest.raises(openai.APIError, match="stopped"):
-            list(stream)
-        assert server.process.wait(30) == 130
-        assert_gone(processes)
-
-
 def test_an_engine_that_is_killed_ends_streams_with_an_error_and_leaves_no_process(tmp_path: Path) -> None:
     with served(tmp_path, *FLAGS) as server:
         processes = server.worker_pids()

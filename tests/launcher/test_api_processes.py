@@ -62,7 +62,7 @@ class Service:
 async def two_processes(folder: Path, engine: ScriptedEngine) -> AsyncIterator[Service]:
     settings = ServerSettings("tiny")
     insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0))
-    cluster = cluster_of(engine, settings)
+    cluster = cluster_of(engine, settings, insight=insight)
     failures: list[BaseException] = []
 
     def process_config(socket_path: str) -> ApiProcessConfig:
@@ -74,7 +74,7 @@ async def two_processes(folder: Path, engine: ScriptedEngine) -> AsyncIterator[S
         listener = stack.enter_context(bound_socket("127.0.0.1", 0))
         address = "http://{}:{}".format(*listener.getsockname())
         front = await stack.enter_async_context(
-            api_processes(process_config, 2, client, cluster, insight, listener, failures.append)
+            api_processes(process_config, 2, client, cluster, listener, failures.append)
         )
         yield Service(address, front, failures)
 

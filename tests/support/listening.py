@@ -75,8 +75,8 @@ async def _app_apart(
 ) -> web.Application:
     """An application over a channel to the engine and a socket that tells of the cluster."""
     path = Path(stack.enter_context(TemporaryDirectory())) / "cluster"
-    cluster = cluster_of(engine, settings)
-    cluster_runner = await serve_cluster(create_cluster_app(cluster, insight), path, shutdown_timeout=1.0)
+    cluster = cluster_of(engine, settings, insight=insight)
+    cluster_runner = await serve_cluster(create_cluster_app(cluster), path, shutdown_timeout=1.0)
     stack.push_async_callback(cluster_runner.cleanup)
     has_spans = insight is not None and insight.spans is not None
     local = LocalEngineClient(engine, cluster.admission, insight.spans if insight is not None else None)
