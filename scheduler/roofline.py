@@ -53,8 +53,7 @@ class Device:
     request_delay: float = 0.0  # to tell an instance of one
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
     segment_delay: float = 0.0  # to find one segment of KV
-    exchange_launch: float = 0.0  # a layer: to start the kernels of a prompt whose queries travel
-    ring_launch: float = 0.0  # likewise if its KV travels
+    ring_launch: float = 0.0  # a layer: to start the kernels of a prompt whose KV travels
     hop_launch: float = 0.0  # and for each of its hops
     overlap: float = 1.0
 
@@ -141,7 +140,6 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             exchange=shape.num_layers * device.exchange_delay,
             ring=shape.num_layers * device.hop_delay,
             segment=device.segment_delay,
-            exchange_launch=shape.num_layers * device.exchange_launch,
             ring_launch=shape.num_layers * device.ring_launch,
             hop_launch=shape.num_layers * device.hop_launch,
             weights=num_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
