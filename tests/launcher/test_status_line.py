@@ -13,3 +13,10 @@ def test_the_line_tells_what_happened_in_between() -> None:
     assert line == (
         "40 tokens/s computed, 2 tokens/s out; 0 running, 0 waiting; KV 25.0 % used; batches by DoP 4:2"
     )
+
+
+def test_a_batch_that_goes_on_is_no_new_one() -> None:
+    instances = (ElasticInstance(0, 1, InstanceKind.FULL, 100),)
+    stats = ClusterStats(num_output_tokens=5, num_batches_by_dop={1: 3})
+    line = status_line(Snapshot(10.0, instances, stats=stats), Snapshot(20.0, instances, stats=stats))
+    assert line.endswith("; no new batch")
