@@ -57,7 +57,7 @@ from loong.workloads.workload import endless_workload, pace_of
 
 CEILINGS: dict[str, JSON] = {"latency": 0.15, "attainment": 0.05, "goodput": 0.10}
 NUM_WARM_UP = 6
-MAX_SECONDS = 60.0  # beyond the arrivals: who takes longer has come to a standstill
+MAX_SECONDS = 60.0  # beyond what a run is given: who takes longer has come to a standstill
 WARM_UP_SEED = 10_000  # after those that are measured
 
 
@@ -117,7 +117,7 @@ class Comparison:
     ) -> RunPair:
         load = traffic.at(asked.rate, asked.seed)
         before = processor_time()
-        async with asyncio.timeout(traffic.duration + MAX_SECONDS):
+        async with asyncio.timeout(traffic.duration + self.patience + MAX_SECONDS):
             real = await kept.serve(asked.policy, cluster, load, self._told, self.patience)
         others = share_of_others(before, processor_time())
         host = Host(num_cores=self.num_cores, plan_time=real.plan_time)
@@ -273,12 +273,15 @@ def main() -> None:
     parser.add_argument("--request-rate", nargs="+", default=["4"], help="2,4,8: of all, or of each workload")
     parser.add_argument("--duration", type=float, default=45.0, help="of arrivals, in seconds (%(default)s)")
     parser.add_argument(
-        "--patience", type=float, default=inf, help="seconds after the last arrival, then a run is over"
+        "--patience", type=float, default=30.0, help="seconds from the last arrival to the end (%(default)s)"
     )
     parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
     parser.add_argument("--slo", nargs="+", default=["ttft:100 tpot:20"], help="the first is told")
     parser.add_argument("--output-dir", type=Path, help="for documents, traces and the picture (none)")
     args = parser.parse_args()
+    for flag, values in (("--length-scale", args.length_scale), ("--request-rate", args.request_rate)):
+        if len(values) not in (1, len(args.workload)):
+            parser.error(f"{flag} has {len(values)} values, and --workload {len(args.workload)}")
     results = Results(args)
     try:
         with sigterm_unwinds():
