@@ -90,6 +90,15 @@ def test_groups_that_change_between_captured_steps_give_the_tokens_of_transforme
     ]
 
 
+def test_so_do_those_of_instances_of_two_ranks(folder: Path) -> None:
+    story = Story(folder, 14, 31)
+    for num_tokens, group in ((9, (0, 1)), (9, (1, 0)), (40, (0, 1)), (40, (0, 1))):
+        story.step(group, group, num_tokens, 2)
+    by_rank = run_commands(folder, 2, story.commands, takes_leases=True, tp_size=2)
+    for tp_rank in range(2):
+        story.check(by_rank[tp_rank::2])
+
+
 def run_on_gpus(
     fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
 ) -> list[Outcome]:
