@@ -126,7 +126,9 @@ def _check_names(path: Path, where: str, values: Mapping[str, object], kind: typ
     expected = {field.name for field in fields(kind)}
     for name in sorted(expected ^ values.keys()):
         what = "is missing" if name in expected else "is unknown"
-        raise ConfigError(f"{path}: {where}.{name} {what}")
+        raise ConfigError(
+            f"{path}: {where}.{name} {what}; if another version wrote it, measure anew by `loong profile`"
+        )
 
 
 def _fit(tiles: AttentionTiles) -> bool:
