@@ -1,11 +1,14 @@
 """Do other load generators measure what `loong bench` measures?
 
-A server of the tiny model is sent the same requests at the same times by each: a file of Mooncake's format,
-with Poisson arrivals and lengths drawn at random. They take turns; of each one's runs the median of the means
-of TTFT and TPOT is compared with that of `loong bench`. --aiperf and --vllm name the tools' programs, in
-whatever environments they live. Exits with 1 if one differs by more than --tolerance.
+A server whose answers come at known times, the first token by the length of the prompt and then one every
+20 ms, is sent the same requests at the same times by each: a file of Mooncake's format, with Poisson arrivals
+and lengths drawn at random. They take turns with each of some such files. Their means of TTFT and TPOT
+are compared with those of `loong bench`, and shown beside the truth. --aiperf and --vllm name the programs of
+the tools, in whatever environments they live. Exits with 1 if one differs by more than --tolerance, in the
+median.
 """
 
+import asyncio
 import json
 import random
 import shlex
@@ -14,17 +17,31 @@ import sys
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from result import print_result, script_parser
 
-from loong.launcher.embedded import ENTRY, ServerConfig, embedded_server
-from loong.model.tiny import tiny_model
+from loong.core.events import ProducedToken
+from loong.core.request import Request, TokenId
+from loong.launcher.embedded import ENTRY
+from loong.model.tiny import CONFIG, tiny_model
+from loong.server.engine_client import EngineLimits, PutToken
+from loong.server.tokenizer import Tokenizer
 
-NUM_REQUESTS, RATE = 40, 2.0  # a second: a processor is left for who measures
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from fuzzing import in_a_thread
+from listening import serving_with
+from scripted_engine import ScriptedEngine
+
+NUM_REQUESTS, RATE = 24, 2.0  # a second
+FIRST_SECONDS, SECONDS_A_PROMPT_TOKEN, SECONDS_A_TOKEN = 0.1, 1e-4, 0.02
+LETTER: TokenId = 97
+MODEL = "tiny"
 PROMPT_TOKENS, OUTPUT_TOKENS = (256, 2048), (16, 48)
+LIMITS = EngineLimits(max_model_len=2**16, max_request_kv=2**16, vocab_size=CONFIG.vocab_size)
 BLOCK_TOKENS = 512  # of Mooncake's hashes
 RUN_SECONDS = 180.0
 
@@ -32,8 +49,26 @@ Latencies: TypeAlias = Mapping[str, float]  # means in ms
 Tool: TypeAlias = Callable[[str, Path, Path], Latencies]  # of an address, the trace and a folder
 
 
-def write_trace(path: Path, seed: int) -> None:
-    """Requests with their times."""
+class PacedEngine(ScriptedEngine):
+    """Answers every request as if it were alone, at times that follow from it."""
+
+    async def _produce(self, open_choices: dict[str, Request], _replies: object, put: PutToken) -> None:
+        now = asyncio.get_running_loop().time
+        (request,) = open_choices.values()
+        due = now() + first_seconds(len(request.prompt_token_ids))
+        for number in range(1, request.sampling_params.max_tokens + 1):
+            await asyncio.sleep(due - now())
+            reason = request.sampling_params.finish_reason(number, LETTER)
+            put(ProducedToken(request.request_id, LETTER, reason))
+            due += SECONDS_A_TOKEN
+
+
+def first_seconds(num_prompt_tokens: int) -> float:
+    return FIRST_SECONDS + SECONDS_A_PROMPT_TOKEN * num_prompt_tokens
+
+
+def write_trace(path: Path, seed: int) -> float:
+    """Requests with their times; return the mean TTFT that they will have."""
     chance, seconds, numbers = random.Random(seed), 0.0, count()
     lines = []
     for _ in range(NUM_REQUESTS):
@@ -47,6 +82,7 @@ def write_trace(path: Path, seed: int) -> None:
         lines.append(json.dumps(fields) + "\n")
         seconds += chance.expovariate(RATE)
     path.write_text("".join(lines))
+    return mean(first_seconds(json.loads(line)["input_length"]) for line in lines)
 
 
 def loong_bench(url: str, trace: Path, folder: Path) -> Latencies:
@@ -65,7 +101,7 @@ def aiperf(program: str, tokenizer: Path) -> Tool:
         lengths.write_text("".join(json.dumps(line) + "\n" for line in kept))
         run(
             [
-                *(program, "profile", "--url", url, "--model", "loong-tiny", "--tokenizer", str(tokenizer)),
+                *(program, "profile", "--url", url, "--model", MODEL, "--tokenizer", str(tokenizer)),
                 *("--endpoint-type", "completions", "--streaming", "--use-server-token-count"),
                 *(
                     "--input-file",
@@ -90,7 +126,7 @@ def vllm(program: str, tokenizer: Path) -> Tool:
         run(
             [
                 *(program, "bench", "serve", "--backend", "openai", "--base-url", url),
-                *("--model", "loong-tiny", "--tokenizer", str(tokenizer), "--num-prompts", str(NUM_REQUESTS)),
+                *("--model", MODEL, "--tokenizer", str(tokenizer), "--num-prompts", str(NUM_REQUESTS)),
                 *("--dataset-name", "timed_trace", "--dataset-path", str(trace)),
                 *("--timed-trace-sec-multiplier", "0.001"),
                 *("--timed-trace-chunk-hash-size", str(BLOCK_TOKENS)),
@@ -122,7 +158,8 @@ def measure(tools: Mapping[str, Tool], url: str, folder: Path, repeat: int) -> d
     found: dict[str, list[Latencies]] = {name: [] for name in tools}
     for number in range(repeat):
         trace = folder / f"trace-{number}.jsonl"
-        write_trace(trace, number)
+        truth = write_trace(trace, number)
+        print(f"trace {number}: ttft {1e3 * truth:.2f} ms, tpot {1e3 * SECONDS_A_TOKEN:.2f} ms is the truth")
         for name, tool in tools.items():
             outputs = folder / f"{name}-{number}"
             outputs.mkdir()
@@ -133,12 +170,13 @@ def measure(tools: Mapping[str, Tool], url: str, folder: Path, repeat: int) -> d
 
 
 def differences(found: Mapping[str, list[Latencies]]) -> dict[str, dict[str, float]]:
-    """By what part each tool's median of a latency is above that of `loong bench`."""
-    medians = {
-        name: {what: median(run[what] for run in runs) for what in runs[0]} for name, runs in found.items()
+    """By what part a tool's mean is above that of `loong bench`, in the median of the traces."""
+    own = found["loong bench"]
+    return {
+        name: {what: median(b[what] / a[what] - 1 for a, b in zip(own, runs, strict=True)) for what in own[0]}
+        for name, runs in found.items()
+        if runs is not own
     }
-    own = medians.pop("loong bench")
-    return {name: {what: ms / own[what] - 1 for what, ms in told.items()} for name, told in medians.items()}
 
 
 def main() -> None:
@@ -150,14 +188,14 @@ def main() -> None:
     args = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
+        model = tiny_model(folder)
         tools: dict[str, Tool] = {"loong bench": loong_bench}
-        tokenizer = tiny_model(folder)
         if args.aiperf:
-            tools["aiperf"] = aiperf(args.aiperf, tokenizer)
+            tools["aiperf"] = aiperf(args.aiperf, model)
         if args.vllm:
-            tools["vllm"] = vllm(args.vllm, tokenizer)
-        config = ServerConfig(None, 1, 1, ("--kv-cache-tokens", "65536"), start_timeout=120.0)
-        with embedded_server(config, "esp", folder / "server.log") as url:
+            tools["vllm"] = vllm(args.vllm, model)
+        serving = serving_with(Tokenizer.from_folder(model, CONFIG.eos_token_ids))
+        with in_a_thread(serving(PacedEngine(limits=LIMITS))) as url:
             found = measure(tools, url, folder, args.repeat)
     differ = differences(found)
     for tool, by_latency in differ.items():

@@ -5,7 +5,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from threading import Thread
 
 from hypothesis import strategies as st
@@ -145,14 +145,19 @@ def check_frame(frame: bytes) -> None:
 @contextmanager
 def server_in_a_thread(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
     """The address of a server that waits for nobody, over an engine that repeats prompts."""
+    with in_a_thread(serving_with(tokenizer)(ScriptedEngine(), idle_timeout=0.05, body_timeout=0.05)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        yield host, int(port)
+
+
+@contextmanager
+def in_a_thread(serving: AbstractAsyncContextManager[str]) -> Iterator[str]:
+    """What a server's context gives, while its event loop runs in a thread."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever)
     thread.start()
-    serving = serving_with(tokenizer)(ScriptedEngine(), idle_timeout=0.05, body_timeout=0.05)
     try:
-        url = asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result()
-        host, port = url.removeprefix("http://").split(":")
-        yield host, int(port)
+        yield asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result()
         asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
