@@ -1,5 +1,6 @@
 """Lanes on GPUs: streams of their own, where copy engines move bytes and single warps keep flags."""
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,6 +13,7 @@ from loong.fabric.traffic import Plane
 from loong.kernels import signals
 
 _URGENT = -1  # a flag's one warp finds room before the next block of attention
+_MOST_AHEAD = 64  # transfers, a flag before and after each: far from the 1,024 that a driver queues
 
 
 class CudaLane:
@@ -21,6 +23,8 @@ class CudaLane:
         self._arena, self._patience = arena, arena.patience(plane)
         self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
         self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+        self._is_long = plane is Plane.MIGRATION
+        self._ahead = deque[torch.cuda.Event]()  # one behind each transfer that the host has not seen done
 
     def follow(self) -> None:
         """See Lane."""
@@ -35,12 +39,12 @@ class CudaLane:
     def push(self, tensor: Tensor, rank: int, offset: int) -> None:
         """See Lane."""
         address = self._arena.host_addresses[rank] + offset
-        copy_bytes(address, tensor.data_ptr(), tensor.nbytes, self._stream.cuda_stream)
+        self._copy(address, tensor.data_ptr(), tensor.nbytes)
 
     def pull(self, offset: int, tensor: Tensor) -> None:
         """See Lane."""
         address = self._arena.memory.data_ptr() + offset
-        copy_bytes(tensor.data_ptr(), address, tensor.nbytes, self._stream.cuda_stream)
+        self._copy(tensor.data_ptr(), address, tensor.nbytes)
 
     def signal(self, members: int, offset: int, epoch: int) -> None:
         """See Lane."""
@@ -64,6 +68,18 @@ class CudaLane:
     def aside(self) -> AbstractContextManager[object]:
         """See Lane."""
         return torch.cuda.stream(self._beside)
+
+    def _copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Copy, but in a migration never run far ahead: a driver whose queue is full blocks all threads.
+
+        Then a batch of this process stands still, and what the migration waits for may wait for that batch. In
+        a batch both ends send before they receive: there the host must not wait.
+        """
+        copy_bytes(target, source, num_bytes, self._stream.cuda_stream)
+        if self._is_long:
+            self._ahead.append(self._stream.record_event())
+            if len(self._ahead) > _MOST_AHEAD:
+                self._ahead.popleft().synchronize()
 
     def _current(self) -> torch.cuda.Stream:
         """The calling thread's own; torch finds it in a fifth of the time if it is told the device."""
