@@ -101,9 +101,14 @@ class WorkCostModel:
         return launch
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
-        """Chunks striped over `dop` instances, as is their history, with queries that travel."""
+        """Chunks striped over `dop` instances, as is their history, with queries that travel.
+
+        But they launch what is launched where KV travels, as it does in the last chunk, if that is more.
+        """
         seconds = self.coefficients
-        launch = seconds.launch + (seconds.exchange_launch if dop > 1 else 0.0)
+        launch = seconds.launch
+        if dop > 1:
+            launch += max(seconds.exchange_launch, seconds.ring_launch + seconds.hop_launch * (dop - 1))
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),

@@ -40,12 +40,28 @@ def test_the_closed_form_of_a_chunk_is_the_time_of_its_batch(
     view = RequestView("r", num_new + num_cached, 0, 1, 0.0, None, placement)
     batch = batch_of(group, [striped_share(view, num_new, group, Transfer.QUERY)])
     each = {"batch": 1e-3, "told_request": 1e-4, "exchange": 2e-3, "attend": 3e-4}
-    launches = {"launch": 3e-3, "mixed": 1.0, "exchange_launch": 9e-3, "ring_launch": 1.0, "hop_launch": 1.0}
+    launches = {
+        "launch": 3e-3,
+        "mixed": 1.0,
+        "exchange_launch": 9e-3,
+        "ring_launch": 2e-3,
+        "hop_launch": 5e-4,
+    }
     free = {"key": 0.0, "sent_query": 0.0}  # computing binds, and launching
     model = WorkCostModel(Coefficients(**each, **launches, **free), overlap)
     # The closed form counts half a key too few for each query.
     assert seconds(batch, view, model=model) == pytest.approx(
         prefill_time(model, num_new, num_cached, dop), rel=1e-3, abs=2e-8 * num_new
+    )
+
+
+@pytest.mark.parametrize(("dop", "expected"), [(1, 3e-3), (2, 3e-3 + 9e-3), (4, 3e-3 + 4e-3 + 3 * 5e-3)])
+def test_the_closed_form_launches_a_ring_where_that_is_more_than_an_exchange(
+    dop: int, expected: float
+) -> None:
+    launches = {"launch": 3e-3, "exchange_launch": 9e-3, "ring_launch": 4e-3, "hop_launch": 5e-3}
+    assert WorkCostModel(Coefficients(**launches), overlap=1.0).prefill_terms(dop).launch == pytest.approx(
+        expected
     )
 
 
