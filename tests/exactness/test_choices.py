@@ -83,7 +83,7 @@ def test_a_prompt_is_computed_once_and_its_kv_is_there_once(cluster: Cluster) ->
     assert sum(len(given.token_ids) for run in told for given in run.inputs) == 140 + 5 * (NUM_TOKENS - 1)
     first = next(event for event in cluster.log if isinstance(event, TokensProduced))
     assert {t.request_id for t in first.tokens} == {choice.request_id for choice in request.choices()}
-    assert most_used == 140 + 5 * (NUM_TOKENS - 1)
+    assert 140 < most_used <= 140 + 5 * (NUM_TOKENS - 1)
 
 
 def test_a_choice_that_leaves_disturbs_no_other(cluster: Cluster) -> None:

@@ -52,7 +52,7 @@ def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_s
     with pytest.raises(ConfigError, match=f"but torch {re.escape(torch.__version__)} is for processors"):
         check_torch()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(ConfigError, match="`pip install cuda-bindings`"):
         check_torch()
 
