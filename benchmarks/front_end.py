@@ -5,9 +5,10 @@ in the server's process. `apart`: it is in another, on the generator's core, as 
 `short`: requests of 8 tokens that the engine gives at once, 64 connections that ask again and again.
 `tokens`: 500 streams, of which each gets a token at every tick, and ticks as fast as the server takes them.
 Then the same at half of the rate that is wanted, and how late the last byte of an answer, or each token,
-is; and how late the generator itself wakes up. `floor` is what a bare loop takes to write as many events:
-what no server on it can beat. Rates are a second of the clock and, since others may use the cores, a second
-of the processor time of the process that answers.
+is, where all streams get theirs at once, and `by turns`, where they are of eight groups; and how late the
+generator itself wakes up. `floor` is what a bare loop takes to write as many events: what no server on it can
+beat. Rates are a second of the clock and, since others may use the cores, a second of the processor time of
+the process that answers.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
 from statistics import median
@@ -52,7 +53,9 @@ NUM_STREAMS = 500
 SHORT_TOKENS = 8
 WANTED_REQUESTS, WANTED_TOKENS = 2000, 50_000  # a second
 START_SECONDS = 8.0  # for the server to start and all streams to be open, before the first tick
-LETTERS = 64  # tick k says the k-th letter, so that a client knows which tick a token is of
+LETTERS = 64  # turn k says the k-th letter, so that a client knows which turn a token is of
+EARLY_SECONDS = 1e-3  # that a loop may wake up before its time
+NUM_GROUPS = 8  # where streams do not all get their tokens at once
 FIRST_LETTER = 48
 SETTINGS = ServerSettings("tiny")
 
@@ -64,6 +67,12 @@ class Part:
     num_ticks: int = 0
     interval: float = 0.0
     is_apart: bool = False
+    num_groups: int = 1  # of streams, which have their ticks by turns
+
+    @property
+    def turn(self) -> float:
+        """Seconds between the ticks of two groups."""
+        return self.interval / self.num_groups
 
 
 class ReadyEngine:
@@ -71,14 +80,14 @@ class ReadyEngine:
 
     limits = EngineLimits(2**20, 2**20, 264)
 
-    def __init__(self, num_ticks: int, interval: float, origin: float) -> None:
-        self._num_ticks, self._interval, self._origin = num_ticks, interval, origin
+    def __init__(self, part: Part, origin: float) -> None:
+        self._part, self._origin = part, origin
         self._streams: dict[RequestId, PutToken] = {}
 
     def submit(self, request: Request, put: PutToken) -> None:
-        """Tokens that say which tick they are of."""
+        """Tokens that say which turn they are of."""
         max_tokens = request.sampling_params.max_tokens
-        if self._num_ticks == 0 or max_tokens <= SHORT_TOKENS:
+        if self._part.num_ticks == 0 or max_tokens <= SHORT_TOKENS:
             for number in range(1, max_tokens + 1):
                 reason = FinishReason.LENGTH if number == max_tokens else None
                 put(ProducedToken(request.request_id, FIRST_LETTER + number, reason))
@@ -91,12 +100,14 @@ class ReadyEngine:
         """Nobody leaves."""
 
     async def _tick(self) -> None:
-        """A tick every interval of the machine's clock from the origin on; late ones catch up."""
-        for tick in range(self._num_ticks):
-            await asyncio.sleep(max(0.0, self._origin + tick * self._interval - time.monotonic()))
-            reason = FinishReason.LENGTH if tick == self._num_ticks - 1 else None
-            for request_id, put in self._streams.items():
-                put(ProducedToken(request_id, FIRST_LETTER + tick % LETTERS, reason))
+        """A tick of a group every turn of the machine's clock from the origin on; late ones catch up."""
+        streams, num_groups = list(self._streams.items()), self._part.num_groups
+        for turn in range(self._part.num_ticks * num_groups):
+            await asyncio.sleep(max(0.0, self._origin + turn * self._part.turn - time.monotonic()))
+            is_last = turn // num_groups == self._part.num_ticks - 1
+            for request_id, put in streams[turn % num_groups :: num_groups]:
+                reason = FinishReason.LENGTH if is_last else None
+                put(ProducedToken(request_id, FIRST_LETTER + turn % LETTERS, reason))
 
     def health(self) -> Health:
         """Well."""
@@ -155,7 +166,7 @@ async def be_server(part: Part, origin: float) -> None:
     os.sched_setaffinity(0, {0})
     with TemporaryDirectory() as folder, bound_socket("127.0.0.1", 0) as listener:
         tokenizer = Tokenizer.from_folder(tiny_model(Path(folder)), CONFIG.eos_token_ids)
-        engine = ReadyEngine(part.num_ticks, part.interval, origin)
+        engine = ReadyEngine(part, origin)
         async with (apart if part.is_apart else beside)(engine, tokenizer, listener):
             gc.freeze()  # as a server does
             pids = api_pid(), os.getpid()
@@ -255,7 +266,7 @@ async def short_requests(port: int, seconds: float, rate: float | None) -> dict[
     return {"per_second": number / elapsed, "num": len(answers.latencies)} | told_of(answers.latencies)
 
 
-async def streamed_tokens(port: int, num_ticks: int, interval: float, origin: float) -> dict[str, object]:
+async def streamed_tokens(port: int, part: Part, origin: float) -> dict[str, object]:
     """Streams that get a token a tick; how late each was, if ticks are bound to the clock."""
     latencies: list[float] = []
     num_tokens, is_over = 0, asyncio.Event()
@@ -263,19 +274,19 @@ async def streamed_tokens(port: int, num_ticks: int, interval: float, origin: fl
     def took(_: Client, data: bytes) -> None:
         nonlocal num_tokens
         now = time.monotonic()
-        parts = data.split(b'"text":"')[1:]
-        num_tokens += len(parts)
-        for part in parts:
-            letter = part[0] - FIRST_LETTER
-            if interval:
-                tick = int((now - origin) / interval)
-                latencies.append(now - origin - (tick - (tick - letter) % LETTERS) * interval)
-        if num_tokens >= num_ticks * NUM_STREAMS:
+        texts = data.split(b'"text":"')[1:]
+        num_tokens += len(texts)
+        for text in texts:
+            letter = text[0] - FIRST_LETTER
+            if part.turn:
+                turn = int((now - origin + EARLY_SECONDS) / part.turn)
+                latencies.append(now - origin - (turn - (turn - letter) % LETTERS) * part.turn)
+        if num_tokens >= part.num_ticks * NUM_STREAMS:
             is_over.set()
 
     clients = await connect(port, NUM_STREAMS, took)
     for client in clients:
-        client.send(request_of(num_ticks))
+        client.send(request_of(part.num_ticks))
     begin = max(origin, time.monotonic())
     await is_over.wait()
     elapsed = time.monotonic() - begin
@@ -351,7 +362,7 @@ def measured(
         return found | {"generator_late_p99": sorted(late)[int(0.99 * len(late))]}
 
     origin = time.monotonic() + START_SECONDS
-    numbers = (part.num_ticks, part.interval, part.is_apart, origin)
+    numbers = (part.num_ticks, part.interval, part.is_apart, part.num_groups, origin)
     command = [sys.executable, __file__, "--be-server", *(str(float(number)) for number in numbers)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
@@ -371,14 +382,14 @@ def all_parts(seconds: float, is_apart: bool) -> dict[str, dict[str, object]]:
     tick = 2 * NUM_STREAMS / WANTED_TOKENS  # half of the rate wanted
     num_ticks = int(seconds / tick)
     ready, fast = Part(is_apart=is_apart), Part(2 * num_ticks, is_apart=is_apart)
-    clocked = Part(num_ticks, tick, is_apart)
+    at_once = Part(num_ticks, tick, is_apart)
+    by_turns = replace(at_once, num_groups=NUM_GROUPS)
     return {
         "short": measured(ready, lambda port, _: short_requests(port, seconds, None)),
         "short at half": measured(ready, lambda port, _: short_requests(port, seconds, WANTED_REQUESTS / 2)),
-        "tokens": measured(fast, lambda port, origin: streamed_tokens(port, 2 * num_ticks, 0.0, origin)),
-        "tokens at half": measured(
-            clocked, lambda port, origin: streamed_tokens(port, num_ticks, tick, origin)
-        ),
+        "tokens": measured(fast, lambda port, origin: streamed_tokens(port, fast, origin)),
+        "tokens at half": measured(at_once, lambda port, origin: streamed_tokens(port, at_once, origin)),
+        "by turns": measured(by_turns, lambda port, origin: streamed_tokens(port, by_turns, origin)),
     }
 
 
@@ -386,12 +397,13 @@ def main() -> None:
     parser = script_parser("front_end", __doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each part (%(default)s)")
     parser.add_argument("--way", choices=("beside", "apart"), nargs="*", default=["beside", "apart"])
-    parser.add_argument("--be-server", nargs=4, type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--be-server", nargs=5, type=float, help=argparse.SUPPRESS)
     parser.add_argument("--be-sink", nargs=2, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.be_server is not None:
-        num_ticks, interval, is_apart, origin = args.be_server
-        return uvloop.run(be_server(Part(int(num_ticks), interval, bool(is_apart)), origin))
+        num_ticks, interval, is_apart, num_groups, origin = args.be_server
+        part = Part(int(num_ticks), interval, bool(is_apart), int(num_groups))
+        return uvloop.run(be_server(part, origin))
     if args.be_sink is not None:
         return uvloop.run(be_sink(*args.be_sink))
     os.sched_setaffinity(0, {1})
