@@ -61,8 +61,7 @@ async def serve(
 
     A client that leaves cancels its handler, and so aborts its request. One that sends no whole headers in
     time, or takes in nothing of what is written to it, loses its connection. One for whose connection there
-    is no descriptor is told so. `cleanup` waits
-    `shutdown_timeout` seconds for the requests in flight.
+    is no descriptor is told so. `cleanup` waits `shutdown_timeout` seconds for the requests in flight.
     """
     settings = app[SERVER].settings
     # Connections inherit it. The kernel drops those whose peers take in nothing, whoever wrote to them last.

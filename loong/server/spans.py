@@ -39,7 +39,8 @@ def otlp_exporter(endpoint: str) -> "SpanExporter":
 @web.middleware
 async def note_traceparent(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Keep whose child a client says its request is, for who answers it."""
-    TRACEPARENT.set(request.headers.get("traceparent"))
+    traceparent = request.headers.get("traceparent", "")
+    TRACEPARENT.set(traceparent if traceparent and traceparent.isascii() else None)
     return await handler(request)
 
 

@@ -62,6 +62,15 @@ async def first(url: str, number: int, **headers: str) -> Sequence[dict[str, Any
         return [await anext(events) for _ in range(number)]
 
 
+async def test_a_proxy_is_told_not_to_hold_events_back(serving: Serving) -> None:
+    async with (
+        serving(ScriptedEngine(), source()) as url,
+        httpx.AsyncClient() as client,
+        client.stream("GET", f"{url}/dashboard/events") as response,
+    ):
+        assert response.headers["X-Accel-Buffering"] == "no"
+
+
 async def test_a_page_is_told_what_is_and_then_what_is_new(serving: Serving) -> None:
     dashboard = source()
     engine = ScriptedEngine(cluster=two_requests(dashboard), past=ClusterHistory((OLD, NEW)))

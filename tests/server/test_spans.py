@@ -76,6 +76,16 @@ async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) ->
     assert second.parent is None
 
 
+async def test_a_parent_that_is_no_text_is_passed_over(serving: Serving) -> None:
+    spans = Spans(InMemorySpanExporter(), "tiny", clock_start=0.0)
+    insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)
+    async with serving(ScriptedEngine(), insight) as url, httpx.AsyncClient(base_url=url) as client:
+        headers = [(b"traceparent", b"00-\xff")]
+        answer = await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
+    spans.close()
+    assert answer.status_code == 200
+
+
 def test_what_is_not_installed_is_refused_with_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint .* pip install opentelemetry-sdk"):

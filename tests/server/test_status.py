@@ -3,6 +3,7 @@ import msgspec
 import pytest
 from http_answers import error_of, get_json, post
 from prometheus_client.parser import text_string_to_metric_families
+from raw_http import raw_connection
 from scripted_engine import ScriptedEngine, Serving
 
 import loong
@@ -95,6 +96,12 @@ async def test_health_is_the_engines(serving: Serving) -> None:
         response = await client.get(f"{url}/health")
     assert response.status_code == 503
     assert response.json()["error"]["message"] == "no step ended for 60 s"
+
+
+async def test_a_client_may_name_the_server_in_its_request_line(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url, raw_connection(url) as connection:
+        await connection.send(f"GET {url}/load?a=b HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert await connection.status() == 200
 
 
 async def test_version_load_and_model_are_told(serving: Serving) -> None:

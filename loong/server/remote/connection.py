@@ -125,6 +125,7 @@ class ApiConnection:
                 return
             failed = self._open.intersection(request_ids)
             self._open -= failed
+            self._tell_tokens()  # that came before
             self._tell(Failed(tuple(failed), str(token)))
 
         prompt = tuple(request.prompt_token_ids)  # it arrives as a list
@@ -139,7 +140,8 @@ class ApiConnection:
 
     def _tell_tokens(self) -> None:
         tokens, self._tokens = self._tokens, []
-        self._tell(Produced(tuple(tokens)))
+        if tokens:
+            self._tell(Produced(tuple(tokens)))
         if not self.has_ended.is_set() and self._channel.num_unsent_bytes > MAX_UNSENT_BYTES:
             logger.error("an API process has left %d bytes unread; it is given up", MAX_UNSENT_BYTES)
             self._channel.abort()

@@ -26,6 +26,7 @@ _KEPT = (
     "Content-Length",
     "Cache-Control",
     "Content-Security-Policy",
+    "X-Accel-Buffering",
     "X-Content-Type-Options",
 )
 _ENGINE = web.AppKey("engine", ClientSession)
@@ -48,7 +49,7 @@ def add_forwarding(app: web.Application, cluster: RemoteCluster) -> None:
 async def forward(http: web.Request) -> web.StreamResponse:
     """Ask the engine's process, and hand its answer on as it comes; a refusal becomes one of this process."""
     timeout = ClientTimeout(total=_PROBE_SECONDS if http.path in _PROBES else None)
-    url = URL(f"http://engine{http.raw_path}", encoded=True)
+    url = URL(f"http://engine{http.rel_url.raw_path_qs}", encoded=True)
     headers = {"Accept": http.headers.get("Accept", "*/*")}
     response = None
     try:

@@ -16,6 +16,7 @@ from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.request import SLO, FinishReason, Request, SamplingParams
 from loong.server.admission import Admission, Asking
+from loong.server.engine_client import PutToken
 from loong.server.errors import ApiError
 from loong.server.local_engine import LocalEngineClient
 from loong.server.remote import connection
@@ -41,6 +42,7 @@ from loong.server.remote.messages import (
 )
 from loong.server.settings import ServerSettings
 from loong.server.token_stream import TokenStream
+from loong.stream import Stream
 from loong.wire import WireError, encode
 
 REQUEST = Request(
@@ -213,6 +215,19 @@ async def test_an_engine_that_fails_says_why_to_all() -> None:
             return_exceptions=True,
         )
         assert [str(error) for error in told] == ["instance 3 is lost"] * 2
+
+
+async def test_an_engine_that_fails_has_told_its_tokens_before() -> None:
+    class Failing(ScriptedEngine):
+        def submit(self, request: Request, put: PutToken) -> None:
+            put(ProducedToken(request.request_id, 5))
+            put(ClusterError("instance 3 is lost"))
+
+    async with office(Failing(), 1) as made:
+        put: Stream[ProducedToken | ClusterError] = Stream()
+        made.clients[0].submit(request("a"), put.put)
+        assert await put.get() == ProducedToken("a", 5)
+        assert str(await put.get()) == "instance 3 is lost"
 
 
 async def test_who_gives_up_while_asking_is_counted_no_more() -> None:
