@@ -47,6 +47,8 @@ class Grammars:
                 done.set_result(None)
 
     def _give_up(self, number: int) -> None:
+        if number not in self._waiting:
+            return  # the last worker told in this very turn of the loop
         not_done, done = self._waiting.pop(number)
         late = sorted({instance_id for instance_id, _ in not_done})
         message = f"instances {late} made no grammar of the schema within {self._max_seconds:g} s"

@@ -1,5 +1,7 @@
 """Which grammars all workers have, by what they report."""
 
+import asyncio
+
 import pytest
 
 from loong.core.errors import ClusterError
@@ -30,6 +32,18 @@ async def test_one_worker_that_cannot_make_a_grammar_is_enough() -> None:
         grammars.take(GrammarDone(number, instance_id, tp_rank, "no room" if instance_id else ""))
     with pytest.raises(ClusterError, match="no room"):
         await done
+
+
+async def test_a_grammar_that_comes_as_time_runs_out_is_there() -> None:
+    errors: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    grammars = Grammars([(0, 0)], max_seconds=0.0)
+    number, done = grammars.begin()
+    loop.call_soon(grammars.take, GrammarDone(number, 0, 0))
+    await done
+    await asyncio.sleep(0)
+    assert not errors
 
 
 async def test_a_grammar_that_does_not_come_in_time_is_given_up_and_may_come_late() -> None:
