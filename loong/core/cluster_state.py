@@ -75,7 +75,7 @@ class ClusterState:
     def calls_for_a_plan(self, event: Event) -> bool:
         """Whether a policy may want to act on an event just applied.
 
-        It may on all but the tokens of a lease with which no request ends, and that is not about to end.
+        It may on all but tokens with which no request ends, unless their lease comes near its end.
         """
         if not isinstance(event, TokensProduced) or any(token.finish_reason for token in event.tokens):
             return True

@@ -1,4 +1,4 @@
-"""Where the queries of a group's decode step meet its KV: in each layer one exchange out and one back."""
+"""Where the queries of a group's captured step meet its KV: in each layer one exchange out and one back."""
 
 from collections.abc import Mapping
 from typing import Protocol
