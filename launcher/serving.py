@@ -122,8 +122,8 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
             scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers)
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
+            signals.is_up = True  # the first of several API processes takes requests while others start
             async with _front(config, engine, tokenizer, insight, listener, executor) as front:
-                signals.is_up = True
                 status = asyncio.create_task(log_status(engine))
                 try:
                     log_banner(config, limits, listener.getsockname()[1])
