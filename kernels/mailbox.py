@@ -26,7 +26,7 @@ from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
 from loong.kernels.signals import EPOCHS, Patience, set_flag
 from loong.kernels.softmax import join_pair
-from loong.kernels.waits import await_flags, watch_flags
+from loong.kernels.waits import await_flags, watch_chunks, watch_flags
 
 _MAX_CHUNKS = 32  # programs that put to one member
 _NUM_WARPS = 8
@@ -277,11 +277,9 @@ def _exchange_queries(
                     tl.store(target_row + column, values, column < row_size)
             set_flag(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
     else:
-        flag = tl.arange(0, flags_room)
-        sender = flag // num_chunks
-        is_awaited = flag % num_chunks < tl.load(num_tokens + sender, sender < num_instances, 0)
-        rank = tl.load(ranks + sender, is_awaited, 0)
-        watch_flags(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, rank, due, word, stop, limit)
+        watch_chunks(
+            flags, ranks, num_tokens, due, word, stop, limit, num_instances, num_chunks, line, flags_room
+        )
 
 
 @triton.jit(do_not_specialize=["layer", "instance", "num_tokens_room"])

@@ -18,7 +18,7 @@ from loong.kernels.mailbox import Mailbox
 from loong.kernels.partial import Partial
 from loong.kernels.signals import Patience, set_flag
 from loong.kernels.softmax import join_pair
-from loong.kernels.waits import await_flags, watch_flags
+from loong.kernels.waits import await_flags, watch_chunks
 
 _NUM_WARPS = 8
 _MAX_WIDTH = 4096  # elements of a row at once
@@ -207,7 +207,9 @@ def _await_queries(
     flags_room: tl.constexpr,
 ) -> None:
     due = tl.load(epoch) + layer
-    _watch(flags, ranks, num_served, due, word, stop, limit, num_instances, num_chunks, line, flags_room)
+    watch_chunks(
+        flags, ranks, num_served, due, word, stop, limit, num_instances, num_chunks, line, flags_room
+    )
 
 
 @triton.jit(do_not_specialize=["limit", "out_offset", "lse_offset", "flags_offset", "layer", "instance"])
@@ -274,7 +276,9 @@ def _answer_queries(
                 tl.store(target_lse + target_row + head, lse, is_head)
             set_flag(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
     elif program == num_puts:
-        _watch(flags, ranks, num_asked, due, word, stop, limit, num_instances, num_chunks, line, flags_room)
+        watch_chunks(
+            flags, ranks, num_asked, due, word, stop, limit, num_instances, num_chunks, line, flags_room
+        )
     else:
         merged = (program - num_puts - 1).to(tl.int64)
         peer_places = places + merged * num_instances
@@ -296,28 +300,6 @@ def _answer_queries(
             out, total = join_pair(out, total, values.to(tl.float32), lse)
         tl.store(elements, out, is_element)
         tl.store(total_lse + row + head, total, is_head)
-
-
-@triton.jit
-def _watch(
-    flags: tl.tensor,
-    ranks: tl.tensor,
-    counts: tl.tensor,
-    due: tl.tensor,
-    word: tl.tensor,
-    stop: tl.tensor,
-    limit: tl.tensor,
-    num_instances: tl.constexpr,
-    num_chunks: tl.constexpr,
-    line: tl.constexpr,
-    flags_room: tl.constexpr,
-) -> None:
-    """Wait for the chunks of as many rows as `counts` [N] says of each sender."""
-    flag = tl.arange(0, flags_room)
-    sender = flag // num_chunks
-    is_awaited = flag % num_chunks < tl.load(counts + sender, sender < num_instances, 0)
-    rank = tl.load(ranks + sender, is_awaited, 0)
-    watch_flags(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, rank, due, word, stop, limit)
 
 
 _put = Launcher(_put_queries, num_warps=_NUM_WARPS)

@@ -47,6 +47,28 @@ def watch_flags(
 
 
 @triton.jit
+def watch_chunks(
+    flags: tl.tensor,
+    ranks: tl.tensor,
+    counts: tl.tensor,
+    epoch: tl.tensor,
+    word: tl.tensor,
+    stop: tl.tensor,
+    limit: tl.tensor,
+    num_instances: tl.constexpr,
+    num_chunks: tl.constexpr,
+    line: tl.constexpr,
+    flags_room: tl.constexpr,
+) -> None:
+    """As `watch_flags`, of the chunks in which `counts` [N] rows come from each, `line` words apart."""
+    flag = tl.arange(0, flags_room)
+    sender = flag // num_chunks
+    is_awaited = flag % num_chunks < tl.load(counts + sender, sender < num_instances, 0)
+    rank = tl.load(ranks + sender, is_awaited, 0)
+    watch_flags(flags + tl.where(is_awaited, flag, 0) * line, is_awaited, rank, epoch, word, stop, limit)
+
+
+@triton.jit
 def await_flags(flags: tl.tensor, is_awaited: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
     """Spin until those flags are raised, or the program that watches has given up."""
     num_polls = tl.full((), 0, tl.int64)
