@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,13 +120,18 @@ class DecodeState:
             set_first(self.starts[instance_id * batch.size :], ends[:-1])
             end = ends[-1]
             pieces += chain.from_iterable(lists)
-        if pieces:  # a member may have nothing of anybody
-            torch.cat(pieces, out=slots[:end])
+        join(pieces, slots)
         return end
 
 
-def _num_slots(pieces: Pieces) -> int:
+def _num_slots(pieces: Sequence[Tensor]) -> int:
     return sum(piece.numel() for piece in pieces)
+
+
+def join(pieces: Sequence[Tensor], out: Tensor) -> None:
+    """Write pieces [n], if any, one after the other to the first elements; torch would wake threads."""
+    if pieces:
+        np.concatenate([piece.numpy() for piece in pieces], out=out.numpy()[: _num_slots(pieces)])
 
 
 def set_first(column: Tensor, values: Sequence[int]) -> None:

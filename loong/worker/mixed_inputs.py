@@ -6,7 +6,6 @@ from enum import Enum
 from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from loong.core.request import RequestId
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
-from loong.worker.decode_state import set_first
+from loong.worker.decode_state import join, set_first
 
 MAX_ROWS = 2048  # of an instance in a step
 GROUP_STEP_SIZES = (  # rows of a master in a step of a group
@@ -104,13 +103,13 @@ class MixedInputs:
         self.lengths[:num_rows] = lengths
         attended = list(_attended(step, size))
         if step.batch.group.dop == 1:  # all that a block sees ends with what is its own
-            _join([one.slots[one.block.positions.start :] for one in attended], self.new_slots)
+            join([one.slots[one.block.positions.start :] for one in attended], self.new_slots)
         else:
-            _join([step.store.slots(b.request_id, b.positions) for b in step.blocks], self.new_slots)
+            join([step.store.slots(b.request_id, b.positions) for b in step.blocks], self.new_slots)
         prompts = [one for one in attended if not is_decode(step.batch, one.block)]
         decodes = [one for one in attended if is_decode(step.batch, one.block)]
         ends = list(accumulate((len(one.slots) for one in (*prompts, *decodes)), initial=0))
-        _join([one.slots for one in (*prompts, *decodes)], self._slots)
+        join([one.slots for one in (*prompts, *decodes)], self._slots)
         self._list_tasks(prompts, ends)
         self._list_decodes([one.query_row for one in decodes], ends[len(prompts) :])
         return _NUM_FIXED + ends[-1]
@@ -189,9 +188,3 @@ def _most_keys(step: Step, request_id: RequestId) -> int:
     """How many keys the blocks of a request can attend on one instance."""
     blocks = step.batch.blocks_of(request_id)
     return len(blocks) * (step.placements[request_id].num_tokens + sum(len(b.positions) for b in blocks))
-
-
-def _join(pieces: list[Tensor], out: Tensor) -> None:
-    """Write pieces [n], one after the other, to the first elements; torch would wake threads for many."""
-    if pieces:
-        np.concatenate([piece.numpy() for piece in pieces], out=out.numpy()[: sum(map(len, pieces))])
