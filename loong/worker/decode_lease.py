@@ -15,7 +15,7 @@ from loong.fabric.protocol import Fabric
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
-from loong.worker.lease_ends import LeaseEnd
+from loong.worker.lease_ends import LeaseTerm
 from loong.worker.lease_slots import LeaseSlots, masters_inputs
 
 ReportTokens = Callable[[int, tuple[ProducedToken, ...]], None]
@@ -52,7 +52,7 @@ class DecodeLease:
             by_instance[segment.instance_id] += len(segment.positions)
         return max(by_instance.values()) <= self._steps.max_num_slots
 
-    def run(self, command: RunBatch, lease_end: LeaseEnd, report: ReportTokens) -> int:
+    def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportTokens) -> int:
         """As `BatchRunner.run`. What is computed beyond the end of a request or of the lease is dropped.
 
         A group learns that its leader stops the lease while it takes the next step, which then counts.
@@ -74,7 +74,7 @@ class DecodeLease:
         return max(command.plan.num_steps, num_steps)
 
     def _take_steps(
-        self, command: RunBatch, slots: LeaseSlots, lease_end: LeaseEnd, report: ReportTokens
+        self, command: RunBatch, slots: LeaseSlots, lease_end: LeaseTerm, report: ReportTokens
     ) -> int:
         plan, is_alone = command.plan, self._is_alone(command)
         rows = dict(enumerate(masters_inputs(command, self._instance_id)))

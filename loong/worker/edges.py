@@ -7,7 +7,7 @@ import torch
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
 from loong.fabric.protocol import Fabric
-from loong.worker.lease_ends import LeaseEnd
+from loong.worker.lease_ends import LeaseTerm
 
 
 def settle(
@@ -15,7 +15,7 @@ def settle(
     plan: BatchPlan,
     ended: Iterable[RequestId],
     live: set[RequestId],
-    lease_end: LeaseEnd,
+    lease_end: LeaseTerm,
 ) -> int:
     """Drop from `live` what ended anywhere in the group; `ended` is what did so here.
 

@@ -8,7 +8,7 @@ from loong.core.errors import ClusterError
 from loong.core.instructions import RunBatch
 
 
-class LeaseEnd(Protocol):
+class LeaseTerm(Protocol):
     """The end of one lease, as one worker of its group was told."""
 
     def step(self) -> int:
@@ -40,7 +40,7 @@ class LeaseEnds:
         """Let a lease end before `step`, unless it is to end earlier. It is not extended after that."""
         self._stops[batch_id] = min(step, self._stops.get(batch_id, step))
 
-    def of(self, command: RunBatch) -> LeaseEnd:
+    def of(self, command: RunBatch) -> LeaseTerm:
         """The end of one lease."""
         return _End(self, command.batch_id, command.plan.num_steps)
 
@@ -56,7 +56,7 @@ class LeaseEnds:
         return min(num_steps, self._stops.get(batch_id, num_steps))
 
     def wait_for_room(self, batch_id: int, num_steps: int) -> None:
-        """See LeaseEnd. Raises `ClusterError` if nobody says so in time."""
+        """See LeaseTerm. Raises `ClusterError` if nobody says so in time."""
         with self._extended:
             is_told = self._extended.wait_for(
                 lambda: self._num_steps.get(batch_id, 0) >= num_steps, self._deadline
@@ -70,7 +70,7 @@ class LeaseEnds:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """See LeaseEnd."""
+    """See LeaseTerm."""
 
     ends: LeaseEnds
     batch_id: int

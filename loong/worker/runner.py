@@ -26,7 +26,7 @@ from loong.worker.decode_state import BATCH_SIZES
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
-from loong.worker.lease_ends import LeaseEnd
+from loong.worker.lease_ends import LeaseTerm
 from loong.worker.mixed_steps import MixedSteps
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
 from loong.worker.tracer import Span
@@ -131,7 +131,7 @@ class BatchRunner:
             mixed_steps.capture()
             self._mixed_steps = mixed_steps
 
-    def run(self, command: RunBatch, lease_end: LeaseEnd, report: ReportTokens) -> int:
+    def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportTokens) -> int:
         """Take the steps of a batch and return how many; tokens are reported after each.
 
         A lease ends before the step that `lease_end` of the group's leader names, or when all its requests
