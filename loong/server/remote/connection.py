@@ -124,6 +124,8 @@ class ApiConnection:
                 self._collect(token)
                 return
             failed = self._open.intersection(request_ids)
+            if not failed:
+                return  # the failure was told once for all choices
             self._open -= failed
             self._tell_tokens()  # that came before
             self._tell(Failed(tuple(failed), str(token)))
