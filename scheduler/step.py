@@ -119,7 +119,9 @@ class Step:
         held = view.placement.tokens_by_instance()
         by_exchange, by_ring = self._num_exchanged(held, budget), self._num_ringed(held, budget)
         keepers = self.keepers(view, max(by_exchange, by_ring), by_ring)
-        is_by_ring = (by_ring, -self._least_ring_seconds) > (by_exchange, -self._least_exchange_seconds)
+        is_by_ring = by_ring > by_exchange or (
+            by_ring == by_exchange and self._least_ring_seconds < self._least_exchange_seconds
+        )
         transfer = Transfer.KV if keepers or is_by_ring else Transfer.QUERY
         num_tokens = min(view.num_uncomputed_tokens, by_ring if keepers else max(by_exchange, by_ring))
         num_tokens = min(num_tokens, sum(keepers.values()) or self.dop * min(self.free.values()))
