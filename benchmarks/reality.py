@@ -282,6 +282,12 @@ def main() -> None:
     for flag, values in (("--length-scale", args.length_scale), ("--request-rate", args.request_rate)):
         if len(values) not in (1, len(args.workload)):
             parser.error(f"{flag} has {len(values)} values, and --workload {len(args.workload)}")
+    for traffic in traffics_of(args):
+        for rate, seed in product(traffic.rates, args.workload_seed):
+            if not traffic.at(rate, seed):
+                parser.error(
+                    f"no request of {traffic.workload} comes in {args.duration:g} s at {rate:g} req/s"
+                )
     results = Results(args)
     try:
         with sigterm_unwinds():
