@@ -43,7 +43,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_model_flags(parser.add_argument_group("model"))
     add_instance_flags(parser.add_argument_group("cluster"))
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
-    _add_server_flags(parser.add_argument_group("server"))
+    server = parser.add_argument_group("server")
+    for add in (_add_server_flags, _add_record_flags, _add_timeout_flags):
+        add(server)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,6 +139,10 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="in flight of one --api-key; more are refused with 429 and Retry-After (no bound)",
     )
+
+
+def _add_record_flags(group: argparse._ArgumentGroup) -> None:
+    """What a server tells of what it does."""
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
@@ -161,6 +167,9 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="DIR",
         help="let POST /start_profile and /stop_profile write traces of the workers into it (off)",
     )
+
+
+def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)s)"
     )
