@@ -13,6 +13,10 @@ class Fairness(Enum):
     USER = "user"
 
 
+# Of all steps of a lease, extensions included, devices count exchanges and sums: up to 2^24 a batch.
+MOST_LEASE_STEPS = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
     """Limits and targets, the same for every policy.
@@ -47,3 +51,7 @@ class PolicyConfig:
             if not is_allowed:
                 flag = field.name.replace("_", "-")
                 raise ConfigError(f"{field.name} (--{flag}) must be {limits}, but is {value}")
+        if self.lease_steps > MOST_LEASE_STEPS:
+            raise ConfigError(
+                f"lease_steps (--lease-steps) must be at most {MOST_LEASE_STEPS}, but is {self.lease_steps}"
+            )

@@ -10,7 +10,7 @@ from simulation import instances_with
 
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.scheduler.config import Fairness, PolicyConfig
+from loong.scheduler.config import MOST_LEASE_STEPS, Fairness, PolicyConfig
 from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
 
 COMPARED = {
@@ -27,6 +27,7 @@ NUMBERS = [field for field in fields(PolicyConfig) if field.type is not Fairness
 WRONG = [(field.name, value) for field in NUMBERS for value in (-1, nan)]
 WRONG += [(field.name, 0) for field in NUMBERS if field.name != "late_share"]
 WRONG += [(field.name, 1.5) for field in NUMBERS if field.type is int or field.name == "late_share"]
+WRONG += [("lease_steps", MOST_LEASE_STEPS + 1)]
 
 
 def test_the_policies_to_compare_with_exist() -> None:
