@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from loong.core.errors import InvalidRequestError
 from loong.executor.workers import WorkerId, WorkersExecutor
 
 _PIDS_APART = 1 << 24  # above the ids of processes and devices, so that those of workers differ
@@ -22,18 +23,38 @@ class WorkerTraces:
     def __init__(self, executor: WorkersExecutor, folder: Path) -> None:
         self._executor, self._folder = executor, folder
         self._numbers = count(1)
+        self._is_started = False
+        self._one_write = asyncio.Lock()
+        self._writes: set[asyncio.Task[Path]] = set()
 
     def start(self) -> None:
-        """Begin with the next batches."""
+        """Begin with the next batches; what was traced and not written is dropped."""
         self._executor.start_trace()
+        self._is_started = True
 
     async def write(self) -> Path:
-        """End after the batches in flight; the one file with what all workers did."""
+        """End after the batches in flight; the one file with what all workers did.
+
+        Raises `InvalidRequestError` if no trace was started. It is written even if who waits for it leaves:
+        workers write into a folder that must last until they have.
+        """
+        if not self._is_started:
+            raise InvalidRequestError(
+                "no trace was started, or it has been ended; POST /start_profile begins one"
+            )
+        self._is_started = False
+        write = asyncio.create_task(self._write())
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        return await asyncio.shield(write)
+
+    async def _write(self) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._folder / f"{strftime('trace-%Y%m%d-%H%M%S')}-{next(self._numbers)}.json"
-        with TemporaryDirectory(dir=self._folder) as folder:
-            files = await self._executor.write_traces(Path(folder))
-            await asyncio.to_thread(join_traces, files, target)
+        async with self._one_write:
+            with TemporaryDirectory(dir=self._folder) as folder:
+                files = await self._executor.write_traces(Path(folder))
+                await asyncio.to_thread(join_traces, files, target)
         return target
 
 

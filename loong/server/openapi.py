@@ -93,7 +93,7 @@ OPERATIONS = (
     Operation("get", "/trace", "The last minutes of the cluster, for Perfetto.", answers.Trace),
     Operation("get", "/openapi.json", "This document.", answers.Document),
     Operation("post", "/start_profile", "Begin a trace of all workers.", answers.Status, (404,)),
-    Operation("post", "/stop_profile", "End it, and tell its file.", answers.TraceFile, (404,)),
+    Operation("post", "/stop_profile", "End it, and tell its file.", answers.TraceFile, (400, 404)),
 )
 
 

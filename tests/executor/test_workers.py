@@ -1,37 +1,17 @@
 """Reports of workers, through a real socket, become events or an error."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterable, Sequence
 
 import pytest
-import zmq
+from reporting_workers import WORKERS, executor_and_reports
 
 from loong.core.errors import ClusterError, InvalidEventError
 from loong.core.events import BatchFinished, Drained, Event, RequestAborted, TokensProduced
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
-from loong.executor.workers import Endpoints, WorkersExecutor
 from loong.wire import BatchDone, StepDone, encode
-
-WORKERS = ((0, 0), (0, 1), (1, 0), (1, 1))
-
-
-@contextmanager
-def executor_and_reports() -> Iterator[tuple[WorkersExecutor, "zmq.Socket[bytes]"]]:
-    """An executor of two instances of two ranks, and the socket that stands for all its workers."""
-    with TemporaryDirectory() as name, zmq.Context() as context, context.socket(zmq.PUSH) as reports:
-        folder = Path(name)
-        commands = {(i, rank): f"ipc://{folder}/{i}-{rank}" for i, rank in WORKERS}
-        executor = WorkersExecutor(Endpoints(f"ipc://{folder}/reports", commands, num_instances=2))
-        reports.connect(f"ipc://{folder}/reports")
-        try:
-            yield executor, reports
-        finally:
-            executor.close()
 
 
 async def told_of(num_steps: Iterable[int]) -> Sequence[Event] | None:
