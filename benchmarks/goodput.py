@@ -3,7 +3,8 @@
 Each run appends a line to results/goodput_points.jsonl as soon as it is over, and each model, workload, SLO
 rule and policy one to results/goodput.jsonl when its goodput is found. What these have for the same commit
 and setting is not made again: a run can be stopped and resumed. A search begins where that of another commit
-ended. The table compares each policy with the best of those that never change their groups;
+ended. With --request-rate nothing is searched: all run at the same few rates, which tells sooner who is best
+where runs take minutes. The table compares each policy with the best of those that never change their groups;
 goodput_table.py writes it into docs/goodput.md. No device is needed; of packages, numpy, numba, msgspec,
 prometheus-client and tqdm.
 """
@@ -13,14 +14,15 @@ import json
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import product
+from operator import attrgetter
 from os import cpu_count
 from pathlib import Path
 
 import msgspec
 from goodput_cells import Cell, Point, Setting, nearby, rows_like, run
-from rate_search import RateSearch
+from rate_search import CommonRates, RateSearch, Search
 from result import FOLDER
 from tqdm import tqdm
 
@@ -41,17 +43,17 @@ class CellSearch:
 
     setting: Setting
     cell: Cell
-    search: RateSearch
+    search: Search
     points: list[Point] = field(default_factory=list)
 
     def add(self, point: Point) -> None:
         """Take in a run."""
         self.points.append(point)
-        self.search.attains[point.request_rate] = point.attains
+        self.search.attempts.attains[point.request_rate] = point.attains
 
     def found(self) -> dict[str, object]:
         """What was found, for a line of the file."""
-        rate = self.search.rate or 0.0
+        rate = self.search.attempts.rate or 0.0
         best = next((point for point in self.points if point.request_rate == rate), None)
         return {
             "request_rate": rate,
@@ -78,20 +80,26 @@ class Files:
             )
 
 
-def searches_of(setting: Setting, cells: Iterable[Cell], files: Files) -> list[CellSearch]:
-    """Searches of the cells that are not found, with the runs that there are."""
+def searches_of(
+    setting: Setting, cells: Iterable[Cell], files: Files, rates: Sequence[float]
+) -> list[CellSearch]:
+    """Searches of the cells that are not found, or these rates of them, with the runs that there are."""
     known = {cell for cell, _ in rows_like(files.goodputs, setting, files.commit)}
     near = nearby(files.goodputs, setting)
     searches = {}
     for cell in cells:
         if cell not in known:
-            first = near.get(cell) or guess(setting.config(cell))
-            rates = RateSearch(first, setting.precision, is_guess=cell not in near)
-            searches[cell] = CellSearch(setting, cell, rates)
+            search = CommonRates(tuple(rates)) if rates else _search_near(near.get(cell), setting, cell)
+            searches[cell] = CellSearch(setting, cell, search)
     for cell, row in rows_like(files.points, setting, files.commit):
         if cell in searches:
             searches[cell].add(msgspec.convert(row, Point))
     return list(searches.values())
+
+
+def _search_near(rate: float | None, setting: Setting, cell: Cell) -> Search:
+    first = rate or guess(setting.config(cell))
+    return RateSearch(first, setting.precision, is_guess=rate is None)
 
 
 def search_all(searches: Sequence[CellSearch], files: Files, num_jobs: int) -> None:
@@ -106,8 +114,9 @@ def search_all(searches: Sequence[CellSearch], files: Files, num_jobs: int) -> N
         tqdm(total=len(left), unit="search", disable=None) as bar,
     ):
         while True:
-            for search in [search for search in left if search.search.is_over]:
-                files.write(files.goodputs, search, search.found())
+            for search in [search for search in left if not search.search.next_rates()]:
+                if search.search.is_found:
+                    files.write(files.goodputs, search, search.found())
                 left.remove(search)
                 bar.update()
             if not left:
@@ -156,6 +165,18 @@ def _times(rate: float | None, best: float) -> str:
     return f"{rate / best:.2f}x" if rate is not None and best else "-"
 
 
+def common_rates(searches: Sequence[CellSearch]) -> str:
+    """A table of the runs: what attained at which rate, and what did not."""
+    return table(
+        ("model", "workload", "SLO", "policy", "req/s", "attains"),
+        [
+            (*astuple(search.cell), f"{point.request_rate:.4g}", "yes" if point.attains else "no")
+            for search in searches
+            for point in sorted(search.points, key=attrgetter("request_rate"))
+        ],
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", nargs="+", default=MODELS)
@@ -164,6 +185,7 @@ def main() -> None:
     parser.add_argument("--policy", nargs="+", default=tuple(POLICIES))
     parser.add_argument("--device", default="h200")
     parser.add_argument("--num-instances", type=int, default=8)
+    parser.add_argument("--request-rate", nargs="+", type=float, default=(), help="only these, of all")
     parser.add_argument("--duration", type=float, default=300.0)
     parser.add_argument("--precision", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
@@ -175,9 +197,14 @@ def main() -> None:
     facts = machine_facts()
     files = Files(args.file, args.points, facts.get("git_commit"))
     cells = [Cell(*names) for names in product(args.model, args.workload, args.slo, args.policy)]
-    search_all(searches_of(setting, cells, files), files, args.jobs)
-    goodputs = {c: float(str(row["request_rate"])) for c, row in rows_like(args.file, setting, files.commit)}
-    print("\n\n".join(tables(args.policy, {cell: goodputs[cell] for cell in cells})))
+    searches = searches_of(setting, cells, files, args.request_rate)
+    search_all(searches, files, args.jobs)
+    if args.request_rate:
+        print(common_rates(searches))
+    else:
+        known = rows_like(args.file, setting, files.commit)
+        goodputs = {cell: float(str(row["request_rate"])) for cell, row in known}
+        print("\n\n".join(tables(args.policy, {cell: goodputs[cell] for cell in cells})))
     print(json.dumps({"benchmark": "goodput", "machine": facts, **asdict(setting)}))
 
 

@@ -1,7 +1,8 @@
 """The tables of docs/goodput.md, from results/goodput.jsonl and, of searches that did not end, single runs.
 
 Of lines about the same cell the last counts. A letter says at which commit a cell was made, none at the most
-frequent one. `90-120` is between these, `>90` more: the search did not end. No device is needed.
+frequent one. `90-120` is between these, `>90` at least that: not searched further. Times are the least and
+the most that such bounds leave. No device is needed.
 """
 
 import argparse
@@ -9,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from pathlib import Path
 
 from goodput import MODELS, RULES, STATIC_POLICIES
 from goodput_cells import Cell, Setting, rows_of
-from rate_search import RateSearch
+from rate_search import Attempts, RateSearch
 from result import FOLDER
 
 SETTING = Setting("h200", 8, duration=120.0, precision=0.1, seed=0)
@@ -30,23 +32,28 @@ class Entry:
     """A goodput, or what is known of it: that it is at least `rate`, and less than `too_high`."""
 
     rate: float
-    too_high: float | None
-    is_found: bool
+    too_high: float
     commit: str
+    is_found: bool = False
+
+    @property
+    def most(self) -> float:
+        """What the goodput is at most."""
+        return self.rate if self.is_found else self.too_high
 
     def text(self, letters: Mapping[str, str]) -> str:
         """Requests a second, and a letter for the commit."""
-        if self.is_found:
-            rate = _rounded(self.rate)
-        elif self.too_high is None:
-            rate = f">{_rounded(self.rate)}"
-        else:
-            rate = (
-                f"{_rounded(self.rate)}-{_rounded(self.too_high)}"
-                if self.rate
-                else f"<{_rounded(self.too_high)}"
-            )
-        return f"{rate} {letters[self.commit]}".rstrip()
+        return f"{_between(self.rate, self.most)} {letters[self.commit]}".rstrip()
+
+
+def _between(least: float, most: float, unit: str = "") -> str:
+    """Three digits, of both bounds if there are two."""
+    low, high = f"{least:.3g}{unit}", f"{most:.3g}{unit}"
+    if low == high:
+        return low
+    if most == inf:
+        return f">{low}"
+    return f"{least:.3g}-{high}" if least else f"<{high}"
 
 
 def entries(goodputs: Path, points: Path) -> dict[Cell, Entry]:
@@ -54,17 +61,21 @@ def entries(goodputs: Path, points: Path) -> dict[Cell, Entry]:
     found: dict[Cell, Entry] = {}
     for cell, row in rows_of(goodputs):
         if _is_like(cell, row):
-            found[cell] = Entry(float(str(row["request_rate"])), None, True, str(row["git_commit"])[:7])
-    searches: dict[Cell, dict[str, RateSearch]] = {}
+            found[cell] = Entry(
+                float(str(row["request_rate"])), inf, str(row["git_commit"])[:7], is_found=True
+            )
+    runs: dict[Cell, dict[str, Attempts]] = {}
     for cell, row in rows_of(points):
         if _is_like(cell, row):
-            rate, commit = float(str(row["request_rate"])), str(row["git_commit"])[:7]
-            search = searches.setdefault(cell, {}).setdefault(commit, RateSearch(rate, SETTING.precision))
-            search.attains[rate] = bool(row["attains"])
-    for cell, by_commit in searches.items():
-        commit, search = list(by_commit.items())[-1]
+            commit = str(row["git_commit"])[:7]
+            attempts = runs.setdefault(cell, {}).setdefault(commit, Attempts())
+            attempts.attains[float(str(row["request_rate"]))] = bool(row["attains"])
+    for cell, by_commit in runs.items():
+        commit, attempts = list(by_commit.items())[-1]
         if cell not in found:
-            found[cell] = Entry(search.rate or 0.0, search.too_high, search.is_over, commit)
+            rate, too_high = attempts.rate or 0.0, attempts.too_high or inf
+            is_found = rate > 0.0 and RateSearch(rate, SETTING.precision, attempts=attempts).is_found
+            found[cell] = Entry(rate, too_high, commit, is_found)
     return found
 
 
@@ -105,16 +116,17 @@ def _table(model: str, slo: str, found: Mapping[Cell, Entry], letters: Mapping[s
 
 def _times(entry: Entry | None, others: Sequence[Entry | None]) -> str:
     """How many times the best of others, so far as they are known."""
-    times = _ratio(entry, others)
-    if entry is None or times is None:
-        return "-"
-    is_found = entry.is_found and all(other is not None and other.is_found for other in others)
-    return f"{'' if is_found else '~'}{times:.1f}x"
+    least, most = _gain(entry, others)
+    return "-" if (least, most) == (0.0, inf) else _between(least, most, "x")
 
 
-def _ratio(entry: Entry | None, others: Sequence[Entry | None]) -> float | None:
-    rates = [other.rate for other in others if other is not None]
-    return None if entry is None or not rates or not max(rates) else entry.rate / max(rates)
+def _gain(entry: Entry | None, others: Sequence[Entry | None]) -> tuple[float, float]:
+    """How many times the best of others it is, at least and at most; 0 and infinity if that is not known."""
+    if entry is None:
+        return 0.0, inf
+    least = max(0.0 if other is None else other.rate for other in others)
+    most = max(inf if other is None else other.most for other in others)
+    return (entry.rate / most if most else 0.0), (entry.most / least if least else inf)
 
 
 def _least_gains(found: Mapping[Cell, Entry]) -> Iterator[str]:
@@ -123,23 +135,17 @@ def _least_gains(found: Mapping[Cell, Entry]) -> Iterator[str]:
         ("the best static policy", STATIC_POLICIES),
         ("`esp-paper`", ("esp-paper",)),
     ):
-        times = {
-            f"{workload} ({model}, {slo})": ratio
-            for model, workload, slo in product(MODELS, WORKLOADS, RULES)
-            if (
-                ratio := _ratio(
-                    found.get(Cell(model, workload, slo, "esp")),
-                    [found.get(Cell(model, workload, slo, policy)) for policy in policies],
-                )
+        gains = {
+            f"{workload} ({model}, {slo})": _gain(
+                found.get(Cell(model, workload, slo, "esp")),
+                [found.get(Cell(model, workload, slo, policy)) for policy in policies],
             )
+            for model, workload, slo in product(MODELS, WORKLOADS, RULES)
         }
-        least = sorted(times, key=times.__getitem__)[:NUM_LEAST]
-        told = ", ".join(f"{times[name]:.2f}x in {name}" for name in least)
-        yield f"`esp` over {what} gains least (of {len(times)} rows): {told}."
-
-
-def _rounded(rate: float) -> str:
-    return f"{rate:.3g}"
+        known = {name: gain for name, gain in gains.items() if gain[0]}
+        least = sorted(known, key=lambda name: known[name])[:NUM_LEAST]
+        told = ", ".join(f"{_between(*known[name], 'x')} in {name}" for name in least)
+        yield f"`esp` over {what} gains least (of {len(known)} rows): {told}."
 
 
 def main() -> None:
