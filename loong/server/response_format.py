@@ -63,17 +63,24 @@ class SchemaChecker:
     async def _checked(self, schema: str) -> str:
         async with self._turn:
             try:
-                process = self._process or await self._start()
-                assert process.stdin is not None
-                process.stdin.write(msgspec.json.encode(schema) + b"\n")
-                return await self._answer(process, self.max_seconds)
+                return await self._ask(schema)
             except TimeoutError:
                 await self._stop()
                 self._checks.pop(schema, None)  # at another time it may be quicker
                 return f"no grammar could be made of the schema within {self.max_seconds:g} s"
-            except (ConnectionError, msgspec.DecodeError):  # it ended over it
-                await self._stop()
-                return "a grammar of the schema takes too much memory"
+
+    async def _ask(self, schema: str) -> str:
+        is_new = self._process is None
+        process = self._process or await self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(msgspec.json.encode(schema) + b"\n")
+            return await self._answer(process, self.max_seconds)
+        except (ConnectionError, msgspec.DecodeError):  # it ended
+            await self._stop()
+            if not is_new:  # perhaps before it was asked
+                return await self._ask(schema)
+            return "a grammar of the schema takes too much memory"
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = self._process = await asyncio.create_subprocess_exec(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from child_processes import children_of
 
 from loong.launcher.cli import main
 from loong.model.tiny import tiny_model
@@ -32,15 +33,10 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No run directory and no process is there afterwards that was not before."""
     with tempfile.TemporaryDirectory() as folder:  # of a short name, for there will be sockets in it
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        before = children()
+        before = children_of(os.getpid())
         yield
-        assert children() == before
+        assert children_of(os.getpid()) == before
         assert not [*Path(folder).iterdir()]
-
-
-def children() -> str:
-    """The processes that this one has started and that still are there."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
 
 def truncated(path: Path) -> None:

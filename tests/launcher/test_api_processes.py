@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from child_processes import own_children
 from http_answers import events_of, get_json, post
 from prometheus_client.parser import text_string_to_metric_families
 from raw_http import until
@@ -42,12 +43,7 @@ class Service:
 
     @property
     def pids(self) -> list[int]:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-        return [
-            pid
-            for pid in map(int, children.split())
-            if b"api_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        return own_children("api_process")
 
     async def samples(self) -> dict[str, float]:
         async with httpx.AsyncClient() as client:

@@ -1,9 +1,12 @@
 """A real process checks schemas here; tests of grammars and workers hold answers to them."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from child_processes import own_children
 from http_answers import error_of, post
 from listening import BESIDE_ITS_ENGINE
 from openai import AsyncOpenAI
@@ -73,6 +76,17 @@ async def test_a_schema_that_takes_too_long_is_refused_until_it_does_not(tokeniz
             await checker.check(json.dumps(large))
         checker.max_seconds = 60
         await checker.check(json.dumps(large))
+    finally:
+        await checker.close()
+
+
+async def test_a_schema_is_not_blamed_for_a_process_that_had_ended(tokenizer: Tokenizer) -> None:
+    checker = SchemaChecker(tokenizer.folder, 264)
+    try:
+        await checker.check(json.dumps(SCHEMA))
+        (pid,) = own_children("check_process")
+        os.kill(pid, signal.SIGKILL)
+        await checker.check(json.dumps({"type": "null"}))
     finally:
         await checker.close()
 

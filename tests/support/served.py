@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from child_processes import children_of
 from openai import OpenAI
 
 from loong.launcher.embedded import ENTRY
@@ -46,8 +47,7 @@ class Served:
 
     def worker_pids(self) -> list[int]:
         """The processes that it started."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+        return children_of(self.process.pid)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Send a signal and return the exit code."""
