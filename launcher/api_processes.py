@@ -102,11 +102,12 @@ class ApiProcesses:
         for wait in waits:
             wait.cancel()
         if not connection.is_listening.is_set():
+            is_late = not connection.has_ended.is_set()
             connection.close()
             await stop(process)
-            raise ClusterError(
-                f"API process {number} did not start: it {how_it_ended(process.returncode or 0)}"
-            )
+            late = f"was not ready within {_START_SECONDS:g} s"
+            how = late if is_late else how_it_ended(process.returncode or 0)
+            raise ClusterError(f"API process {number} did not start: it {how}")
         if self._is_stopping:  # since; its listener is a copy
             connection.stop_listening()
 

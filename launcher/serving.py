@@ -122,8 +122,9 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
             scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers)
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
-            signals.is_up = True  # the first of several API processes takes requests while others start
+            signals.num_heeded = 1  # the first of several API processes takes requests while others start
             async with _front(config, engine, tokenizer, insight, listener, executor) as front:
+                signals.num_heeded = 2
                 status = asyncio.create_task(log_status(engine))
                 try:
                     log_banner(config, limits, listener.getsockname()[1])
@@ -235,23 +236,25 @@ def _log_failure(running: asyncio.Task[None]) -> None:
 class _StopSignals:
     """SIGINT and SIGTERM: the first asks for a drain, the second for its end, any other cancels the task.
 
-    Until the server is up, the first one cancels.
+    Only the first `num_heeded` are left to whoever waits for them; one beyond those cancels.
     """
 
     def __init__(self) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
-        self.is_up = False
+        self.num_heeded = 0
         self._task = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._take)
 
     def _take(self) -> None:
-        if self.is_up and not self.first.is_set():
-            self.first.set()
-        elif self.is_up and not self.second.is_set():
-            self.second.set()
+        heeded = (self.first, self.second)[: self.num_heeded]
+        event = next((event for event in heeded if not event.is_set()), None)
+        if event is not None:
+            event.set()
+            if self.num_heeded == 1:
+                logger.info("stopping once all API processes are up; a second signal stops at once")
         elif self._task is not None:
-            what = "open requests are dropped" if self.is_up else "the server was not up yet"
+            what = "open requests are dropped" if self.first.is_set() else "the server was not up yet"
             logger.warning("stopping at once, as told; %s", what)
             self._task.cancel()
 

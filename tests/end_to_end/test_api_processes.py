@@ -51,6 +51,17 @@ def test_a_signal_while_some_processes_still_start_lets_requests_at_the_others_f
         assert server.process.wait(60) == 0
 
 
+def test_a_second_signal_ends_the_service_at_once_even_while_processes_start(tmp_path: Path) -> None:
+    with served(tmp_path, "--api-server-count", "4", "--num-instances", "1") as server:
+        processes = server.worker_pids()
+        endless_stream(server)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "signal" in server.log, 10, "the first to be heard")
+        assert server.process.wait(30) == 130
+        assert_gone(processes)
+
+
 def test_an_engine_that_is_killed_ends_streams_with_an_error_and_leaves_no_process(tmp_path: Path) -> None:
     with served(tmp_path, *FLAGS) as server:
         processes = server.worker_pids()
