@@ -60,9 +60,10 @@ class Spans:
         self._parents: dict[RequestId, str] = {}
 
     def note(self, request_id: RequestId, traceparent: str) -> None:
-        """Remember whose child a request is."""
-        if len(self._parents) < MAX_PARENTS:
-            self._parents[request_id] = traceparent
+        """Remember whose child a request is; of too many, the oldest are forgotten: some never arrive."""
+        self._parents[request_id] = traceparent
+        if len(self._parents) > MAX_PARENTS:
+            del self._parents[next(iter(self._parents))]
 
     def saw_run(self, run: RequestRun) -> None:
         """Make the spans of a request that is over."""
