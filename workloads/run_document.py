@@ -1,6 +1,6 @@
 """The document of a benchmark or a simulation, read back; `docs/benchmarking.md` describes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -21,7 +21,7 @@ Spread: TypeAlias = tuple[float, float, float]
 
 
 class SLOText(msgspec.Struct, frozen=True):
-    """A rule as the document tells it; `planned_for` is another, under which its runs were made."""
+    """A rule as the document tells it; `planned_for` is another, for which policies planned in some runs."""
 
     name: str
     description: str
@@ -255,7 +255,17 @@ def merged(documents: Sequence[RunDocument]) -> RunDocument | None:
             for name, value in document.configuration.items()
             if number == 1 or first.configuration.get(name) != value
         },
-        slos=tuple({rule.description: rule for document in documents for rule in document.slos}.values()),
+        slos=tuple(_merged_rules([rule for document in documents for rule in document.slos])),
         runs=tuple(run for document in documents for run in document.runs),
         goodput=tuple(found for document in documents for found in document.goodput or ()),
     )
+
+
+def _merged_rules(rules: Sequence[SLOText]) -> Iterator[SLOText]:
+    """Each rule once, with all others that runs under it were made under."""
+    by_description: dict[str, list[SLOText]] = {}
+    for rule in rules:
+        by_description.setdefault(rule.description, []).append(rule)
+    for description, same in by_description.items():
+        planned_for = dict.fromkeys(rule.planned_for for rule in same if rule.planned_for is not None)
+        yield SLOText(same[0].name, description, " and ".join(planned_for) or None)

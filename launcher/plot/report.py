@@ -126,8 +126,8 @@ def _notes(runs: RuleRuns) -> Iterator[str]:
     """What a reader must know before believing a number."""
     if runs.rule.planned_for is not None:
         yield (
-            f"These are the runs under {runs.rule.planned_for}, for which policies planned, judged again: "
-            f"made under {runs.rule.name}, some would plan otherwise."
+            f"Runs under {runs.rule.planned_for}, for which policies planned, are judged again here: made "
+            f"under {runs.rule.name}, some would plan otherwise."
         )
     shares = {
         policy: [run.number(SHARE_OF_OTHERS) for run in runs.runs if run.policy == policy]

@@ -1,13 +1,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from run_documents import run_row, write_run
 
 from loong.core.errors import ConfigError
 from loong.launcher.cli import main
 from loong.launcher.plot.rejudged import rejudged
-from loong.workloads.run_document import RunDocument, by_rule
+from loong.workloads.run_document import RunDocument, SLOText, by_rule, merged
 from loong.workloads.slo import parse_slo
 
 LENGTHS = {"requested_input_lens": [10, 20, 40, 9_000], "e2els": [0.01, 0.1, 0.2, None]}
@@ -82,6 +83,17 @@ def test_plot_draws_both_and_says_which_was_planned_for(tmp_path: Path) -> None:
     assert main(["plot", str(tmp_path), "--slo", "ttft:20 tpot:4.5"]) == 0
     text = (tmp_path / "report.html").read_text()
     assert "Under the SLO rule absolute" in text
-    assert "These are the runs under tight, for which policies planned, judged again" in text
+    assert "Runs under tight, for which policies planned, are judged again here" in text
     assert (tmp_path / "attainment-by-scale-2.svg").is_file()
     assert len(json.loads((tmp_path / "results.json").read_text())["slos"]) == 1
+
+
+def test_runs_of_several_folders_are_told_to_be_judged_again_if_only_some_are(tmp_path: Path) -> None:
+    first, second = document(tmp_path / "a", 1.0), document(tmp_path / "b", 2.0)
+    rule = parse_slo("ttft:20")
+    (judged,) = rejudged([first], [rule])
+    made_so = msgspec.structs.replace(second, slos=(SLOText(rule.name, rule.describe()),))
+    for documents in ([judged, made_so], [made_so, judged]):
+        found = merged(documents)
+        assert found is not None
+        assert {text.name: text.planned_for for text in found.slos} == {"tight": None, rule.name: "tight"}
