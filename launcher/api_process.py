@@ -16,7 +16,7 @@ from loong.launcher.logs import configure_logging
 from loong.server.app import create_remote_app
 from loong.server.engine_client import EngineLimits
 from loong.server.large_json import compile_ahead
-from loong.server.listen import allow_many_connections, serve
+from loong.server.listen import allow_many_connections, serve, stop_listening
 from loong.server.remote.client import RemoteEngineClient
 from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
@@ -61,8 +61,7 @@ async def _answer(config: ApiProcessConfig, listener: socket.socket, channel: so
     client.tell_listening()
     try:
         await client.stop_listening.wait()
-        for site in list(runner.sites):
-            await site.stop()
+        await stop_listening(runner)
         await client.ended.wait()
     finally:
         await runner.cleanup()

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from loong.server.admission import Admission
 from loong.server.cluster import CLUSTER
-from loong.server.listen import serve
+from loong.server.listen import serve, stop_listening
 
 LAST_WORDS_SECONDS = 2.0  # for streams that are cut off to say so
 
@@ -40,8 +40,7 @@ class FrontHere:
 
     async def stop_listening(self) -> None:
         """Refuse new connections."""
-        for site in list(self._runner.sites):
-            await site.stop()
+        await stop_listening(self._runner)
 
 
 @asynccontextmanager

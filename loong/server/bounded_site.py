@@ -14,7 +14,10 @@ TELLING_SECONDS = 2.0  # for a client to read why
 
 
 class BoundedSite(web.SockSite):
-    """A site of at most `max_connections` at a time."""
+    """A site of at most `max_connections` at a time.
+
+    On uvloop, which our servers run on: asyncio's own loop accepts all that wait before any of them counts.
+    """
 
     def __init__(
         self,

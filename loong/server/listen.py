@@ -90,6 +90,12 @@ async def serve(
     return runner
 
 
+async def stop_listening(runner: web.AppRunner) -> None:
+    """Refuse new connections; those that are open go on."""
+    for site in list(runner.sites):
+        await site.stop()
+
+
 def _with_readable_expect(handle: Handler) -> Handler:
     """The same, but for a request whose Expect header aiohttp would fail to tell back."""
 
