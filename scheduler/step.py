@@ -113,43 +113,55 @@ class Step:
 
         The last chunk of a prompt that has all its KV on one instance, or none yet, goes round the ring, and
         its KV stays on that instance, so that the group is free again; so do the chunks before, if its decode
-        is no slower for that. Other chunks stay where they are made if there is room, and travel by the
-        quicker way. Returns the number of tokens.
+        is no slower for that. Other chunks stay where they are made, and travel by the quicker way. Where not
+        all have room for that, either those that have compute alone, though all attend to their queries, or
+        all compute, and KV goes round the ring to where room is. Returns the number of tokens.
         """
         held = view.placement.tokens_by_instance()
-        by_exchange, by_ring = self._num_exchanged(held, budget), self._num_ringed(held, budget)
-        keepers = self.keepers(view, max(by_exchange, by_ring), by_ring)
-        is_by_ring = by_ring > by_exchange or (
-            by_ring == by_exchange and self._least_ring_seconds < self._least_exchange_seconds
-        )
-        transfer = Transfer.KV if keepers or is_by_ring else Transfer.QUERY
-        num_tokens = min(view.num_uncomputed_tokens, by_ring if keepers else max(by_exchange, by_ring))
-        num_tokens = min(num_tokens, sum(keepers.values()) or self.dop * min(self.free.values()))
-        num_stripes = len(keepers) or self.dop
-        if num_stripes < num_tokens < view.num_uncomputed_tokens:
-            num_tokens -= num_tokens % num_stripes  # so that the next chunk goes on in the same stripes
+        by_ring = self._num_ringed(held, budget)
+        keepers = self._keeper(view, by_ring)
+        if not keepers:
+            by_exchange = self._num_exchanged(held, budget, self.instance_ids)
+            num_wished = min(max(by_exchange, by_ring), view.num_uncomputed_tokens)
+            keepers = self._roomiest(num_wished)
+            room = len(keepers) * min(keepers.values())
+            if len(keepers) < self.dop or room < num_wished:
+                by_exchange = min(room, self._num_exchanged(held, budget, tuple(keepers)))
+                by_ring = min(by_ring, sum(self.free.values()))
+            is_by_ring = by_ring > by_exchange or (
+                by_ring == by_exchange and self._least_ring_seconds < self._least_exchange_seconds
+            )
+            if not is_by_ring:
+                return self._add_stripes(view, by_exchange, keepers, Transfer.QUERY)
+            if room < num_wished:
+                keepers = {i: slots for i, slots in self.free.items() if slots}
+        return self._add_stripes(view, by_ring, keepers, Transfer.KV)
+
+    def _add_stripes(
+        self, view: RequestView, num_tokens: int, keepers: Mapping[InstanceId, int], transfer: Transfer
+    ) -> int:
+        """At most so many tokens, as far as `keepers` have room; they compute alone where queries travel."""
+        num_tokens = min(num_tokens, view.num_uncomputed_tokens, sum(keepers.values()))
+        if len(keepers) < num_tokens < view.num_uncomputed_tokens:
+            num_tokens -= num_tokens % len(keepers)  # so that the next chunk goes on in the same stripes
         if num_tokens <= 0:
             return 0
-        ring = ESPGroup(self.instance_ids)
-        if keepers:
-            self._add(view, retained_share(view, num_tokens, ring, keepers))
+        if transfer is Transfer.QUERY:
+            self._add(view, striped_share(view, num_tokens, ESPGroup(tuple(keepers)), transfer))
         else:
-            self._add(view, striped_share(view, num_tokens, ring, transfer))
+            self._add(view, retained_share(view, num_tokens, ESPGroup(self.instance_ids), keepers))
         self.reckon()
         return num_tokens
 
-    def keepers(self, view: RequestView, num_tokens: int, by_ring: int) -> dict[InstanceId, int]:
-        """The instances that are to keep a chunk, and their room; none if it is to stay where it is made."""
+    def _keeper(self, view: RequestView, by_ring: int) -> dict[InstanceId, int]:
+        """The one instance that is to keep all of a prompt, and its room; none if there is no such one."""
         held, num_new = view.placement.instance_ids, view.num_uncomputed_tokens
         if len(held) <= 1 and self.is_kept_whole(view, by_ring):
             roomy = [i for i in held or self.instance_ids if self.free[i] > num_new]
             if roomy:
                 keeper_id = max(roomy, key=lambda i: (self.free[i], -i))
                 return {keeper_id: self.free[keeper_id]}
-        num_tokens = min(num_tokens, num_new)
-        if num_tokens <= self.dop * min(self.free.values()):
-            return {}
-        return self._roomiest(num_tokens) or {i: slots for i, slots in self.free.items() if slots}
+        return {}
 
     def is_kept_whole(self, view: RequestView, by_ring: int) -> bool:
         """Whether one instance keeps all of a prompt: by its last chunk, or as its decode is no slower so."""
@@ -167,11 +179,12 @@ class Step:
         return self.cost_model.step_time(count.step(ESPGroup(instance_ids)))
 
     def _roomiest(self, num_tokens: int) -> dict[InstanceId, int]:
-        """As many instances as have room for equal parts of so many tokens, in ring order."""
+        """As many instances as have room for equal parts of so many tokens, or of the most, in ring order."""
         roomy = sorted(self.instance_ids, key=lambda i: (-self.free[i], i))
-        while roomy and len(roomy) * self.free[roomy[-1]] < num_tokens:
-            roomy.pop()
-        return {i: self.free[i] for i in self.instance_ids if i in roomy}
+        parts = (n * self.free[roomy[n - 1]] for n in range(1, self.dop + 1))
+        _, number = max((min(num_tokens, room), n) for n, room in enumerate(parts, start=1))
+        chosen = roomy[:number]
+        return {i: self.free[i] for i in self.instance_ids if i in chosen}
 
     def reckon(self) -> None:
         """See what all that was added takes; before each prompt."""
@@ -213,15 +226,20 @@ class Step:
         room = dop * (self.max_tokens - count.num_tokens)
         return max(self.min_tokens, min(num_tokens, room))
 
-    def _num_exchanged(self, held: Mapping[InstanceId, int], budget: float) -> int:
-        """The tokens that all can compute if queries travel: an instance attends all to what it holds."""
-        token, pair, square = self.wide.per_token, self.alone.per_cached_pair, self.wide.per_new_pair
-        left, largest = budget - self._exchange_overhead, []
+    def _num_exchanged(
+        self, held: Mapping[InstanceId, int], budget: float, makers: tuple[InstanceId, ...]
+    ) -> int:
+        """The tokens that `makers` can compute if queries travel: each attends all to what it holds."""
+        each = self.dop / len(makers)  # makes so many stripes of those that all would make
+        token, square = each * self.wide.per_token, each * self.wide.per_new_pair
+        pair, left, largest = self.alone.per_cached_pair, budget - self._exchange_overhead, []
         for instance_id in self.instance_ids:
             num_keys = held.get(instance_id, 0)
-            least = InstanceWork(num_keys=num_keys, num_sent_queries=1)
-            curve = token + pair * num_keys, square
-            largest.append(self._largest(instance_id, curve, least, left, self.dop))
+            is_maker = instance_id in makers
+            if is_maker or num_keys:
+                least = InstanceWork(num_keys=num_keys, num_sent_queries=int(is_maker))
+                curve = token * is_maker + pair * num_keys, square * is_maker
+                largest.append(self._largest(instance_id, curve, least, left, len(makers)))
         return min(largest)
 
     def _num_ringed(self, held: Mapping[InstanceId, int], budget: float) -> int:

@@ -206,6 +206,22 @@ def test_who_has_no_room_is_left_out_and_the_others_keep_stripes_that_the_next_c
     assert len(placement.segments) == 2
 
 
+@pytest.mark.parametrize("num_full", [1, 3, 7])
+def test_the_full_instances_of_a_long_history_attend_and_the_others_compute_as_fast_as_that_lets(
+    num_full: int,
+) -> None:
+    counts, view = [], begun("p", 10**6, 400_000, tuple(range(8)))
+    for free in ([10**6] * 8, [0] * num_full + [10**6] * (8 - num_full)):
+        step = step_on(8, H200, free=free)
+        step.reckon()
+        counts.append(step.add_striped(view, budget=0.1))
+        assert 0.06 <= step.seconds <= 0.105
+    batch = step.plan()
+    assert {block.master_id for block in batch.queries} == set(range(num_full, 8))
+    assert batch.group.instance_ids == tuple(range(8))
+    assert counts[1] > counts[0] / 2
+
+
 def test_stripes_that_do_not_fit_where_they_are_made_are_kept_in_proportion_to_room() -> None:
     step = step_on(4, H200, free=[0, 1000, 3000, 8000])
     step.reckon()
@@ -282,6 +298,7 @@ def test_masters_have_room_for_all_their_tokens(
     assert min(room) >= 0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100), st.integers(1, 16))
 def test_one_instance_is_master_of_all_or_there_is_no_room(room: int, num_steps: int) -> None:
     views = [decoding(f"r{n}", 10, (7,), max_tokens=2 + n) for n in range(6)]
