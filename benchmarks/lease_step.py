@@ -29,7 +29,8 @@ from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import Timeline
 from loong.engine import Engine
-from loong.executor.workers import Endpoints, WorkersExecutor
+from loong.executor.endpoints import Endpoints
+from loong.executor.workers import WorkersExecutor
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits

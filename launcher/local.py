@@ -15,7 +15,8 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
-from loong.executor.workers import Endpoints, WorkersExecutor
+from loong.executor.endpoints import Endpoints
+from loong.executor.workers import WorkersExecutor
 from loong.launcher.child_processes import guarded, how_it_ended, stop
 from loong.worker.config import WorkerConfig
 

@@ -3,23 +3,21 @@
 import asyncio
 from collections.abc import Iterable
 from itertools import count
-from typing import TypeAlias
 
 from loong.core.errors import ClusterError
+from loong.executor.endpoints import WorkerId
 from loong.wire import GrammarDone
 
 MAX_SECONDS = 60.0  # for all workers: one schema takes 2 s at most, but others may come before it
-
-Rank: TypeAlias = tuple[int, int]  # instance and tp rank
 
 
 class Grammars:
     """Which workers have yet to tell of which grammar."""
 
-    def __init__(self, workers: Iterable[Rank], max_seconds: float = MAX_SECONDS) -> None:
+    def __init__(self, workers: Iterable[WorkerId], max_seconds: float = MAX_SECONDS) -> None:
         self._workers, self._max_seconds = frozenset(workers), max_seconds
         self._numbers = count(1)
-        self._waiting: dict[int, tuple[set[Rank], asyncio.Future[None]]] = {}
+        self._waiting: dict[int, tuple[set[WorkerId], asyncio.Future[None]]] = {}
 
     def begin(self) -> tuple[int, asyncio.Future[None]]:
         """A number for the workers to tell, and what is done when all have.

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from loong.core.errors import InvalidRequestError
-from loong.executor.workers import WorkerId, WorkersExecutor
+from loong.executor.endpoints import WorkerId
+from loong.executor.workers import WorkersExecutor
 
 _PIDS_APART = 1 << 24  # above the ids of processes and devices, so that those of workers differ
 _US = 1000  # nanoseconds

@@ -1,18 +1,15 @@
 """Carries instructions out on real workers."""
 
 import asyncio
-import logging
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 import zmq
 
-from loong.core.errors import ClusterError, InvalidEventError
+from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchFinished,
     Drained,
@@ -21,10 +18,11 @@ from loong.core.events import (
     MigrationFinished,
     TokensProduced,
 )
-from loong.core.instance import home_instance_id
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
+from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.grammars import Grammars
+from loong.executor.outstanding import Outstanding
 from loong.stream import Stream
 from loong.wire import (
     BatchDone,
@@ -44,26 +42,8 @@ from loong.wire import (
     encode,
 )
 
-logger = logging.getLogger(__name__)
-
 MAX_SILENCE_SECONDS = 20.0  # of heartbeats that are a second apart
 MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
-
-WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Where workers take commands, and where they report; `home` is the instance that keeps a pool."""
-
-    reports: str
-    commands: Mapping[WorkerId, str]
-    num_instances: int
-
-    def workers_of(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
-        """The ranks of an instance, or of the instance that keeps a host tier."""
-        home_id = home_instance_id(instance_id, self.num_instances)
-        return tuple(worker_id for worker_id in self.commands if worker_id[0] == home_id)
 
 
 class WorkersExecutor:
@@ -79,9 +59,7 @@ class WorkersExecutor:
         self._events = Stream[Event | Drained | BaseException]()
         self._ending: Drained | BaseException | None = None  # what came after the last event
         self._turn_began_at = monotonic()
-        self._waiting_for: defaultdict[tuple[str, int], set[WorkerId]] = defaultdict(set)
-        self._first_done: dict[int, BatchDone] = {}  # by batch; the others must agree
-        self._rolled_back: set[int] = set()
+        self._outstanding = Outstanding()
         self._not_ready = set(endpoints.commands)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tracing: set[WorkerId] = set()  # those that are to write a trace, until `_traced`
@@ -160,12 +138,12 @@ class WorkersExecutor:
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Send each instruction to the workers that have a part in it."""
         for instruction in instructions:
-            workers = self._addressees(instruction)
+            workers = self._endpoints.addressees(instruction)
             match instruction:
                 case RunBatch():
-                    self._waiting_for["batch", instruction.batch_id] = set(workers)
+                    self._outstanding.begin_batch(instruction.batch_id, workers)
                 case MoveKV():
-                    self._waiting_for["migration", instruction.migration_id] = set(workers)
+                    self._outstanding.begin_migration(instruction.migration_id, workers)
                 case ExtendLease() | StopLease() | ReleaseKV():
                     pass
                 case _:
@@ -238,24 +216,6 @@ class WorkersExecutor:
         self._reports.close(linger=0)
         self._context.destroy(linger=1000)
 
-    def _addressees(self, instruction: Instruction) -> tuple[WorkerId, ...]:
-        match instruction:
-            case RunBatch():
-                instance_ids = instruction.plan.group.instance_ids
-            case ExtendLease():
-                instance_ids = instruction.group.instance_ids
-            case StopLease():
-                return ((instruction.group.leader_id, 0),)
-            case MoveKV():
-                migration = instruction.migration
-                instance_ids = (migration.segment.instance_id, migration.destination_id)
-            case ReleaseKV():
-                instance_ids = instruction.instance_ids
-            case _:
-                assert_never(instruction)
-        workers = (worker for i in instance_ids for worker in self._endpoints.workers_of(i))
-        return tuple(dict.fromkeys(workers))
-
     def _send(self, workers: Iterable[WorkerId], frame: bytes) -> None:
         for worker_id in workers:
             self._commands[worker_id].send(frame)
@@ -271,9 +231,11 @@ class WorkersExecutor:
             case StepDone():
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case BatchDone():
-                self._end_batch(report)
+                if (num_steps := self._outstanding.end_batch(report)) is not None:
+                    self.post(BatchFinished(self.now, report.batch_id, num_steps))
             case MigrationDone():
-                self._end_migration(report)
+                if (is_committed := self._outstanding.end_migration(report)) is not None:
+                    self.post(MigrationFinished(self.now, report.migration_id, is_committed))
             case GrammarDone():
                 self._grammars.take(report)
             case TraceWritten():
@@ -284,36 +246,3 @@ class WorkersExecutor:
                 self.lose(report.instance_id, report.message)
             case _:
                 assert_never(report)
-
-    def _end_batch(self, report: BatchDone) -> None:
-        batch_id = report.batch_id
-        first = self._first_done.setdefault(batch_id, report)
-        if report.num_steps != first.num_steps:
-            raise InvalidEventError(
-                f"batch {batch_id} took {first.num_steps} steps on rank {first.tp_rank} of instance "
-                f"{first.instance_id}, but {report.num_steps} on rank {report.tp_rank} of instance "
-                f"{report.instance_id}"
-            )
-        if self._is_last("batch", batch_id, (report.instance_id, report.tp_rank)):
-            del self._first_done[batch_id]
-            self.post(BatchFinished(self.now, batch_id, report.num_steps))
-
-    def _end_migration(self, report: MigrationDone) -> None:
-        migration_id = report.migration_id
-        if not report.is_committed:
-            self._rolled_back.add(migration_id)
-        if self._is_last("migration", migration_id, (report.instance_id, report.tp_rank)):
-            is_committed = migration_id not in self._rolled_back
-            if not is_committed:
-                logger.warning("migration %d was rolled back", migration_id)
-            self._rolled_back.discard(migration_id)
-            self.post(MigrationFinished(self.now, migration_id, is_committed))
-
-    def _is_last(self, kind: str, number: int, worker_id: WorkerId) -> bool:
-        """Whether this was the last worker that a batch or migration waits for."""
-        waiting_for = self._waiting_for[kind, number]
-        waiting_for.discard(worker_id)
-        if waiting_for:
-            return False
-        del self._waiting_for[kind, number]
-        return True

@@ -1,0 +1,44 @@
+"""Where workers are reached, and which of them an instruction is for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from loong.core.instance import home_instance_id
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.placement import InstanceId
+
+WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where workers take commands, and where they report, of so many instances without their host tiers."""
+
+    reports: str
+    commands: Mapping[WorkerId, str]
+    num_instances: int
+
+    def workers_of(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
+        """The ranks of an instance, or of the instance that keeps a host tier."""
+        home_id = home_instance_id(instance_id, self.num_instances)
+        return tuple(worker_id for worker_id in self.commands if worker_id[0] == home_id)
+
+    def addressees(self, instruction: Instruction) -> tuple[WorkerId, ...]:
+        """The workers that have a part in it."""
+        match instruction:
+            case RunBatch():
+                instance_ids = instruction.plan.group.instance_ids
+            case ExtendLease():
+                instance_ids = instruction.group.instance_ids
+            case StopLease():
+                return ((instruction.group.leader_id, 0),)
+            case MoveKV():
+                migration = instruction.migration
+                instance_ids = (migration.segment.instance_id, migration.destination_id)
+            case ReleaseKV():
+                instance_ids = instruction.instance_ids
+            case _:
+                assert_never(instruction)
+        workers = (worker for i in instance_ids for worker in self.workers_of(i))
+        return tuple(dict.fromkeys(workers))

@@ -1,0 +1,68 @@
+"""What workers were told to do, and have not all reported as done."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+
+from loong.core.errors import InvalidEventError
+from loong.executor.endpoints import WorkerId
+from loong.wire import BatchDone, MigrationDone
+
+logger = logging.getLogger(__name__)
+
+
+class Outstanding:
+    """Batches and migrations, each with the workers that have yet to tell of its end."""
+
+    def __init__(self) -> None:
+        self._batches: defaultdict[int, set[WorkerId]] = defaultdict(set)
+        self._migrations: defaultdict[int, set[WorkerId]] = defaultdict(set)
+        self._first_done: dict[int, BatchDone] = {}  # by batch; the others must agree
+        self._rolled_back: set[int] = set()
+
+    def begin_batch(self, batch_id: int, workers: Iterable[WorkerId]) -> None:
+        """These are to run a batch."""
+        self._batches[batch_id] = set(workers)
+
+    def begin_migration(self, migration_id: int, workers: Iterable[WorkerId]) -> None:
+        """These are the two ends of a migration."""
+        self._migrations[migration_id] = set(workers)
+
+    def end_batch(self, report: BatchDone) -> int | None:
+        """The steps that a batch took, if this was the last worker of it; None if others are still to tell.
+
+        Raises `InvalidEventError` if another told another number.
+        """
+        first = self._first_done.setdefault(report.batch_id, report)
+        if report.num_steps != first.num_steps:
+            raise InvalidEventError(
+                f"batch {report.batch_id} took {first.num_steps} steps on rank {first.tp_rank} of instance "
+                f"{first.instance_id}, but {report.num_steps} on rank {report.tp_rank} of instance "
+                f"{report.instance_id}"
+            )
+        if not _is_last(self._batches, report.batch_id, (report.instance_id, report.tp_rank)):
+            return None
+        del self._first_done[report.batch_id]
+        return report.num_steps
+
+    def end_migration(self, report: MigrationDone) -> bool | None:
+        """Whether all ends committed a migration, if this was the last; None if others are still to tell."""
+        migration_id = report.migration_id
+        if not report.is_committed:
+            self._rolled_back.add(migration_id)
+        if not _is_last(self._migrations, migration_id, (report.instance_id, report.tp_rank)):
+            return None
+        is_committed = migration_id not in self._rolled_back
+        self._rolled_back.discard(migration_id)
+        if not is_committed:
+            logger.warning("migration %d was rolled back", migration_id)
+        return is_committed
+
+
+def _is_last(waiting_for: defaultdict[int, set[WorkerId]], number: int, worker_id: WorkerId) -> bool:
+    workers = waiting_for[number]
+    workers.discard(worker_id)
+    if workers:
+        return False
+    del waiting_for[number]
+    return True
