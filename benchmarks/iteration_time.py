@@ -24,6 +24,7 @@ from loong.workloads.report import table
 
 PROMPTS = ("1x64", "8x64", "1x512", "8x512", "1x2048", "1x8192")
 DECODES = ("1x64", "16x64", "1x2048", "8x2048", "1x16384")
+TITLES = {"prefill": "Prefill of whole prompts", "decode": "A decode step"}
 
 
 def size_of(case: str) -> tuple[int, int]:
@@ -64,7 +65,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, object]]:
 def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
     """Milliseconds over DoP, a line a case; predictions dashed."""
     found = []
-    for phase in ("prefill", "decode"):
+    for phase, title in TITLES.items():
         lines = lines_of(
             (f"{row['case']}{suffix}", float(str(row["dop"])), 1e3 * float(str(row[key])))
             for row in rows
@@ -72,8 +73,11 @@ def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
             if row["phase"] == phase
         )
         if lines:
-            title = f"{phase}: requests x tokens"
-            found.append(Panel(title, "degree of parallelism", "an iteration", lines, has_log_times=True))
+            found.append(
+                Panel(
+                    title, "degree of parallelism", "time", lines, has_log_times=True, key="requests x tokens"
+                )
+            )
     return found
 
 

@@ -14,6 +14,7 @@ from loong.workloads.plot_style import (
     is_available,
     log_scale,
     new_figure,
+    say_nothing_to_show,
     styles_of,
     write_figure,
 )
@@ -33,6 +34,7 @@ class Panel:
     """One plot: a line of (x, y) for each name, and where a level counts, that; a wide x is logarithmic.
 
     A name with a comma, such as `esp, simulated`, is of a line that belongs to `esp`: in its color, dashed.
+    `key` says what the names are, and `level_name` what the level is.
     Shares are percents, with all of y from 0 to 100. Times along y that are to be logarithmic are in ms, and
     told with their unit.
     """
@@ -44,6 +46,8 @@ class Panel:
     level: float | None = None
     is_share: bool = False
     has_log_times: bool = False
+    key: str = ""
+    level_name: str = ""
 
 
 def lines_of(points: Iterable[tuple[str, float, float]]) -> dict[str, Line]:
@@ -88,7 +92,6 @@ def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
             linewidth=1.0 if more else None,
             marker=styles[owner].marker,
             fillstyle="none" if more else "full",
-            label=line,
         )
     if panel.level is not None:
         axes.axhline(panel.level, color=PALE_INK, linestyle=":")
@@ -103,4 +106,25 @@ def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
     if len(ticks) <= MAX_TICKS:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if panel.lines:
+        _name_lines(axes, panel, styles)
+    else:
+        say_nothing_to_show(axes, "no run came to its end")
+
+
+def _name_lines(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
+    """Say beside the plot whose lines there are, and once what dashes mean."""
+    from matplotlib.lines import Line2D
+
+    handles, dashed = {}, {}
+    for line in panel.lines:
+        owner, _, more = line.partition(",")
+        handles[owner] = Line2D([], [], color=styles[owner].color, marker=styles[owner].marker)
+        if more:
+            dashed[more.strip()] = Line2D([], [], color=PALE_INK, linestyle="--", linewidth=1.0)
+    handles |= dashed
+    if panel.level_name:
+        handles[panel.level_name] = Line2D([], [], color=PALE_INK, linestyle=":")
+    axes.legend(
+        handles.values(), handles, title=panel.key or None, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+    )

@@ -43,7 +43,14 @@ async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float
 def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
     """A step relative to that of a single master."""
     lines = lines_of((case, masters, ratio) for case, masters, _, ratio in rows)
-    return Panel("requests x context", "masters", "step, of a single master's", lines, level=1.0)
+    return Panel(
+        "A decode step by its masters",
+        "masters",
+        "time, of a step with one master",
+        lines,
+        level=1.0,
+        key="requests x context",
+    )
 
 
 def main() -> None:

@@ -50,7 +50,13 @@ def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
     """What fewer keepers cost, in percent."""
     lines = lines_of((case, count, 100 * more) for case, count, _, more in rows)
     return Panel(
-        "prompts x tokens", "instances that keep the KV", "more time (%)", lines, level=100 * CEILING
+        "Prefill whose KV fewer instances keep",
+        "instances that keep the KV",
+        "more time than if all keep it (%)",
+        lines,
+        level=100 * CEILING,
+        key="prompts x tokens",
+        level_name="ceiling",
     )
 
 
