@@ -26,7 +26,7 @@ from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice
 from loong.worker.config import WorkerConfig
 from loong.worker.cuda_backend import CudaBackend
-from loong.worker.decode_exchange import DecodeExchange
+from loong.worker.group_exchange import GroupExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.lease_ends import LeaseEnds
 from loong.worker.runner import BatchRunner
@@ -81,11 +81,11 @@ class Ran:
 class KeepingBackend(CudaBackend):
     """A backend that lets its exchange be used beside the runner."""
 
-    exchange: DecodeExchange | None = None
+    exchange: GroupExchange | None = None
 
-    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
+    def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> GroupExchange | None:
         """See Backend."""
-        self.exchange = super().decode_exchange(fabric, instance_id, shard)
+        self.exchange = super().group_exchange(fabric, instance_id, shard)
         return self.exchange
 
 

@@ -14,8 +14,8 @@ from loong.kernels import reference_draw
 from loong.kernels.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
 from loong.model.tensor_parallel import Shard
-from loong.worker.decode_exchange import DecodeExchange, FabricExchange
 from loong.worker.draw import uniform
+from loong.worker.group_exchange import FabricExchange, GroupExchange
 from loong.worker.sampling import Sampler, TorchSampler
 
 
@@ -51,7 +51,7 @@ class Backend(Protocol):
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """How steps that the host launches exchange queries, over a fabric that `connect` gave."""
 
-    def decode_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> DecodeExchange | None:
+    def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> GroupExchange | None:
         """How captured steps of groups exchange queries, over a fabric that `connect` gave.
 
         None if they cannot, so that groups take steps which the host launches.
@@ -92,12 +92,12 @@ class CpuBackend:
         """See Backend."""
         return MessageExchange(fabric, self.device)
 
-    def decode_exchange(
+    def group_exchange(
         self,
         fabric: Fabric,
         instance_id: InstanceId,
         shard: Shard,  # noqa: ARG002 - see Backend
-    ) -> DecodeExchange | None:
+    ) -> GroupExchange | None:
         """See Backend."""
         return FabricExchange(fabric, instance_id, self.device)
 

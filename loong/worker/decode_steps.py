@@ -18,8 +18,8 @@ from loong.kernels.slots import SlotLists
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend, Reading
-from loong.worker.decode_exchange import Alone, DecodeExchange
 from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeBatch, DecodeState
+from loong.worker.group_exchange import Alone, GroupExchange
 from loong.worker.kv_pool import KVPool
 
 _LISTS_A_SLOT = 4.0  # on average, where prompts are shared: so long the lists of a lease may be
@@ -37,11 +37,11 @@ class DecodeSteps:
         model: Decoder,
         pool: KVPool,
         backend: Backend,
-        exchange: DecodeExchange | None,
+        exchange: GroupExchange | None,
     ) -> None:
         self._instance_id = instance_id
         self._model, self._pool, self._backend = model, pool, backend
-        self._exchange: DecodeExchange = exchange or Alone()
+        self._exchange: GroupExchange = exchange or Alone()
         self._has_groups = exchange is not None
         device = backend.device.torch_device
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
@@ -105,7 +105,7 @@ class DecodeSteps:
         self._backend.device.wait()
 
     @torch.inference_mode()
-    def _step(self, size: int, first_row: int, exchange: DecodeExchange) -> None:
+    def _step(self, size: int, first_row: int, exchange: GroupExchange) -> None:
         state, num_queries = self._state, size * exchange.num_instances
         tokens, positions = state.tokens[:size], state.positions[:size]
         starts, num_keys = state.starts[:num_queries], state.num_keys[:num_queries]
@@ -129,7 +129,7 @@ class _GroupAttention:
     """Attention of one query a request over its slots on all members; see `transformer.Attention`."""
 
     def __init__(
-        self, pool: KVPool, new_slots: Tensor, lists: SlotLists, device: Device, exchange: DecodeExchange
+        self, pool: KVPool, new_slots: Tensor, lists: SlotLists, device: Device, exchange: GroupExchange
     ) -> None:
         self._pool, self._new_slots, self._lists = pool, new_slots, lists
         self._device, self._exchange = device, exchange

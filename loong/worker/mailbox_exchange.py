@@ -18,7 +18,7 @@ _NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of the
 
 
 class MailboxExchange:
-    """Exchanges over an arena, with a mailbox in it for every size of a step. See DecodeExchange.
+    """Exchanges over an arena, with a mailbox in it for every size of a step. See GroupExchange.
 
     An exchange's epoch is that of its step and layer; their clock goes on by all layers a step.
     """
@@ -44,7 +44,7 @@ class MailboxExchange:
         return Mailbox.laid(arena.memory, arena.reserve, shape, dtype, max_num_chunks)
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """See DecodeExchange. The device waits until all members have opened the batch that is open here."""
+        """See GroupExchange. The device waits until all members have opened the batch that is open here."""
         addresses = [0] * self.num_instances
         for instance_id in num_tokens:
             addresses[instance_id] = self._arena.host_addresses[self._ranks[instance_id]]
@@ -54,7 +54,7 @@ class MailboxExchange:
         await_members(opened, self._peers, self._patience)
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
-        """See DecodeExchange."""
+        """See GroupExchange."""
         if layer == 0:
             self._peers.epoch.add_(self._num_layers)
         mailbox = self._mailboxes[len(q)]
@@ -62,7 +62,7 @@ class MailboxExchange:
         return mailbox.queries.flatten(0, 1)
 
     def merge(self, layer: int, part: Partial) -> Tensor:
-        """See DecodeExchange. Partials travel in the model's dtype, and are merged in the order of ids."""
+        """See GroupExchange. Partials travel in the model's dtype, and are merged in the order of ids."""
         mailbox = self._mailboxes[len(part.out) // self.num_instances]
         parts = Partial(part.out.view_as(mailbox.parts.out), part.lse.view_as(mailbox.parts.lse))
         out = torch.empty_like(parts.out[0])

@@ -20,7 +20,7 @@ from loong.core.plan import Transfer
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
-from loong.worker.decode_exchange import Alone, DecodeExchange
+from loong.worker.group_exchange import Alone, GroupExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.mixed_inputs import (
     GROUP_STEP_SIZES,
@@ -42,7 +42,7 @@ class MixedSteps:
     """
 
     def __init__(
-        self, model: Decoder, pool: KVPool, backend: Backend, exchange: DecodeExchange | None
+        self, model: Decoder, pool: KVPool, backend: Backend, exchange: GroupExchange | None
     ) -> None:
         self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
         device, config = backend.device, model.shard.config
@@ -101,7 +101,7 @@ class MixedSteps:
 
     @torch.inference_mode()
     def _step(
-        self, size: int, prompt_keys: PromptKeys, exchange: DecodeExchange, *, has_decodes: bool
+        self, size: int, prompt_keys: PromptKeys, exchange: GroupExchange, *, has_decodes: bool
     ) -> None:
         inputs = self._inputs
         attention = _QueriesOfAll(
@@ -124,7 +124,7 @@ class _QueriesOfAll:
         new_slots: Tensor,
         attention: PoolAttention,
         device: Device,
-        exchange: DecodeExchange,
+        exchange: GroupExchange,
     ) -> None:
         self._pool, self._new_slots, self._attention = pool, new_slots, attention
         self._device, self._exchange = device, exchange

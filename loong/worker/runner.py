@@ -123,7 +123,7 @@ class BatchRunner:
             if size.bit_count() == 1:  # kernels differ by powers of two
                 self._run_zeros([_SHORT_PROMPT, *[1] * size], Transfer.QUERY)
         if self._backend.takes_leases:
-            exchange = self._backend.decode_exchange(self._fabric, self._instance_id, self._model.shard)
+            exchange = self._backend.group_exchange(self._fabric, self._instance_id, self._model.shard)
             steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
             steps.capture()
             self._lease, self._steps = DecodeLease(self._instance_id, self._pool, steps, self._fabric), steps

@@ -13,7 +13,7 @@ from loong.kernels import Partial
 from loong.model.device import Device
 
 
-class DecodeExchange(Protocol):
+class GroupExchange(Protocol):
     """The exchanges of one instance. T is the same on all members of a group, N the world's instances."""
 
     @property
@@ -37,24 +37,24 @@ class DecodeExchange(Protocol):
 
 
 class Alone:
-    """The exchange of an instance that is a group by itself. See DecodeExchange."""
+    """The exchange of an instance that is a group by itself. See GroupExchange."""
 
     num_instances = 1
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """See DecodeExchange."""
+        """See GroupExchange."""
 
-    def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - see DecodeExchange
-        """See DecodeExchange."""
+    def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - see GroupExchange
+        """See GroupExchange."""
         return q
 
-    def merge(self, layer: int, part: Partial) -> Tensor:  # noqa: ARG002 - see DecodeExchange
-        """See DecodeExchange."""
+    def merge(self, layer: int, part: Partial) -> Tensor:  # noqa: ARG002 - see GroupExchange
+        """See GroupExchange."""
         return part.out
 
 
 class FabricExchange:
-    """Exchanges by messages of the host, inside the batch that is open. See DecodeExchange."""
+    """Exchanges by messages of the host, inside the batch that is open. See GroupExchange."""
 
     def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
         self.num_instances = fabric.world.num_instances
@@ -62,11 +62,11 @@ class FabricExchange:
         self._num_tokens: Mapping[InstanceId, int] = {}
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """See DecodeExchange."""
+        """See GroupExchange."""
         self._num_tokens = num_tokens
 
     def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order
-        """See DecodeExchange."""
+        """See GroupExchange."""
         queries = q.new_zeros(self.num_instances, *q.shape)
         queries[self._instance_id] = q
         own = q[: self._num_tokens[self._instance_id]]
@@ -75,7 +75,7 @@ class FabricExchange:
         return queries.flatten(0, 1)
 
     def merge(self, layer: int, part: Partial) -> Tensor:  # noqa: ARG002 - messages come in their order
-        """See DecodeExchange. Out and lse travel in one message, and are merged in the order of ids."""
+        """See GroupExchange. Out and lse travel in one message, and are merged in the order of ids."""
         (num_queries, num_heads, head_dim), num_own = part.out.shape, self._num_tokens[self._instance_id]
         num_tokens = num_queries // self.num_instances
         messages = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
