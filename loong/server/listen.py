@@ -108,12 +108,14 @@ def _with_readable_expect(handle: Handler) -> Handler:
 
 
 class _HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """Keeps what is no HTTP request, which any client may send by the thousand, out of the log."""
+    """Keeps out of the log what any client may do by the thousand: send what is no request, or leave."""
 
     def exception(self, msg: object, *args: object, exc_info: object = True, **_: object) -> None:
         """Log an error with its traceback, if it is not the client's."""
         if isinstance(exc_info, HttpProcessingError):
             self.debug("a client sent what is no request: %s", exc_info.message)
+        elif isinstance(exc_info, ConnectionError):
+            self.debug("a client left before it was answered: %s", exc_info)
         else:
             self.error(msg, *args, exc_info=exc_info)  # type: ignore[arg-type]  # as it came
 

@@ -4,12 +4,16 @@ import asyncio
 import gzip
 import json
 import logging
+from collections.abc import Sequence
 
 import httpx
 import pytest
+from aiohttp import ClientConnectionResetError
 from http_answers import error_of, post
 from raw_http import COMPLETIONS, completion_request, raw_connection, request_head
 from scripted_engine import ScriptedEngine, Serving
+
+from loong.core.request import Request, TokenId
 
 BODY = json.dumps({"prompt": "a" * 500, "max_tokens": 1}).encode()
 
@@ -54,7 +58,7 @@ async def test_a_body_that_trickles_in_is_dropped(serving: Serving) -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "gzip, gzip", "nonsense"])
 async def test_a_compressed_body_is_refused_unread(serving: Serving, encoding: str) -> None:
     bomb = gzip.compress(b" " * 10_000_000)
-    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         response = await client.post(url + COMPLETIONS, content=bomb, headers={"Content-Encoding": encoding})
     assert response.status_code == 415
     assert encoding in response.json()["error"]["message"]
@@ -62,7 +66,7 @@ async def test_a_compressed_body_is_refused_unread(serving: Serving, encoding: s
 
 async def test_bodies_that_are_too_much_together_are_refused_until_there_is_room(serving: Serving) -> None:
     async with serving(ScriptedEngine(), max_bodies_bytes=len(BODY), retry_after=3) as url:
-        async with raw_connection(url) as holding, httpx.AsyncClient() as client:
+        async with raw_connection(url) as holding, httpx.AsyncClient(timeout=30) as client:
             await holding.send(request_head(COMPLETIONS, "Content-Length: 10000") + b" " * 100)
             while (refused := await client.post(url + COMPLETIONS, content=BODY)).status_code == 200:
                 pass  # the other's first bytes are on their way
@@ -124,7 +128,7 @@ async def test_requests_sent_ahead_are_answered_in_order(serving: Serving) -> No
 
 async def test_an_id_that_a_client_brings_is_not_the_requests(serving: Serving) -> None:
     engine = ScriptedEngine()
-    async with serving(engine) as url, httpx.AsyncClient() as client:
+    async with serving(engine) as url, httpx.AsyncClient(timeout=30) as client:
         for _ in range(2):
             headers = {"X-Request-Id": "mine"}
             await client.post(url + COMPLETIONS, json={"prompt": "a"}, headers=headers)
@@ -141,6 +145,19 @@ async def test_what_is_no_request_leaves_no_word_in_the_log(
     async with serving(ScriptedEngine()) as url, raw_connection(url) as connection:
         await connection.send(b"nonsense\r\n\r\n")
         assert await connection.status() == 400
+    assert not caplog.records
+
+
+async def test_who_leaves_before_the_answer_begins_leaves_no_word_in_the_log(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write_headers(request: Request) -> Sequence[TokenId]:
+        raise ClientConnectionResetError("Cannot write to closing transport")  # as aiohttp does
+
+    caplog.set_level(logging.INFO)
+    async with serving(ScriptedEngine(write_headers)) as url, raw_connection(url) as connection:
+        await connection.send(completion_request(prompt="a"))
+        assert await connection.status() == 500
     assert not caplog.records
 
 
