@@ -1,6 +1,7 @@
 """A server that cannot start says why in one line, ends with a code, and leaves nothing behind."""
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -34,7 +35,9 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:  # of a short name, for there will be sockets in it
         monkeypatch.setattr(tempfile, "tempdir", folder)
         before = children_of(os.getpid())
+        handlers = logging.root.handlers[:]
         yield
+        logging.root.handlers[:] = handlers  # what `serve` logs to is closed after this test
         assert children_of(os.getpid()) == before
         assert not [*Path(folder).iterdir()]
 

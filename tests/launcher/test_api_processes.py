@@ -46,7 +46,7 @@ class Service:
         return own_children("api_process")
 
     async def samples(self) -> dict[str, float]:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             text = (await client.get(f"{self.url}/metrics")).text
         families = list(text_string_to_metric_families(text))
         names = [family.name for family in families]
@@ -77,7 +77,7 @@ async def two_processes(folder: Path, engine: ScriptedEngine) -> AsyncIterator[S
 
 def is_refused(url: str) -> bool:
     try:
-        httpx.get(f"{url}/version")
+        httpx.get(f"{url}/version", timeout=30)
     except httpx.ConnectError:
         return True
     return False
@@ -105,7 +105,7 @@ async def test_two_processes_serve_one_port_and_are_counted_as_one(tmp_path: Pat
         assert "traceEvents" in await get_json(service.url, "/trace")
 
         engine.is_alive = False
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             assert (await client.get(f"{service.url}/health")).status_code == 503
 
         await service.front.stop_listening()

@@ -65,7 +65,7 @@ async def first(url: str, number: int, **headers: str) -> Sequence[dict[str, Any
 async def test_a_proxy_is_told_not_to_hold_events_back(serving: Serving) -> None:
     async with (
         serving(ScriptedEngine(), source()) as url,
-        httpx.AsyncClient() as client,
+        httpx.AsyncClient(timeout=30) as client,
         client.stream("GET", f"{url}/dashboard/events") as response,
     ):
         assert response.headers["X-Accel-Buffering"] == "no"
@@ -107,7 +107,7 @@ async def test_a_batch_names_its_requests(serving: Serving) -> None:
 
 async def test_every_part_of_the_page_is_served_and_asks_nobody_else(serving: Serving) -> None:
     names = [part.name for part in files("loong.server.dashboard").joinpath("page").iterdir()]
-    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient(timeout=30) as client:
         page = await client.get(f"{url}/dashboard")
         parts = {name: await client.get(f"{url}/dashboard/page/{name}") for name in names}
         missing = await client.get(f"{url}/dashboard/page/nothing.js")
@@ -123,14 +123,14 @@ async def test_the_page_has_its_own_files_and_no_others(serving: Serving, tmp_pa
     secret = tmp_path / "secret.html"
     secret.write_text("secret")
     names = ("../" * 20 + str(secret)[1:], str(secret), "../page/main.js", "n" * 300 + ".js", "\0.js")
-    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient(timeout=30) as client:
         for name in names:
             answer = await client.get(f"{url}/dashboard/page/{quote(name, safe='')}")
             assert answer.status_code == 404, name
 
 
 async def test_what_goes_on_and_on_has_no_head(serving: Serving) -> None:
-    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine(), source()) as url, httpx.AsyncClient(timeout=30) as client:
         assert (await client.head(f"{url}/dashboard/events")).status_code == 405
 
 
@@ -142,7 +142,7 @@ async def test_numbers_of_batches_have_an_end(serving: Serving) -> None:
 async def test_the_page_is_open_and_what_it_shows_is_not(serving: Serving) -> None:
     dashboard = source()
     engine = ScriptedEngine(cluster=two_requests(dashboard))
-    async with serving(engine, dashboard, api_keys=("k",)) as url, httpx.AsyncClient() as client:
+    async with serving(engine, dashboard, api_keys=("k",)) as url, httpx.AsyncClient(timeout=30) as client:
         for path in ("", "/page/main.js"):
             assert (await client.get(f"{url}/dashboard{path}")).status_code == 200
         for path in ("/events", "/requests/r000", "/batches/1", "/page/../events"):
@@ -151,5 +151,5 @@ async def test_the_page_is_open_and_what_it_shows_is_not(serving: Serving) -> No
 
 
 async def test_a_server_without_a_dashboard_has_none(serving: Serving) -> None:
-    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         assert (await client.get(f"{url}/dashboard")).status_code == 404

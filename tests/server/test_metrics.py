@@ -72,7 +72,7 @@ async def busy_server(serving: Serving) -> AsyncIterator[str]:
 
 
 async def told(url: str, accept: str = "") -> httpx.Response:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         return await client.get(f"{url}/metrics", headers={"Accept": accept})
 
 

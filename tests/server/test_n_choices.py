@@ -71,7 +71,7 @@ async def test_a_choice_that_a_stop_string_ends_is_aborted_and_the_others_go_on(
     async with serving(asked) as url:
         body = {"prompt": "abc", "n": 3, "seed": 7, "max_tokens": 40, "stop": "STOP"}
         whole = (await post(url, PATH, **body)).json()
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             metrics = (await client.get(url + "/metrics")).text.splitlines()
     second = asked.requests[0].choices()[1].request_id
     assert len("two STOP") <= asked.num_produced[second] < 30  # soon after

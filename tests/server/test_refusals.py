@@ -172,14 +172,14 @@ async def test_fields_that_ask_for_nothing_are_taken(serving: Serving, field: st
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"prompt": NaN}', b"\xff", b"[" * 100_000])
 async def test_a_body_that_is_no_json_object_is_refused(serving: Serving, body: bytes) -> None:
-    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         response = await client.post(url + PATH, content=body)
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
 
 
 async def test_an_unknown_model_is_not_found(serving: Serving) -> None:
-    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         for path, body in ((PATH, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})):
             error = await error_of(url, path, 404, model="gpt-9", **body)
             assert (error["code"], error["param"]) == ("model_not_found", "model")
@@ -188,7 +188,7 @@ async def test_an_unknown_model_is_not_found(serving: Serving) -> None:
 
 
 async def test_unknown_paths_and_methods_are_told_alike(serving: Serving) -> None:
-    async with serving(ScriptedEngine()) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         missing = await client.get(f"{url}/nothing")
         wrong = await client.get(f"{url}{PATH}")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
@@ -279,7 +279,10 @@ async def test_requests_that_have_a_token_wait_no_more(serving: Serving) -> None
 
 
 async def test_a_key_guards_all_but_the_probes(serving: Serving) -> None:
-    async with serving(ScriptedEngine(), api_keys=("secret", "second")) as url, httpx.AsyncClient() as client:
+    async with (
+        serving(ScriptedEngine(), api_keys=("secret", "second")) as url,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
         for path in ("/health", "/ping", "/version", "/metrics"):
             assert (await client.get(url + path)).status_code == 200
         for path in ("/v1/models", "/load", "/trace"):

@@ -64,7 +64,7 @@ async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) ->
     exporter, engine = InMemorySpanExporter(), ScriptedEngine()
     spans = Spans(exporter, "tiny", clock_start=0.0)
     insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)
-    async with serving(engine, insight) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(engine, insight) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
         for headers in ({"traceparent": f"00-{TRACE}-{PARENT}-01"}, {}):
             await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
     for request in engine.requests:
@@ -79,7 +79,10 @@ async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) ->
 async def test_a_parent_that_is_no_text_is_passed_over(serving: Serving) -> None:
     spans = Spans(InMemorySpanExporter(), "tiny", clock_start=0.0)
     insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)
-    async with serving(ScriptedEngine(), insight) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        serving(ScriptedEngine(), insight) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
         headers = [(b"traceparent", b"00-\xff")]
         answer = await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
     spans.close()

@@ -35,7 +35,7 @@ CLUSTER = Snapshot(
 
 async def _samples(url: str) -> dict[tuple[str, str], float]:
     """Every sample by its name and its labels other than the model's."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         text = (await client.get(f"{url}/metrics")).text
     samples = {}
     for family in text_string_to_metric_families(text):
@@ -92,7 +92,7 @@ async def test_two_servers_count_apart(serving: Serving) -> None:
 async def test_health_is_the_engines(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         assert await get_json(url, "/health") == await get_json(url, "/ping") == {"status": "ok"}
-    async with serving(ScriptedEngine(is_alive=False)) as url, httpx.AsyncClient() as client:
+    async with serving(ScriptedEngine(is_alive=False)) as url, httpx.AsyncClient(timeout=30) as client:
         response = await client.get(f"{url}/health")
     assert response.status_code == 503
     assert response.json()["error"]["message"] == "no step ended for 60 s"

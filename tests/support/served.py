@@ -40,7 +40,7 @@ class Served:
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=30).text
         values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"no {name} in:\n{text}"
         return sum(map(float, values))
