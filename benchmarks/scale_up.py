@@ -1,12 +1,14 @@
 """How often do groups grow while they decode, and what is that good for?
 
-`esp` beside `esp-no-scale-up`, the same policy without it, by rate: SLO attainment, goodput, and how often a
-group gained an instance in ten seconds. LoongServe's figure 13: 2.87 times the goodput on sharegpt. In
-virtual time by default, or on servers.
+By rate: SLO attainment, goodput, and how often a group gained an instance in ten seconds: `esp`, LoongServe's
+equations, and `replicas`, of which none can have another's room. LoongServe's figure 13: 2.87 times the
+goodput on sharegpt. In virtual time by default, or on servers.
 
-    python benchmarks/scale_up.py --output-dir out --model llama-2-7b --device a800 --request-rate 40:160:40
+    python benchmarks/scale_up.py --output-dir out --model llama-2-7b --device a800 --num-instances 4 \\
+        --kv-cache-tokens 16000 --workload 'uniform(100,12000,1000)' --num-requests 100 \\
+        --request-rate 0.3,0.4,0.5,0.6,0.7,0.8                       # simulated; little memory: two minutes
     python benchmarks/scale_up.py --output-dir out --device cpu --num-instances 2 --length-scale 1/16 \\
-        --num-requests 60 --request-rate 8,16 --extra-server-args='--kv-cache-tokens 128'   # CPUs, a minute
+        --kv-cache-tokens 128 --num-requests 60 --request-rate 8,16                         # CPUs, a minute
     python benchmarks/scale_up.py --output-dir out --device cuda --num-instances 8 --request-rate 20:100:20
 """
 
@@ -17,7 +19,7 @@ from serving_runs import Served, add_serving_flags, attainment_panel, goodput_ta
 
 from loong.workloads.report import table
 
-POLICIES = "esp,esp-no-scale-up"
+POLICIES = "esp,esp-paper,replicas"
 SECONDS = 10.0
 
 

@@ -14,6 +14,18 @@ from loong.workloads.report import table
 
 SLO_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 NORMALIZED = ("normalized", "normalized_input", "normalized_output")
+SETTING = (
+    "model",
+    "device",
+    "num_instances",
+    "kv_cache_tokens",
+    "length_scale",
+    "num_requests",
+    "duration",
+    "slo",
+    "seed",
+    "repeat",
+)
 WORDS = {
     "normalized": "E2EL a token",
     "normalized_input": "TTFT a prompt token",
@@ -30,6 +42,7 @@ def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads:
     )
     parser.add_argument("--model", help="a built-in shape (llama-3.1-8b, and on CPUs the tiny one)")
     parser.add_argument("--num-instances", type=int, default=8, help="(%(default)s)")
+    parser.add_argument("--kv-cache-tokens", type=int, help="of an instance (what its memory holds)")
     parser.add_argument("--length-scale", default="1", help="(%(default)s)")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--num-requests", type=int, help="of each run, rather than what --duration says")
@@ -86,10 +99,11 @@ def serve(args: argparse.Namespace, workload: str) -> Served:
         arguments.append("--find-goodput")
     if rate := args.request_rate or ("1" if is_served else None):
         arguments += ["--request-rate", rate]
+    room = [] if args.kv_cache_tokens is None else ["--kv-cache-tokens", str(args.kv_cache_tokens)]
     if is_served:
-        arguments += server_arguments(args)
+        arguments += server_arguments(args, room)
     else:
-        arguments += ["--device", args.device, "--jobs", str(len(os.sched_getaffinity(0)))]
+        arguments += ["--device", args.device, "--jobs", str(len(os.sched_getaffinity(0))), *room]
     folder = args.output_dir / workload
     document = run_loong("bench" if is_served else "simulate", arguments, folder)
     return Served(workload, document, tuple(points_of(document)))
@@ -144,8 +158,7 @@ def latency_panels(served: Served) -> list[Panel]:
 
 def numbers_of(args: argparse.Namespace, results: Sequence[Served]) -> dict[str, object]:
     """What a result is to say of how it came about, and the goodputs."""
-    names = ("device", "num_instances", "length_scale", "num_requests", "duration", "slo", "seed", "repeat")
-    setting = {name: getattr(args, name) for name in names}
+    setting = {name: getattr(args, name) for name in SETTING}
     return {**setting, "goodputs": {served.workload: served.goodputs() for served in results}}
 
 
