@@ -9,6 +9,7 @@ from loong.workloads.plot_style import (
     PALE_INK,
     PANEL_INCHES,
     PICTURE_KINDS,
+    POLICY_STYLES,
     LineStyle,
     house_style,
     is_available,
@@ -88,7 +89,7 @@ def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
         axes.plot(
             *zip(*points, strict=True),
             color=styles[owner].color,
-            linestyle="--" if more else "-",
+            linestyle="--" if more else _dashes(owner),
             linewidth=1.0 if more else None,
             marker=styles[owner].marker,
             fillstyle="none" if more else "full",
@@ -112,6 +113,11 @@ def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
         say_nothing_to_show(axes, "no run came to its end")
 
 
+def _dashes(owner: str) -> str:
+    """Policies that share a color differ in them; all else is solid."""
+    return POLICY_STYLES[owner].dashes if owner in POLICY_STYLES else "-"
+
+
 def _name_lines(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
     """Say beside the plot whose lines there are, and once what dashes mean."""
     from matplotlib.lines import Line2D
@@ -119,7 +125,8 @@ def _name_lines(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> 
     handles, dashed = {}, {}
     for line in panel.lines:
         owner, _, more = line.partition(",")
-        handles[owner] = Line2D([], [], color=styles[owner].color, marker=styles[owner].marker)
+        color, marker = styles[owner].color, styles[owner].marker
+        handles[owner] = Line2D([], [], color=color, marker=marker, linestyle=_dashes(owner))
         if more:
             dashed[more.strip()] = Line2D([], [], color=PALE_INK, linestyle="--", linewidth=1.0)
     handles |= dashed
