@@ -20,7 +20,7 @@ from result import print_result, script_parser
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.events import Event, ProducedToken
+from loong.core.events import Event, ProducedToken, TokensProduced
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import KVSegment
@@ -45,14 +45,15 @@ PARAMS = SamplingParams(max_tokens=NUM_STEPS + 9)
 
 @dataclass
 class Seen:
-    """An observer that counts events and keeps the batches that were started."""
+    """An observer that counts tokens, and keeps the batches that were started."""
 
-    num_events: int = 0
+    num_tokens: int = 0
     batches: list[RunBatch] = field(default_factory=list)
 
-    def took_in(self, _event: Event, /) -> None:
+    def took_in(self, event: Event, /) -> None:
         """Count."""
-        self.num_events += 1
+        if isinstance(event, TokensProduced):
+            self.num_tokens += len(event.tokens)
 
     def planned(
         self, _e: Sequence[Event], _s: Snapshot, _p: IterationPlan, instructions: Sequence[Instruction], /
@@ -60,9 +61,9 @@ class Seen:
         """Keep what starts."""
         self.batches += [told for told in instructions if isinstance(told, RunBatch)]
 
-    async def wait_for(self, num_events: int) -> None:
-        """Until so many events were taken in and handed on."""
-        while self.num_events < num_events:  # noqa: ASYNC110 - what is measured must not pay for an Event
+    async def wait_for(self, num_tokens: int, num_batches: int) -> None:
+        """Until so many tokens were taken in and handed on, and so many batches were started."""
+        while self.num_tokens < num_tokens or len(self.batches) < num_batches:  # noqa: ASYNC110 - no Event, whose cost would count
             await asyncio.sleep(0)
 
 
@@ -107,9 +108,10 @@ async def measure(num_requests: int, num_masters: int, *, with_readers: bool) ->
         engine = Engine(scheduling, executor, EngineLimits(1 << 30, 1 << 30, 1 << 30), Timeline(1))
         tasks = [asyncio.create_task(read(engine, i, with_readers)) for i in range(num_requests)]
         tasks.append(asyncio.create_task(engine.run()))
-        lease = await start_lease(executor, seen, policy)
+        lease = await start_lease(executor, seen, policy.num_requests)
         steps = [
-            await step_time(executor, seen, frames(lease, i), with_readers) for i in range(NUM_STEPS - 1)
+            await step_time(executor, seen, frames(lease, i), num_requests, with_readers)
+            for i in range(NUM_STEPS - 1)
         ]
         for task in tasks:
             task.cancel()
@@ -118,25 +120,25 @@ async def measure(num_requests: int, num_masters: int, *, with_readers: bool) ->
     return median(steps), encode_time(lease)
 
 
-async def start_lease(executor: WorkersExecutor, seen: Seen, policy: OneGroup) -> RunBatch:
+async def start_lease(executor: WorkersExecutor, seen: Seen, num_requests: int) -> RunBatch:
     """Let the requests arrive and report that their prompts are computed; the lease that then starts."""
-    await seen.wait_for(policy.num_requests)
+    await seen.wait_for(num_tokens=0, num_batches=1)
     (prefill,) = seen.batches
     for frame in (*frames(prefill, 0), encode(BatchDone(prefill.batch_id, 0, 0, 1))):
         executor.receive(frame)
-    await seen.wait_for(policy.num_requests + policy.num_masters + 1)
+    await seen.wait_for(num_requests, num_batches=2)
     return seen.batches[-1]
 
 
 async def step_time(
-    executor: WorkersExecutor, seen: Seen, reported: Sequence[bytes], with_readers: bool
+    executor: WorkersExecutor, seen: Seen, reported: Sequence[bytes], num_tokens: int, with_readers: bool
 ) -> float:
     """Seconds from the frames of a step to its tokens in their streams, or to their readers."""
     await asyncio.sleep(0)
     begun_at = perf_counter()
     for frame in reported:
         executor.receive(frame)
-    await seen.wait_for(seen.num_events + len(reported))
+    await seen.wait_for(seen.num_tokens + num_tokens, num_batches=2)
     if with_readers:
         await asyncio.sleep(0)  # all of them were woken before this task
     return perf_counter() - begun_at

@@ -119,16 +119,11 @@ class ClusterState:
         batch = self._books.batches.get(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
-        num_output_tokens = 0
-        for token in event.tokens:
-            live = batch.take_step(token.request_id, event.step)
-            if not live.has_ended:  # an aborted one is computed until its batch ends
-                live.produce(token, event.time)
-                num_output_tokens += 1
+        lives = batch.take_step(event.step, event.tokens, event.time)
+        for live in lives:
             if not live.is_noted:  # most are, and a call would tell no more
                 self._books.roll.note(live)
-        batch.end_step(event.step, event.time)
-        self._books.counts["num_output_tokens"] += num_output_tokens
+        self._books.counts["num_output_tokens"] += len(lives)
         return ()
 
     def _finish_batch(self, event: BatchFinished) -> tuple[Instruction, ...]:

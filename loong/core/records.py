@@ -1,6 +1,6 @@
 """What `ClusterState` keeps of live requests and of batches in flight."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loong.core.errors import InvalidEventError
@@ -51,18 +51,12 @@ class LiveRequest:
         """Whether it, or at least all its KV, goes as soon as it is at rest."""
         return self.has_ended or self.has_lost_kv
 
-    def produce(self, token: ProducedToken, time: float) -> None:
-        """Take in its next output token, told at `time`."""
-        if self.first_token_time is None:
-            self.first_token_time = time
-        self.last_token_time = time
-        self.output_token_ids.append(token.token_id)
-        self.has_ended = token.finish_reason is not None
-        num_tokens, max_tokens = len(self.output_token_ids), self.request.sampling_params.max_tokens
-        if num_tokens >= max_tokens and not self.has_ended:
-            raise InvalidEventError(
-                f"request {token.request_id} goes on after {num_tokens} of at most {max_tokens} tokens"
-            )
+    def error_of_going_on(self) -> InvalidEventError:
+        """That it has not ended with the last token that it may have."""
+        return InvalidEventError(
+            f"request {self.request.request_id} goes on after {len(self.output_token_ids)} "
+            f"of at most {self.request.sampling_params.max_tokens} tokens"
+        )
 
     def view(self) -> RequestView:
         """The request as policies see it."""
@@ -152,30 +146,42 @@ class InFlightBatch:
         """Whether it may end before it has made all KV that it reserved."""
         return self.plan.num_steps > 1
 
-    def take_step(self, request_id: RequestId, step: int) -> LiveRequest:
-        """Take in that `step` gave a token of a request, which it returns.
+    def take_step(self, step: int, tokens: Iterable[ProducedToken], time: float) -> list[LiveRequest]:
+        """Give requests the tokens of `step`, told at `time`; returns those that had not ended before.
 
-        Raises `InvalidEventError`: no step gives two, and none is left out.
+        Raises `InvalidEventError`: no step gives two tokens of a request, none is left out, and whatever has
+        its last token ends.
         """
-        live = self.sampled.get(request_id)
-        if live is None:
-            raise InvalidEventError(
-                f"batch {self.running.batch_id} produced a token of {request_id}, which it does not sample"
-            )
-        due, num_steps = live.num_batch_tokens, self.running.plan.num_steps
-        if step != due or step >= num_steps:
-            raise InvalidEventError(
-                f"batch {self.running.batch_id} produced a token of {request_id} at step {step}, "
-                f"but step {due} of {num_steps} is due"
-            )
-        live.num_batch_tokens = step + 1
-        return live
+        sampled, is_due, took = self.sampled, step < self.running.plan.num_steps, []
+        for request_id, token_id, finish_reason, _ in tokens:  # all in one place: a call a token would count
+            live = sampled.get(request_id)
+            if live is None or live.num_batch_tokens != step or not is_due:
+                raise self._error_of(request_id, step)
+            live.num_batch_tokens = step + 1
+            if live.has_ended:  # an aborted one is computed until its batch ends
+                continue
+            if live.first_token_time is None:
+                live.first_token_time = time
+            live.last_token_time = time
+            live.output_token_ids.append(token_id)
+            if finish_reason is not None:
+                live.has_ended = True
+            elif len(live.output_token_ids) >= live.request.sampling_params.max_tokens:
+                raise live.error_of_going_on()
+            took.append(live)
+        if step >= self.running.num_steps_taken:
+            self.running = self.running.after(step, time)
+        return took
 
-    def end_step(self, step: int, time: float) -> None:
-        """Take in that `step` was taken, by one master at least, as told at `time`."""
-        was = self.running
-        if step >= was.num_steps_taken:
-            self.running = RunningBatch(was.batch_id, was.plan, was.started_at, step + 1, was.last_step, time)
+    def _error_of(self, request_id: RequestId, step: int) -> InvalidEventError:
+        """Why there can be no token of a request at `step`."""
+        produced = f"batch {self.running.batch_id} produced a token of {request_id}"
+        if (live := self.sampled.get(request_id)) is None:
+            return InvalidEventError(f"{produced}, which it does not sample")
+        return InvalidEventError(
+            f"{produced} at step {step}, "
+            f"but step {live.num_batch_tokens} of {self.running.plan.num_steps} is due"
+        )
 
     def has_come_near_its_end(self, step: int) -> bool:
         """Whether `step`, the one taken last, is the first after which the lease is ending."""

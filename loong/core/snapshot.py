@@ -39,6 +39,10 @@ class RunningBatch:
         """Whether it is time to extend the lease, if that is wished, for the group to hear of it."""
         return self.is_extendable and self.num_steps_taken >= self.plan.num_steps - EXTENSION_STEPS
 
+    def after(self, step: int, time: float) -> "RunningBatch":
+        """The same batch when it has taken `step`, as told at `time`."""
+        return RunningBatch(self.batch_id, self.plan, self.started_at, step + 1, self.last_step, time)
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterStats:

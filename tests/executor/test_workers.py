@@ -7,7 +7,14 @@ import pytest
 from reporting_workers import WORKERS, executor_and_reports
 
 from loong.core.errors import ClusterError, InvalidEventError
-from loong.core.events import BatchFinished, Drained, Event, RequestAborted, TokensProduced
+from loong.core.events import (
+    BatchFinished,
+    Drained,
+    Event,
+    ProducedToken,
+    RequestAborted,
+    TokensProduced,
+)
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
@@ -47,6 +54,18 @@ async def steps_told(bursts: Iterable[int]) -> list[int]:
 
 def test_every_report_is_told_in_its_order_in_whatever_bursts_they_come() -> None:
     assert asyncio.run(steps_told((1, 100, 1, 1, 30))) == list(range(133))
+
+
+async def test_what_masters_tell_together_of_one_step_is_one_event() -> None:
+    tokens = {master: (ProducedToken(master, 5),) for master in "abcdef"}
+    told = ((7, 0, "a"), (7, 0, "b"), (7, 1, "c"), (8, 1, "d"), (7, 1, "e"), (7, 1, "f"))
+    with executor_and_reports() as (executor, _):
+        for batch_id, step, master in told:
+            executor.receive(encode(StepDone(batch_id, step, tokens[master])))
+        events = [event for event in await executor.next_events() if isinstance(event, TokensProduced)]
+    masters = [(e.batch_id, e.step, "".join(token.request_id for token in e.tokens)) for e in events]
+    assert masters == [(7, 0, "ab"), (7, 1, "c"), (8, 1, "d"), (7, 1, "ef")]
+    assert [event.time for event in events] == sorted(event.time for event in events)
 
 
 async def test_an_error_is_raised_after_the_events_before_it() -> None:
