@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from loong.workloads.plot_style import (
     PALE_INK,
@@ -113,7 +113,7 @@ def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
         say_nothing_to_show(axes, "no run came to its end")
 
 
-def _dashes(owner: str) -> str:
+def _dashes(owner: str) -> Literal["-", "--", ":"]:
     """Policies that share a color differ in them; all else is solid."""
     return POLICY_STYLES[owner].dashes if owner in POLICY_STYLES else "-"
 
