@@ -3,9 +3,11 @@
 Each batch is predicted from its plan and the KV before it, and compared with what the engine saw, from its
 commit until its whole group was done; the first tenth warms up. CPU instances share the cores of the host:
 where more were busy than there are cores, the prediction is multiplied by how many more, and the batch is
-counted apart. Errors are predicted over measured seconds, less 1. The last column is the median error of
-predictions corrected by the batches before (`Calibration`). Ceiling: a median error of 10 % of batches that
-had cores of their own, on a machine that does nothing else.
+counted apart. Errors are predicted over measured seconds, less 1. "Corrected" is the median error of
+predictions corrected by the batches before (`Calibration`). Then the workers are told the very same batches
+again, as long after each other: the floor is the median error that is left to whoever knows what each batch
+takes on average, as far as two times of it tell. Ceiling: a median error of 10 % of batches that had cores
+of their own, on a machine that does nothing else.
 """
 
 import asyncio
@@ -13,11 +15,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import log, sqrt
 from statistics import fmean, median
 
 import numpy as np
 from real_run import add_run_flags, chosen_load, chosen_workers, served
 from result import print_result, script_parser
+from same_batches import NotingExecutor, repeated
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
@@ -26,6 +30,7 @@ from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import Request, RequestId, SamplingParams
+from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
@@ -38,6 +43,7 @@ from loong.workloads.report import table
 from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
 
 CEILING = 0.10
+MOST_INSTANCES = 4  # unless more are asked for
 QUICKEST = 1.05  # busy processes over cores, up to which a batch had a core for each of its own
 
 
@@ -45,11 +51,13 @@ QUICKEST = 1.05  # busy processes over cores, up to which a batch had a core for
 class Ran:
     """A batch, the KV before it, and when it ran."""
 
+    batch_id: int
     plan: BatchPlan
     placements: Mapping[RequestId, Placement]
     started_at: float
     ended_at: float
     num_steps: int
+    have_rested: bool
 
 
 class Watch:
@@ -63,7 +71,8 @@ class Watch:
         self.planning: list[float] = []
         self._policy, self._executor = policy, executor
         self._planned_at = 0.0
-        self._running: dict[int, tuple[RunBatch, float]] = {}
+        self._running: dict[int, tuple[RunBatch, float, bool]] = {}
+        self._rests = Rests()
 
     def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         """What the policy plans."""
@@ -76,9 +85,20 @@ class Watch:
     def took_in(self, event: Event, /) -> None:
         """A batch may have finished."""
         if isinstance(event, BatchFinished):
-            batch, started_at = self._running.pop(event.batch_id)
+            batch, started_at, have_rested = self._running.pop(event.batch_id)
+            self._rests.work(batch.plan.group.instance_ids, event.time)
             placements = {given.request_id: given.placement for given in batch.inputs}
-            self.ran.append(Ran(batch.plan, placements, started_at, event.time, event.num_steps))
+            self.ran.append(
+                Ran(
+                    event.batch_id,
+                    batch.plan,
+                    placements,
+                    started_at,
+                    event.time,
+                    event.num_steps,
+                    have_rested,
+                )
+            )
 
     def planned(
         self,
@@ -91,13 +111,24 @@ class Watch:
         """Batches may start."""
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
-                self._running[instruction.batch_id] = (instruction, self._planned_at)
+                have_rested = self._rests.have_rested(instruction.plan.group.instance_ids, self._planned_at)
+                self._running[instruction.batch_id] = (instruction, self._planned_at, have_rested)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What was seen of a load, and how many times as long each batch took when it ran again."""
+
+    watch: Watch
+    ratios: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A batch's kind, its seconds, busy processes over cores meanwhile, and how much longer than that was
     predicted, relative, without and with the correction learned before.
+
+    `noise` is how far off its time is from what it takes on average, relative, as far as two times tell.
     """
 
     kind: str
@@ -105,13 +136,15 @@ class Compared:
     crowding: float
     error: float
     corrected_error: float
+    noise: float
 
 
-def compare(ran: Sequence[Ran], model: CostModel, tp_size: int, num_cores: int) -> list[Compared]:
-    """Predict every batch, in the order in which they ended."""
+def compare(served: Served, model: CostModel, tp_size: int, num_cores: int) -> list[Compared]:
+    """Predict every batch but the first tenth, in the order in which they ended."""
+    ran = served.watch.ran[len(served.watch.ran) // 10 :]
     compared, calibration = [], Calibration()
     for batch in ran:
-        sample = batch_sample(batch.plan, batch.placements, num_steps=batch.num_steps)
+        sample = batch_sample(batch.plan, batch.placements, batch.num_steps, have_rested=batch.have_rested)
         (work, _), *later = sample.steps
         seconds = batch.ended_at - batch.started_at
         busy = sum(overlap(batch, other) * other.plan.group.dop for other in ran) / seconds
@@ -119,7 +152,9 @@ def compare(ran: Sequence[Ran], model: CostModel, tp_size: int, num_cores: int) 
         predicted = sample.predicted(model) * max(1.0, crowding)
         corrected = calibration.of(work).seconds(predicted)
         kind = f"{'lease' if later else work.phase.value}, DoP {batch.plan.group.dop}"
-        compared.append(Compared(kind, seconds, crowding, predicted / seconds - 1, corrected / seconds - 1))
+        noise = abs(log(served.ratios[batch.batch_id])) / sqrt(2)
+        errors = predicted / seconds - 1, corrected / seconds - 1
+        compared.append(Compared(kind, seconds, crowding, *errors, noise))
         calibration = calibration.observe(kind_of(work), predicted, seconds)
     return compared
 
@@ -131,15 +166,16 @@ def overlap(a: Ran, b: Ran) -> float:
 
 async def serve(
     config: ClusterConfig, model: CostModel, policy_name: str, requests: Sequence[WorkloadRequest]
-) -> Watch:
-    """Serve all requests as they come, and return what was seen."""
+) -> Served:
+    """Serve all requests as they come, then run the same batches again."""
     sent = [request_of(number, request) for number, request in enumerate(requests)]
     async with local_workers(config) as executor:
-        watch = Watch(make_policy(policy_name, PolicyConfig()), executor)
-        scheduling = Scheduling(ClusterState(config.instances), watch.plan, model, executor, (watch,))
+        watch, noted = Watch(make_policy(policy_name, PolicyConfig()), executor), NotingExecutor(executor)
+        scheduling = Scheduling(ClusterState(config.instances), watch.plan, model, noted, (watch,))
         async for _ in served(scheduling, executor, sent):
             pass
-    return watch
+        again = await repeated(noted, executor)
+    return Served(watch, {i: again[i] / seconds for i, seconds in noted.ends.seconds.items()})
 
 
 def request_of(number: int, sent: WorkloadRequest) -> Request:
@@ -164,6 +200,7 @@ def summary(rows: Iterable[Compared]) -> dict[str, float]:
         "mean": fmean(sizes),
         "p95": float(np.quantile(sizes, 0.95)),
         "corrected": median(abs(batch.corrected_error) for batch in batches),
+        "floor": median(batch.noise for batch in batches),
     }
 
 
@@ -183,23 +220,24 @@ def summaries(compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = script_parser("cost_model", __doc__)
     add_run_flags(parser, request_rate=10.0, num_requests=150)
+    num_cores = len(os.sched_getaffinity(0))
+    parser.set_defaults(num_instances=min(MOST_INSTANCES, num_cores))
     args = parser.parse_args()
     cluster, model = chosen_workers(args)
     compared: list[Compared] = []
     planning: list[float] = []
     for rate, seed in product(args.request_rate, args.workload_seed):
-        watch = asyncio.run(serve(cluster, model, args.policy, chosen_load(args, rate, seed)))
-        ran = watch.ran[len(watch.ran) // 10 :]
-        compared += compare(ran, model, cluster.tp_size, len(os.sched_getaffinity(0)))
-        planning += watch.planning
+        seen = asyncio.run(serve(cluster, model, args.policy, chosen_load(args, rate, seed)))
+        compared += compare(seen, model, cluster.tp_size, num_cores)
+        planning += seen.watch.planning
     rows = summaries(compared)
-    header = ("batches", "number", "median ms", "bias", "median error", "mean", "P95", "corrected")
+    header = ("batches", "number", "median ms", "bias", "median error", "mean", "P95", "corrected", "floor")
     cells = [
         (
             name,
             str(row["num_batches"]),
             f"{1e3 * row['measured']:.2f}",
-            *(f"{row[key]:.1%}" for key in ("bias", "median", "mean", "p95", "corrected")),
+            *(f"{row[key]:.1%}" for key in ("bias", "median", "mean", "p95", "corrected", "floor")),
         )
         for name, row in rows.items()
     ]

@@ -114,7 +114,9 @@ class StageRuns:
         return batch_of(members, shares)
 
     def _predicted(self, batch: BatchPlan) -> float:
-        return batch_sample(batch, self._stage.placements()).predicted(self._cost_model)
+        have_rested = self._stage.have_rested(batch.group)
+        sample = batch_sample(batch, self._stage.placements(), have_rested=have_rested)
+        return sample.predicted(self._cost_model)
 
 
 @asynccontextmanager

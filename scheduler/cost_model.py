@@ -17,6 +17,7 @@ class Coefficients:
 
     batch: float = 0.0  # a batch, whatever is in it: told to its group, and told of
     told_request: float = 0.0  # each of its requests, likewise
+    rest: float = 0.0  # a batch before which instances of its group have rested
     step: float = 4e-3  # a step, whatever is in it
     member: float = 1e-3  # each instance of the group but one
     settle: float = 0.0  # each instance of the group but one, where a lease settles whether it goes on
@@ -61,6 +62,8 @@ class WorkCostModel:
         binding = seconds.step + seconds.member * num_others
         if work.is_first:
             binding += seconds.batch + seconds.told_request * work.num_requests
+            if work.have_rested:
+                binding += seconds.rest
         if work.is_lease:
             binding += seconds.settle * num_others
         if work.has_exchange:

@@ -33,7 +33,14 @@ NAMES = tuple(field.name for field in fields(Coefficients))
 # A search may end where `launch` hides under all that is computed, and is not told; the next begins
 # elsewhere.
 LEAST_STARTS = tuple(
-    {"batch": 1e-3, "told_request": 5e-5, "launch": launch, "mixed": 5e-3, "exchange_launch": 5e-3}
+    {
+        "batch": 1e-3,
+        "told_request": 5e-5,
+        "rest": 1e-3,
+        "launch": launch,
+        "mixed": 5e-3,
+        "exchange_launch": 5e-3,
+    }
     for launch in (5e-3, 10e-3)
 )
 

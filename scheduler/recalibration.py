@@ -4,15 +4,26 @@ What is learned follows from the events and the plans alone, so whoever replays 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.events import BatchFinished, Event, InstanceLost
 from loong.core.instructions import ExtendLease, Instruction, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
+from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 from loong.core.work import InstanceWork, StepWork, batch_work
 from loong.scheduler.calibration import CalibratedCostModel, Calibration, kind_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A batch, when it started, and whether instances of its group had rested before."""
+
+    batch: RunBatch
+    started_at: float
+    have_rested: bool
 
 
 class Recalibration:
@@ -21,7 +32,8 @@ class Recalibration:
     def __init__(self, base: CostModel, *, is_applied: bool = True) -> None:
         self.base, self.is_applied = base, is_applied
         self.calibration = Calibration()
-        self._running: dict[int, tuple[RunBatch, float]] = {}  # and when it started
+        self._running: dict[int, _Running] = {}
+        self._rests = Rests()
 
     @property
     def errors(self) -> Mapping[str, float]:
@@ -33,14 +45,14 @@ class Recalibration:
         match event:
             case BatchFinished():
                 if (running := self._running.pop(event.batch_id, None)) is not None:
-                    self._learn(*running, event)
+                    self._rests.work(running.batch.plan.group.instance_ids, event.time)
+                    self._learn(running, event)
             case InstanceLost():
-                kept = (
-                    (batch_id, (batch, started_at))
-                    for batch_id, (batch, started_at) in self._running.items()
-                    if event.instance_id not in batch.plan.group.instance_ids
-                )
-                self._running = dict(kept)
+                self._running = {
+                    batch_id: running
+                    for batch_id, running in self._running.items()
+                    if event.instance_id not in running.batch.plan.group.instance_ids
+                }
             case _:
                 pass
 
@@ -55,17 +67,21 @@ class Recalibration:
         """Keep what starts, or goes on."""
         for told in instructions:
             if isinstance(told, RunBatch):
-                self._running[told.batch_id] = told, snapshot.now
+                have_rested = self._rests.have_rested(told.plan.group.instance_ids, snapshot.now)
+                self._running[told.batch_id] = _Running(told, snapshot.now, have_rested)
             elif isinstance(told, ExtendLease):
-                batch, started_at = self._running[told.batch_id]
-                self._running[told.batch_id] = batch.lengthened(told.num_steps), started_at
+                running = self._running[told.batch_id]
+                self._running[told.batch_id] = replace(
+                    running, batch=running.batch.lengthened(told.num_steps)
+                )
 
-    def _learn(self, batch: RunBatch, started_at: float, finished: BatchFinished) -> None:
+    def _learn(self, running: _Running, finished: BatchFinished) -> None:
+        batch = running.batch
         placements = {given.request_id: given.placement for given in batch.inputs}
-        steps = batch_work(batch.plan, placements, finished.num_steps)
+        steps = batch_work(batch.plan, placements, finished.num_steps, have_rested=running.have_rested)
         predicted = sum(count * self.base.step_time(work) for work, count in steps)
         self.calibration = self.calibration.observe(
-            kind_of(steps[0][0]), predicted, finished.time - started_at
+            kind_of(steps[0][0]), predicted, finished.time - running.started_at
         )
 
 

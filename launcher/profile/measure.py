@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
@@ -14,13 +14,16 @@ from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
+from loong.core.rest import REST
 from loong.core.work import batch_work
 from loong.launcher.profile.stage import Stage
 from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 3  # enough for a median; more stories tell coefficients apart better than more of each
-PAUSE = 0.004  # seconds before each plan: a server rests between plans, too, and then wakes with cold caches
+PAUSE = 0.004  # seconds before a plan, as a server has some between plans
+REST_PAUSE = 2 * REST  # before the first plan of a story, and of some others: its instances have rested then
+SHARE_RESTED = 0.25  # of these others
 HELD_OUT = 0.2  # of all stories
 
 
@@ -49,8 +52,18 @@ class Case:
 class Profiler:
     """Measures on one stage, groups of up to `max_dop` instances."""
 
-    def __init__(self, stage: Stage, limits: Limits, prior: CostModel, max_dop: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        limits: Limits,
+        prior: CostModel,
+        max_dop: int,
+        *,
+        seed: int = 0,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._stage, self._limits, self._prior, self._max_dop = stage, limits, prior, max_dop
+        self._pause = pause
         self._random = Random(seed)  # noqa: S311 - reproducible, guards nothing
 
     async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
@@ -99,10 +112,13 @@ class Profiler:
         """A story once: its plans as samples of no time, and their seconds."""
         random = Random(case.seed)  # noqa: S311 - as above
         narrator = Narrator(self._stage, case.group, self._limits, self._prior, random)
-        samples, seconds = [], []
+        samples: list[Sample] = []
+        seconds: list[float] = []
+        pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the story
         for plan in case.tell(narrator):
-            samples.append(_sample(plan, self._stage.placements()))
-            await asyncio.sleep(PAUSE)
+            rests = not samples or pauses.random() < SHARE_RESTED
+            await self._pause(REST_PAUSE if rests else PAUSE)
+            samples.append(_sample(plan, self._stage))
             seconds.append(await self._stage.carry_out(plan))
         self._stage.end_all()
         return samples, seconds
@@ -113,17 +129,23 @@ def _measured(sample: Sample, repeats: Sequence[float]) -> Measured:
     return Measured(replace(sample, seconds=typical), spread=typical / min(repeats) - 1)
 
 
-def _sample(plan: IterationPlan, placements: Mapping[RequestId, Placement]) -> Sample:
-    """A plan of one batch or one migration, as a sample of no time."""
+def _sample(plan: IterationPlan, stage: Stage) -> Sample:
+    """A plan of one batch or one migration that begins now, as a sample of no time."""
     if plan.batches:
-        return batch_sample(plan.batches[0], placements)
+        (batch,) = plan.batches
+        return batch_sample(batch, stage.placements(), have_rested=stage.have_rested(batch.group))
     (migration,) = plan.migrations
     segment = migration.segment
     return MigrationSample(len(segment.positions), segment.instance_id, migration.destination_id, seconds=0.0)
 
 
 def batch_sample(
-    batch: BatchPlan, placements: Mapping[RequestId, Placement], seconds: float = 0.0, num_steps: int = 0
+    batch: BatchPlan,
+    placements: Mapping[RequestId, Placement],
+    num_steps: int = 0,
+    *,
+    have_rested: bool,
 ) -> BatchSample:
     """A batch as a sample, given the KV before it; a lease that took `num_steps` steps (0: all it may)."""
-    return BatchSample(batch_work(batch, placements, num_steps or batch.num_steps), seconds)
+    work = batch_work(batch, placements, num_steps or batch.num_steps, have_rested=have_rested)
+    return BatchSample(work, seconds=0.0)

@@ -1,7 +1,7 @@
 """What a step makes each instance do: counts, from which a cost model makes seconds."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from enum import Enum
 
 from loong.core.instance import ESPGroup
@@ -44,8 +44,8 @@ class Phase(Enum):
 class StepWork:
     """One step of a group: the work of each of its instances, and what binds them.
 
-    With its first step a batch is told to the group; after each step of a lease its members settle whether
-    they go on.
+    With its first step a batch is told to the group, of which some instances `have_rested` before; after each
+    step of a lease its members settle whether they go on.
     """
 
     group: ESPGroup
@@ -54,6 +54,7 @@ class StepWork:
     has_exchange: bool
     is_first: bool = True
     is_lease: bool = False
+    have_rested: bool = False
 
     @property
     def phase(self) -> Phase:
@@ -142,13 +143,17 @@ def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], is_fi
 
 
 def batch_work(
-    batch: BatchPlan, placements: Mapping[RequestId, Placement], num_steps: int
+    batch: BatchPlan,
+    placements: Mapping[RequestId, Placement],
+    num_steps: int,
+    *,
+    have_rested: bool = False,
 ) -> tuple[tuple[StepWork, int], ...]:
     """The work of `num_steps` steps of a batch, with how many are like each, given the KV before the first.
 
     A lease is its first step, and as many times as there are others the one in their middle.
     """
-    first = step_work(batch, placements)
+    first = replace(step_work(batch, placements), have_rested=have_rested)
     if num_steps == 1:
         return ((first, 1),)
     grown = {

@@ -17,10 +17,12 @@ class LeaseWork:
     `step` is the work of the present step, and changes in place.
     """
 
-    def __init__(self, plan: BatchPlan, placements: Mapping[RequestId, Placement]) -> None:
+    def __init__(
+        self, plan: BatchPlan, placements: Mapping[RequestId, Placement], *, have_rested: bool = False
+    ) -> None:
         self._plan, self._placements = plan, placements
         self._num_steps_taken = 0
-        self.step: StepWork = step_work(plan, placements)
+        self.step: StepWork = replace(step_work(plan, placements), have_rested=have_rested)
 
     def take_step(self) -> None:
         """Go on to the next step."""

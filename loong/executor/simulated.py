@@ -22,6 +22,7 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
+from loong.core.rest import Rests
 from loong.executor.lease_work import LeaseWork
 from loong.executor.processors import Processors
 
@@ -92,6 +93,7 @@ class SimulatedExecutor:
         self._cost_model, self._plan_time = cost_model, plan_time
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
+        self._rests = Rests()
         self._running: dict[int, _Running] = {}
         self._migrations: dict[int, KVMigration] = {}
         self._due: list[tuple[float, int, Event | _Instructions]] = []
@@ -105,6 +107,11 @@ class SimulatedExecutor:
     def now(self) -> float:
         """Virtual seconds: when the last event told has happened."""
         return self._now
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass in which nothing is due."""
+        assert self._now + seconds <= min(self._processors.next_end, self._next_due)
+        self._now += seconds
 
     async def next_events(self) -> Sequence[Event]:
         """All that happens at the next moment at which something does, at once."""
@@ -180,7 +187,9 @@ class SimulatedExecutor:
 
     def _start_batch(self, told: RunBatch) -> None:
         plan, inputs = told.plan, told.inputs
-        work = LeaseWork(plan, {given.request_id: given.placement for given in inputs})
+        have_rested = self._rests.have_rested(plan.group.instance_ids, self._now)
+        placements = {given.request_id: given.placement for given in inputs}
+        work = LeaseWork(plan, placements, have_rested=have_rested)
         sampled = [
             (given.request_id, given.num_output_tokens, given.sampling_params.max_tokens)
             for given in inputs
@@ -204,6 +213,7 @@ class SimulatedExecutor:
         if running.sampled and running.num_steps_taken < running.last_step:
             self._start_step(batch_id, running)
         else:
+            self._rests.work(running.plan.group.instance_ids, self._now)
             self._schedule(self._now, BatchFinished(self._now, batch_id, running.num_steps_taken))
         return event
 

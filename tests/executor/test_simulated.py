@@ -1,6 +1,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -252,3 +253,13 @@ def test_an_arrival_before_the_one_ahead_of_it_is_refused_with_both_times() -> N
     stage = Stage([timed_request(0, 3, 2, 2.0), timed_request(1, 3, 2, 0.5)])
     with pytest.raises(InvalidEventError, match=r"r001 arrives at 0\.5 s, .* 2 s"):
         stage.rest()
+
+
+def test_the_first_batch_after_a_rest_takes_longer() -> None:
+    seldom = [timed_request(number, 10, 3, time) for number, time in enumerate((1.0, 3.0))]
+    dear = WorkCostModel(replace(MODEL.coefficients, rest=0.5))
+    quick, slow = (simulate("tp", [1000], seldom, cost_model=model) for model in (MODEL, dear))
+    for request in seldom:
+        assert slow.ttft(request) == pytest.approx(quick.ttft(request) + 0.5)
+        first, *_, last = slow.token_times[request.request_id]
+        assert last - first < 0.1, "the batches that follow at once do not rest"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 from simulation import instances_with, timed_request
@@ -135,3 +135,11 @@ def test_a_batch_that_lost_an_instance_teaches_nothing() -> None:
         if not isinstance(told, tuple):
             recalibration.took_in(told)
     assert recalibration.calibration == Calibration()
+
+
+def test_what_a_rest_costs_is_part_of_what_is_predicted() -> None:
+    dear = replace(BASE.coefficients, rest=0.5)
+    recalibration = Recalibration(replace(BASE, coefficients=dear))
+    seldom = [timed_request(number, 20, 10, float(number + 1)) for number in range(20)]
+    run(WorkCostModel(dear), [recalibration], seldom)
+    assert recalibration.errors["prefill"] == pytest.approx(0.0, abs=1e-6)

@@ -23,8 +23,15 @@ def told_stories(
     num_instances: int = NUM_INSTANCES,
 ) -> list[Measured]:
     """One story of each kind and DoP on a simulated cluster."""
-    stage = Stage(instances_with([kv_capacity] * num_instances), SimulatedExecutor(clock, []))
-    profiler = Profiler(stage, Limits(), prior or WorkCostModel(), max_dop=num_instances, seed=seed)
+    executor = SimulatedExecutor(clock, [])
+    stage = Stage(instances_with([kv_capacity] * num_instances), executor)
+
+    async def pause(seconds: float) -> None:
+        executor.pause(seconds)
+
+    profiler = Profiler(
+        stage, Limits(), prior or WorkCostModel(), max_dop=num_instances, seed=seed, pause=pause
+    )
     return asyncio.run(profiler.measure(duration=0, on_progress=lambda seconds: None))
 
 
