@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.launcher import serve
+from loong.launcher.config_file import apply_config_file
 from loong.launcher.embedded import ServerConfig
 from loong.scheduler.policy import POLICIES, admissible_tokens
 
@@ -21,11 +21,13 @@ def servers_by_policy(policies: Sequence[str], server: ServerConfig) -> dict[str
         raise ConfigError("--policy needs one name or several with commas, such as esp,static-sp")
     if len(set(policies)) < len(policies):
         raise ConfigError(f"--policy {','.join(policies)} names a policy twice")
+    if unknown := [policy for policy in policies if policy not in POLICIES]:
+        raise ConfigError(f"--policy {unknown[0]!r} is unknown; choose from {', '.join(POLICIES)}")
     return {policy: _server_of(policy, server) for policy in policies}
 
 
 def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
-    if policy in POLICIES and POLICIES[policy].max_instances == 1 < server.num_instances:
+    if POLICIES[policy].max_instances == 1 < server.num_instances:
         server = _as_one_instance(policy, server)
     instances = (
         ElasticInstance(i, server.tensor_parallel_size, InstanceKind.FULL, kv_capacity=1)
@@ -37,16 +39,15 @@ def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
 
 def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
     """Return a server of the same processes, and as much KV, in one instance."""
-    from loong.launcher.memory import (
-        fit_kv_capacity,
-    )  # these import torch, which other policies can do without
+    from loong.launcher.memory import fit_kv_capacity  # these import torch, which others do without
     from loong.model.shapes import find_config
     from loong.model.tensor_parallel import Shard
     from loong.model.tiny import CONFIG
 
-    args = _serve_arguments(policy, server)
-    dtype = None if args.dtype == "auto" else args.dtype
-    model = CONFIG if args.model is None else find_config(args.model, args.load_format, dtype)
+    arguments = _serve_arguments(policy, server)
+    dtype = None if arguments.dtype == "auto" else arguments.dtype
+    is_tiny = arguments.model is None
+    model = CONFIG if is_tiny else find_config(arguments.model, arguments.load_format, dtype)
     size = server.num_instances * server.tensor_parallel_size
     try:
         Shard(model, size=size)
@@ -55,13 +56,19 @@ def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
             f"policy {policy} runs 1 instance, which would take all {size} processes; {error}"
         ) from error
     one = replace(server, num_instances=1, tensor_parallel_size=size)
-    if args.kv_cache_tokens is None and args.device != "cpu":
+    if arguments.kv_cache_tokens is None and arguments.device != "cpu":
         return one  # it fills the memory of all its devices, as the others do
-    num_tokens = server.num_instances * fit_kv_capacity(model, server.num_instances, args.kv_cache_tokens)
+    num_tokens = server.num_instances * fit_kv_capacity(
+        model, server.num_instances, arguments.kv_cache_tokens
+    )
     return replace(one, extra_arguments=(*server.extra_arguments, "--kv-cache-tokens", str(num_tokens)))
 
 
 def _serve_arguments(policy: str, server: ServerConfig) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="loong")
-    serve.add_parser(parser.add_subparsers())
-    return parser.parse_args(server.arguments(policy))
+    """What `loong serve` would take; what it would not take ends this command with a line that says so."""
+    from loong.launcher.cli import build_parser  # which imports this
+
+    parser, commands = build_parser(["serve"])
+    words = server.arguments(policy)
+    apply_config_file(commands["serve"], words)
+    return parser.parse_args(words)

@@ -19,7 +19,7 @@ class PrefillFit:
         """Return the formula with its units, for a report."""
         return (
             f"{self.constant * 1e3:.3g} ms + {self.linear * 1e6:.3g} us x n + "
-            f"{self.quadratic * 1e12:.3g} ps x n^2"
+            f"{self.quadratic * 1e9:.3g} ns x n^2"
         )
 
     def __call__(self, num_prompt_tokens: int) -> float:

@@ -1,6 +1,8 @@
 """What a server tells about itself: its model, its counters, its history."""
 
+import os
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import aiohttp
 import msgspec
@@ -11,6 +13,7 @@ from loong.workloads.errors import ServerUnusableError
 from loong.workloads.timeline import parse_trace
 
 SCRAPE_SECONDS = 60.0
+_OK = HTTPStatus.OK
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -37,9 +40,11 @@ class Scraper:
         Raises:
             ServerUnusableError: the server does not answer as the OpenAI API does, or lacks that model.
         """
-        page = await self._get("/v1/models")
-        if page is None:
-            raise ServerUnusableError(f"{self.base_url}/v1/models is not there; is this an OpenAI-style API?")
+        status, page = await self._get("/v1/models")
+        if status != _OK:
+            is_refused = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+            hint = "set OPENAI_API_KEY to a key of it" if is_refused else "is this an OpenAI-style API?"
+            raise ServerUnusableError(f"{self.base_url}/v1/models answers with HTTP {status}; {hint}")
         try:
             models = msgspec.json.decode(page, type=_WireModels).data
         except msgspec.MsgspecError as error:
@@ -54,8 +59,8 @@ class Scraper:
 
     async def counters(self) -> ServerCounters:
         """Return the totals so far; all unknown if the server has no readable `/metrics`."""
-        page = await self._get("/metrics")
-        if page is None:
+        status, page = await self._get("/metrics")
+        if status != _OK:
             return ServerCounters()
         try:
             return parse_counters(page.decode(errors="replace"))
@@ -64,16 +69,16 @@ class Scraper:
 
     async def history(self) -> ClusterHistory | None:
         """Return what ran so far; None if the server has no readable `/trace`."""
-        page = await self._get("/trace")
-        if page is None:
+        status, page = await self._get("/trace")
+        if status != _OK:
             return None
         try:
             return parse_trace(page)
         except msgspec.MsgspecError:
             return None
 
-    async def _get(self, path: str) -> bytes | None:
-        """Return the page, None unless the status is 200."""
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """Return the status, and the page."""
         url = f"{self.base_url}{path}"
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         timeout = aiohttp.ClientTimeout(total=SCRAPE_SECONDS)
@@ -82,8 +87,16 @@ class Scraper:
                 aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
                 session.get(url) as response,
             ):
-                return await response.read() if response.status == 200 else None
+                return response.status, await response.read()
         except TimeoutError as error:
             raise ServerUnusableError(f"{url} did not answer within {SCRAPE_SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ServerUnusableError(f"no server answers at {self.base_url}: {error}") from error
+            raise ServerUnusableError(f"no server answers at {self.base_url}: {_reason(error)}") from error
+
+
+def _reason(error: aiohttp.ClientError | OSError) -> str:
+    """In the system's words, where it is the system's error."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if not isinstance(cause, OSError) or cause.errno is None:
+        return str(error)
+    return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)  # below 0: of names

@@ -37,7 +37,8 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
         except (OSError, OverflowError) as error:
             is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            reason = "the port is in use" if is_taken else error
+            words = error.strerror if isinstance(error, OSError) else None
+            reason = "the port is in use" if is_taken else words or error
             raise ConfigError(f"cannot listen on --host {host} --port {port}: {reason}") from error
         yield listener
 

@@ -24,8 +24,12 @@ TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 def otlp_exporter(endpoint: str) -> "SpanExporter":
     """Sends spans to a collector's address, such as http://localhost:4318/v1/traces.
 
-    Raises `ConfigError` if what it takes is not installed.
+    Raises `ConfigError` if that is no URL, or what it takes is not installed.
     """
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--otlp-traces-endpoint {endpoint!r} is no URL such as http://localhost:4318/v1/traces"
+        )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:

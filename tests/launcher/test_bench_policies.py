@@ -1,5 +1,7 @@
 """Which server each policy is measured on."""
 
+from pathlib import Path
+
 import pytest
 
 from loong.core.errors import ConfigError
@@ -49,7 +51,7 @@ def test_processes_that_the_kv_heads_cannot_be_split_over_are_refused(shape: tup
 
 
 def test_an_unknown_policy_is_named_beside_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"esp.*tp.*'swift'"):
+    with pytest.raises(ConfigError, match="--policy 'swift' is unknown; choose from esp.*tp"):
         servers_by_policy(["esp", "swift"], server(2))
 
 
@@ -65,3 +67,13 @@ def test_what_serve_would_not_take_is_refused_before_anything_runs(
     with pytest.raises(SystemExit):
         servers_by_policy(["tp"], server(2, 1, "--kv-cache-tokens", "many"))
     assert "--kv-cache-tokens: 'many'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        servers_by_policy(["tp"], server(2, 1, "--kv-cash-tokens", "1k"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("loong serve: error: there is no flag --kv-cash-tokens; did you mean")
+
+
+def test_what_a_servers_file_says_counts_too(tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text("kv-cache-tokens: 1k\n")
+    asked = server(2, 1, "--config", str(tmp_path / "serve.yaml"))
+    assert servers_by_policy(["tp"], asked)["tp"].extra_arguments[-2:] == ("--kv-cache-tokens", "2000")

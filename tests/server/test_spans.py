@@ -89,6 +89,13 @@ async def test_a_parent_that_is_no_text_is_passed_over(serving: Serving) -> None
     assert answer.status_code == 200
 
 
+def test_a_collector_without_a_scheme_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="--otlp-traces-endpoint 'localhost:4318' is no URL such as http://"
+    ):
+        otlp_exporter("localhost:4318")
+
+
 def test_what_is_not_installed_is_refused_with_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint .* pip install opentelemetry-sdk"):
