@@ -42,7 +42,7 @@ def latency_cdf_figure(runs: RuleRuns) -> "Figure":
     return figure
 
 
-def ttft_by_length_figure(runs: RuleRuns, length_scale: float) -> "Figure":
+def ttft_by_length_figure(runs: RuleRuns) -> "Figure":
     """Median and P99 of TTFT in each range of prompt lengths that was sent; of repetitions the median."""
     figure = new_figure(PANEL_INCHES)
     panel = figure.subplots()
@@ -69,16 +69,10 @@ def ttft_by_length_figure(runs: RuleRuns, length_scale: float) -> "Figure":
     if not buckets:
         say_nothing_to_show(panel, "nothing was sent")
     panel.set_ylabel("TTFT, logarithmic (ms, s)\nmark: median; end of the line: P99")
-    scaled = "" if length_scale == 1 else f", before scaling by {_ratio(length_scale)}"
-    panel.set_xlabel(f"prompt length (tokens{scaled})")
+    panel.set_xlabel(f"prompt length (tokens{runs.before_scaling})")
     panel.set_title(f"TTFT by length of prompt, {at_rate(runs.shown_rate)}")
     name_policies(figure, runs.policies)
     return figure
-
-
-def _ratio(scale: float) -> str:
-    """1/64 for what is that, and for others their digits."""
-    return f"1/{1 / scale:.0f}" if abs(1 / scale - round(1 / scale)) < 1e-9 else f"{scale:.4g}"
 
 
 def _draw_cdf(

@@ -86,15 +86,28 @@ class RunDocument(msgspec.Struct, frozen=True):
     goodput: tuple[GoodputRow, ...] | None = None
     prefill_probe: msgspec.Raw = msgspec.Raw(b"null")
 
+    @property
+    def length_scale(self) -> float:
+        """By what the lengths of prompts and outputs were multiplied."""
+        raw = self.configuration.get("length_scale")
+        scale = 1.0 if raw is None else msgspec.json.decode(raw)
+        return float(scale) if isinstance(scale, float | int) else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class RuleRuns:
-    """The runs under one SLO rule."""
+    """The runs under one SLO rule, of lengths that were multiplied by `length_scale`."""
 
     rule: SLOText
     goal: float
     runs: tuple[RunRow, ...]
     goodput: tuple[GoodputRow, ...]
+    length_scale: float = 1.0
+
+    @property
+    def before_scaling(self) -> str:
+        """What to say behind a length that is not the one sent; nothing if all are."""
+        return "" if self.length_scale == 1 else f" before scaling by {_ratio(self.length_scale)}"
 
     @property
     def policies(self) -> list[str]:
@@ -172,6 +185,7 @@ def by_rule(document: RunDocument) -> list[RuleRuns]:
             document.attainment_goal,
             tuple(run for run in document.runs if run.slo == rule.description),
             tuple(found for found in document.goodput or () if found.slo == rule.description),
+            document.length_scale,
         )
         for rule in document.slos
     ]
@@ -269,3 +283,8 @@ def _merged_rules(rules: Sequence[SLOText]) -> Iterator[SLOText]:
     for description, same in by_description.items():
         planned_for = dict.fromkeys(rule.planned_for for rule in same if rule.planned_for is not None)
         yield SLOText(same[0].name, description, " and ".join(planned_for) or None)
+
+
+def _ratio(scale: float) -> str:
+    """1/64 for what is that, and for others their digits."""
+    return f"1/{1 / scale:.0f}" if abs(1 / scale - round(1 / scale)) < 1e-9 else f"{scale:.4g}"

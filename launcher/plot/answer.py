@@ -209,7 +209,7 @@ def _difference(
         return None
     best = min(there, key=lambda policy: there[policy])
     return Difference(
-        _told(TIMES[key], bucket), milliseconds(own), milliseconds(there[best]), best, own / there[best]
+        _told(runs, TIMES[key], bucket), milliseconds(own), milliseconds(there[best]), best, own / there[best]
     )
 
 
@@ -226,12 +226,12 @@ def _shortfall(
     if there[best] <= own * (1 + NOTABLE):
         return None
     write = share if key == "slo_attainment" else "{:,.4g}".format
-    what = _told(HIGH_IS_GOOD[key], bucket)
+    what = _told(runs, HIGH_IS_GOOD[key], bucket)
     return Difference(what, write(own), write(there[best]), best, there[best] / own if own else inf)
 
 
-def _told(what: str, bucket: str | None) -> str:
-    return what if bucket is None else f"{what} of prompts of {bucket} tokens"
+def _told(runs: RuleRuns, what: str, bucket: str | None) -> str:
+    return what if bucket is None else f"{what} of prompts of {bucket} tokens{runs.before_scaling}"
 
 
 def _start(words: str) -> str:

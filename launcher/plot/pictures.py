@@ -47,7 +47,6 @@ class Picture:
 def pictures_of_runs(
     runs: RuleRuns,
     histories: Mapping[str, ClusterHistory],
-    length_scale: float,
     window: Window | None,
     suffix: str,
 ) -> list[Picture]:
@@ -55,7 +54,7 @@ def pictures_of_runs(
     pictures = [
         *(_pictures_of_sweep(runs, suffix) if len(runs.rates) > 1 else ()),
         *timeline_pictures(histories, window, suffix),
-        *_pictures_of_rate(runs, length_scale, suffix),
+        *_pictures_of_rate(runs, suffix),
     ]
     return sorted(pictures, key=lambda picture: not picture.is_telling)
 
@@ -106,13 +105,13 @@ def _pictures_of_sweep(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
     )
 
 
-def _pictures_of_rate(runs: RuleRuns, length_scale: float, suffix: str) -> Iterator[Picture]:
+def _pictures_of_rate(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
     shown = [run for run in runs.runs if run.request_rate == runs.shown_rate and not run.is_cut_off]
     if any(run.by_prompt_length for run in shown):
         yield Picture(
             f"ttft-by-length{suffix}",
             "Time to the first token by length of prompt: who waits for whom",
-            lambda: ttft_by_length_figure(runs, length_scale),
+            lambda: ttft_by_length_figure(runs),
         )
     if any(run.slo_ratios for run in shown):
         yield Picture(

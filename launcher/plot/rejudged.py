@@ -44,13 +44,6 @@ def rejudged(documents: Sequence[RunDocument], rules: Sequence[SLORule]) -> list
     return found
 
 
-def length_scale_of(document: RunDocument) -> float:
-    """By what lengths were multiplied."""
-    raw = document.configuration.get("length_scale")
-    scale = 1.0 if raw is None else msgspec.json.decode(raw)
-    return float(scale) if isinstance(scale, float | int) else 1.0
-
-
 def _probed(document: RunDocument) -> PrefillFit | None:
     probe = msgspec.json.decode(document.prefill_probe)
     return None if probe is None else msgspec.convert(probe["fit"], PrefillFit)
@@ -61,7 +54,7 @@ def _under(document: RunDocument, rule: SLORule, limits_of: LimitsOf) -> RunDocu
     first, description = document.slos[0], rule.describe()
     if description in (text.description for text in document.slos):
         return document
-    scale = length_scale_of(document)
+    scale = document.length_scale
     runs = tuple(
         _judged(run, description, limits_of, document.attainment_goal, scale)
         for run in document.runs

@@ -14,7 +14,6 @@ from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.inline_svg import inline_svg
 from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
 from loong.launcher.plot.policy_words import words_of
-from loong.launcher.plot.rejudged import length_scale_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.server.trace import chrome_trace
@@ -69,7 +68,7 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     for number, runs in enumerate(rules, 1):
         assert document is not None
         suffix = f"-{number}" if number > 1 else ""
-        pictures = pictures_of_runs(runs, _histories(files, runs), length_scale_of(document), window, suffix)
+        pictures = pictures_of_runs(runs, _histories(files, runs), window, suffix)
         figures = _drawn(pictures, folder, number)
         written += [path for picture in pictures for path in picture.paths(folder)]
         sections.append(_section(runs, figures, sum(picture.is_telling for picture in pictures)))

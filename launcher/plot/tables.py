@@ -87,7 +87,7 @@ def _bucket_table(runs: RuleRuns, policy: str) -> Table:
         )
         for bucket in buckets_of(runs)
     ]
-    caption = f"{policy}, by length of prompt before scaling, {at_rate(runs.shown_rate)}"
+    caption = f"{policy}, by length of prompt{runs.before_scaling}, {at_rate(runs.shown_rate)}"
     return Table(caption, ("prompt tokens", "sent", "met the SLO", *BUCKET_COLUMNS.values()), rows)
 
 

@@ -24,16 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def by_length(runs: RuleRuns) -> "Figure":
-    return ttft_by_length_figure(runs, 1 / 64)
-
-
 FIGURES = {
     attainment_by_rate_figure: ("requests per second", "SLO attainment (% of all sent)", "goal: 50 %"),
     attainment_by_scale_figure: ("scale of every bound", "SLO attainment (% of all sent)", "goal: 50 %"),
     latency_by_rate_figure: ("median TTFT, logarithmic (ms, s)", "P99 TPOT", "requests per second"),
     latency_cdf_figure: ("TTFT, logarithmic (ms, s)", "TPOT", "(% of all sent)", "at 4 req/s"),
-    by_length: ("&lt; 4k", "4 sent", "tokens, before scaling by 1/64", "TTFT, logarithmic (ms, s)", "P99"),
+    ttft_by_length_figure: (
+        *("&lt; 4k", "4 sent"),
+        *("tokens before scaling by 1/64", "TTFT, logarithmic (ms, s)", "P99"),
+    ),
 }
 
 

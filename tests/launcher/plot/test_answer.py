@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 from run_documents import RULE, run_row, sweep, write_run
@@ -61,9 +62,11 @@ def test_losses_of_a_range_of_lengths_are_told(tmp_path: Path) -> None:
     rows = [run_row("esp", by_prompt_length=buckets), run_row("tp", 2.0, by_prompt_length=better)]
     (runs,) = by_rule(write_run(tmp_path, rows))
     assert [str(loss) for loss in answer(runs).losses] == [
-        "P99 TTFT of prompts of > 128k tokens: 9 s against 3 s of tp",
-        "SLO attainment of prompts of > 128k tokens: 50 % against 100 % of tp",
+        "P99 TTFT of prompts of > 128k tokens before scaling by 1/64: 9 s against 3 s of tp",
+        "SLO attainment of prompts of > 128k tokens before scaling by 1/64: 50 % against 100 % of tp",
     ]
+    losses = answer(replace(runs, length_scale=1.0)).losses
+    assert losses[0].what == "P99 TTFT of prompts of > 128k tokens"
 
 
 def test_fewer_requests_a_second_are_a_loss_though_more_met_the_slo(tmp_path: Path) -> None:
