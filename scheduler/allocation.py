@@ -78,13 +78,17 @@ class Allocation:
         return (*self.survey.resting, *(Unit((i,)) for i in idle[:num_wanted]))
 
     def _own_groups(self, order: Iterable[Prefill], units: Iterable[Unit]) -> list[Group]:
-        by_id = {p.view.request_id: p for p in order}
+        begun_by_id = {p.view.request_id: p for p in order if p.is_begun}
+        free_of = self.survey.free.__getitem__
         groups = []
         for unit in units:
-            begun = [by_id[view.request_id] for view in unit.prefills if view.request_id in by_id]
-            begun.sort(key=attrgetter("rank"))
-            spare = sum(self.survey.free[i] for i in unit.instance_ids) - sum(p.num_tokens for p in begun)
-            spare -= sum(min(self.config.lease_steps, view.num_remaining_tokens) for view in unit.decodes)
+            begun, spare = list[Prefill](), sum(map(free_of, unit.instance_ids))
+            if unit.prefills:
+                ids = (view.request_id for view in unit.prefills)
+                begun = sorted((begun_by_id[i] for i in ids if i in begun_by_id), key=attrgetter("rank"))
+                spare -= sum(p.num_tokens for p in begun)
+            if unit.decodes:
+                spare -= sum(min(self.config.lease_steps, v.num_remaining_tokens) for v in unit.decodes)
             groups.append(Group([unit], begun, spare))
         return groups
 

@@ -202,7 +202,7 @@ def by_deadline(prefills: Iterable[Prefill], now: float, speed: float) -> list[P
 
     `speed` is the seconds of work that the cluster does in a second.
     """
-    by_deadline = sorted(prefills, key=lambda p: (p.deadline, p.view.request_id))
+    by_deadline = sorted(prefills, key=attrgetter("deadline", "view.request_id"))
     dearest: list[tuple[float, int]] = []  # a heap of (-cost, index)
     put_off: set[int] = set()
     end = now

@@ -184,16 +184,15 @@ class ElasticPlanner:
     def _end_leases(self, units: Iterable[Unit], wish: str) -> None:
         for unit, batch in ((u, b) for u in units for b in u.batches):
             least = self._least_lease(unit) / (batch.plan.predicted_time or 1.0)
-            end = LeaseEnd(batch.batch_id, max(batch.num_steps_taken + 1, ceil(least)))
-            if end.step < batch.last_step and end not in self.lease_ends:
+            step = max(batch.num_steps_taken + 1, ceil(least))
+            if step < batch.last_step and (end := LeaseEnd(batch.batch_id, step)) not in self.lease_ends:
                 self.lease_ends.append(end)
                 self.decisions.append(reason_to_end_lease(batch, wish))
 
     def _decode_meanwhile(self, group: Group) -> None:
-        scaling = self._scaling()
         for unit in group.units:
             if unit.is_ready:
-                batch = scaling.lease(unit.instance_ids, unit.decodes, group.available_in)
+                batch = self._scaling().lease(unit.instance_ids, unit.decodes, group.available_in)
                 if batch is not None:
                     self.batches.append(batch)
 

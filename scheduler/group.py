@@ -15,8 +15,9 @@ class Group:
     """Units that are to run one batch, and the prompts they compute, most urgent first.
 
     `spare` is the slots that nobody was promised, `dop` the number of instances, `available_in` the seconds
-    until all are free, `num_decodes` the decoding requests on it, those in flight too, and `longest` the work
-    of its longest prompt. `work_to` is, for each of its prompts, the work of all up to it that are not late.
+    until all are free, `is_ready` whether they are, `num_decodes` the decoding requests on it, those in
+    flight too, and `longest` the work of its longest prompt. `work_to` is, for each of its prompts, the work
+    of all up to it that are not late.
     """
 
     units: list[Unit]
@@ -24,34 +25,38 @@ class Group:
     spare: int = 0
     dop: int = field(init=False)
     available_in: float = field(init=False)
+    is_ready: bool = field(init=False)
     num_decodes: int = field(init=False)
     longest: float = field(init=False)
     work_to: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dop = sum([len(unit.instance_ids) for unit in self.units])
-        self.available_in = max([unit.available_in for unit in self.units])
-        self.num_decodes = sum([unit.num_decodes for unit in self.units])
+        self.dop, self.available_in, self.is_ready, self.num_decodes = 0, 0.0, True, 0
+        for unit in self.units:
+            self.dop += len(unit.instance_ids)
+            self.available_in = max(self.available_in, unit.available_in)
+            self.is_ready = self.is_ready and unit.is_ready
+            self.num_decodes += unit.num_decodes
         self.longest, self.work_to = 0.0, []
         self._note_from(0)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether all its units are."""
-        return all(unit.is_ready for unit in self.units)
-
     def wait_of(self, prefill: Prefill) -> float:
         """Seconds until it begins a prompt: what it does now, and what is due before."""
-        num_before = bisect_left(self.prefills, prefill.rank, key=_rank)
-        before = self.work_to[num_before - 1] if num_before else 0.0
-        return self.available_in + before / self.dop
+        place = self._place_of(prefill)
+        return self.available_in + self.work_to[place - 1] / self.dop if place else self.available_in
 
     def add(self, prefill: Prefill, demand: int) -> None:
         """Take in a prompt that is promised so many slots."""
-        place = bisect_left(self.prefills, prefill.rank, key=_rank)
+        place = self._place_of(prefill)
         self.prefills.insert(place, prefill)
         self.spare -= demand
         self._note_from(place)
+
+    def _place_of(self, prefill: Prefill) -> int:
+        """Before how many others it does not come: mostly all, as the most urgent are placed first."""
+        if not self.prefills or self.prefills[-1].rank < prefill.rank:
+            return len(self.prefills)
+        return bisect_left(self.prefills, prefill.rank, key=_rank)
 
     def _note_from(self, place: int) -> None:
         del self.work_to[place:]

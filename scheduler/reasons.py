@@ -19,6 +19,7 @@ from loong.scheduler.group import Group
 from loong.scheduler.survey import Survey
 
 PUT_OFF = "it is put off, as not all prompts can be in time and most can without it"
+NO_PLACE = "too little KV is free on the instances that it could have now"
 
 BatchOf: TypeAlias = Mapping[RequestId, BatchPlan]
 """The batches of a plan by each of their requests."""
@@ -62,17 +63,25 @@ def _taken(prefills: Iterable[Prefill], batch_of: BatchOf, survey: Survey) -> se
     return {i for batch in batches for i in batch.group.instance_ids if i in survey.free}
 
 
-def reasons_to_wait(dispatched: Dispatched, groups: Iterable[Group], batch_of: BatchOf) -> Iterator[Decision]:
+def reasons_to_wait(dispatched: Dispatched, groups: Sequence[Group], batch_of: BatchOf) -> Iterator[Decision]:
     """For the prompts that the plan does not go on with: what each waits for."""
     waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
     for view, refusal in dispatched.refused:
         waiting[refusal.value].append(view.request_id)
-    group_of = {prefill.view.request_id: group for group in groups for prefill in group.prefills}
+    place_of = {prefill.view.request_id: i for i, group in enumerate(groups) for prefill in group.prefills}
+    reasons: dict[int, str] = {}  # of groups, by their places: many prompts may wait for one
     for prefill in dispatched.prefills:
         request_id = prefill.view.request_id
-        if request_id not in batch_of:
-            reason = _wait_of(prefill, group_of.get(request_id), batch_of)
-            waiting[reason].append(request_id)
+        if request_id in batch_of:
+            continue
+        if (place := place_of.get(request_id)) is None:
+            waiting[NO_PLACE].append(request_id)
+        elif prefill.is_late:
+            waiting[PUT_OFF].append(request_id)
+        else:
+            if place not in reasons:
+                reasons[place] = _wait_of(groups[place], batch_of)
+            waiting[reasons[place]].append(request_id)
     for reason, request_ids in waiting.items():
         yield Decision(DecisionKind.WAIT, tuple(request_ids), reason)
 
@@ -84,11 +93,8 @@ def reasons_to_put_off(prefills: Iterable[Prefill], batch_of: BatchOf) -> Iterat
         yield Decision(DecisionKind.DISPATCH, request_ids, f"{PUT_OFF}; it gets what they leave of each step")
 
 
-def _wait_of(prefill: Prefill, group: Group | None, batch_of: BatchOf) -> str:
-    if group is None:
-        return "too little KV is free on the instances that it could have now"
-    if prefill.is_late:
-        return PUT_OFF
+def _wait_of(group: Group, batch_of: BatchOf) -> str:
+    """What its prompts wait for that are not put off."""
     if not group.is_ready:
         first_id, *other_ids = sorted(i for unit in group.units for i in unit.instance_ids)
         if not other_ids:

@@ -29,13 +29,13 @@ class Soonest:
 
     def group_for(self, prefill: Prefill, demand: int) -> Group | None:
         """The group with room for `demand` slots that would finish a prompt first; None if none has room."""
-        calm, full = (self._first(queue, prefill, demand) for queue in (self._calm, self._full_ones))
-        keys = [
-            (key[0] + seconds, *key[1:])
-            for key, seconds in ((calm, prefill.work), (full, self._full))
-            if key is not None
-        ]
-        return self._groups[min(keys)[-1]] if keys else None
+        calm, full = self._first(self._calm, prefill, demand), self._first(self._full_ones, prefill, demand)
+        if calm is None or full is None:
+            first = calm or full
+        else:
+            is_calm = (calm[0] + prefill.work, *calm[1:]) < (full[0] + self._full, *full[1:])
+            first = calm if is_calm else full
+        return None if first is None else self._groups[first[-1]]
 
     def _first(self, queue: list[_Key], prefill: Prefill, demand: int) -> _Key | None:
         without_room = []
