@@ -8,7 +8,7 @@ goodput on sharegpt. In virtual time by default, or on servers.
         --kv-cache-tokens 16000 --workload 'uniform(100,12000,1000)' --num-requests 100 \\
         --request-rate 0.3,0.4,0.5,0.6,0.7,0.8                       # simulated; little memory: two minutes
     python benchmarks/scale_up.py --output-dir out --device cpu --num-instances 2 --length-scale 1/16 \\
-        --kv-cache-tokens 128 --num-requests 60 --request-rate 8,16                         # CPUs, a minute
+        --kv-cache-tokens 160 --num-requests 60 --request-rate 8,16                         # CPUs, a minute
     python benchmarks/scale_up.py --output-dir out --device cuda --num-instances 8 --request-rate 20:100:20
 """
 
