@@ -46,14 +46,19 @@ class Entry:
         return f"{_between(self.rate, self.most)} {letters[self.commit]}".rstrip()
 
 
-def _between(least: float, most: float, unit: str = "") -> str:
-    """Three digits, of both bounds if there are two."""
-    low, high = f"{least:.3g}{unit}", f"{most:.3g}{unit}"
+def _between(least: float, most: float, num_digits: int = 3, unit: str = "") -> str:
+    """A number, or both of its bounds."""
+    low, high = (f"{bound:.{num_digits}g}" for bound in (least, most))
     if low == high:
-        return low
+        return low + unit
     if most == inf:
-        return f">{low}"
-    return f"{least:.3g}-{high}" if least else f"<{high}"
+        return f">{low}{unit}"
+    return f"{low}-{high}{unit}" if least else f"<{high}{unit}"
+
+
+def _told_times(least: float, most: float) -> str:
+    """Two digits, as goodputs are found to 10 %, and three of bounds, which are to stay bounds."""
+    return _between(least, most, 2 if least == most else 3, "x")
 
 
 def entries(goodputs: Path, points: Path) -> dict[Cell, Entry]:
@@ -117,7 +122,7 @@ def _table(model: str, slo: str, found: Mapping[Cell, Entry], letters: Mapping[s
 def _times(entry: Entry | None, others: Sequence[Entry | None]) -> str:
     """How many times the best of others, so far as they are known."""
     least, most = _gain(entry, others)
-    return "-" if (least, most) == (0.0, inf) else _between(least, most, "x")
+    return "-" if (least, most) == (0.0, inf) else _told_times(least, most)
 
 
 def _gain(entry: Entry | None, others: Sequence[Entry | None]) -> tuple[float, float]:
@@ -144,7 +149,7 @@ def _least_gains(found: Mapping[Cell, Entry]) -> Iterator[str]:
         }
         known = {name: gain for name, gain in gains.items() if gain[0]}
         least = sorted(known, key=lambda name: known[name])[:NUM_LEAST]
-        told = ", ".join(f"{_between(*known[name], 'x')} in {name}" for name in least)
+        told = ", ".join(f"{_told_times(*known[name])} in {name}" for name in least)
         yield f"`esp` over {what} gains least (of {len(known)} rows): {told}."
 
 
