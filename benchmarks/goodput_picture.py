@@ -1,55 +1,53 @@
-"""The picture of docs/goodput.md: P90 goodput of every policy, from results/goodput.jsonl.
+"""The picture of docs/goodput.md: P90 goodput of every policy, as its tables have it.
 
-A panel a workload and SLO rule, of one model; of lines about the same, the last counts. No device is needed,
-and of packages numpy, msgspec and matplotlib.
+A panel a workload and SLO rule, of one model; workloads are left out of which a policy was not run. No
+device is needed, and of packages numpy, msgspec and matplotlib.
 """
 
 import argparse
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
+from goodput import RULES
+from goodput_cells import Cell
+from goodput_table import POLICIES, WORKLOADS, Entry, entries
 from result import FOLDER
 
 from loong.workloads.plot_goodput import GoodputBar, goodput_figure
 from loong.workloads.plot_style import POLICY_STYLES, house_style, write_figure
 
 GOAL = 0.9
-RULES = ("tight", "loongserve-12")
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
-def rates_of(file: Path, model: str) -> dict[tuple[str, str], dict[str, float]]:
-    """Requests a second by policy, for each workload and rule."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for line in file.read_text().splitlines():
-        row = json.loads(line)
-        if row["model"] == model:
-            by_policy = found.setdefault((row["workload"], row["slo"]), {})
-            by_policy[row["policy"]] = row["request_rate"]
-    return found
-
-
 def panels_of(
-    rates: dict[tuple[str, str], dict[str, float]], rules: Sequence[str]
+    found: Mapping[Cell, Entry], model: str, rules: Sequence[str]
 ) -> Iterator[tuple[str, list[GoodputBar]]]:
-    """A row of panels a workload of which every rule is known, a column a rule."""
-    for workload in dict.fromkeys(workload for workload, _ in rates):
-        if all((workload, rule) in rates for rule in rules):
+    """A row of panels a workload of which every policy is known under every rule, a column a rule."""
+    policies = [policy for policy in POLICY_STYLES if policy in POLICIES]
+    for workload in WORKLOADS:
+        if all(Cell(model, workload, rule, policy) in found for rule, policy in product(rules, policies)):
             for rule in rules:
-                known = rates[workload, rule]
-                bars = [GoodputBar(policy, known[policy]) for policy in POLICY_STYLES if policy in known]
-                yield f"{workload}, {rule}", bars
+                yield (
+                    f"{workload}, {rule}",
+                    [_bar(policy, found[Cell(model, workload, rule, policy)]) for policy in policies],
+                )
+
+
+def _bar(policy: str, entry: Entry) -> GoodputBar:
+    return GoodputBar(policy, entry.rate, is_at_least=not entry.is_found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, default=FOLDER / "goodput.jsonl")
+    parser.add_argument("--points", type=Path, default=FOLDER / "goodput_points.jsonl")
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--slo", nargs="+", default=RULES)
     parser.add_argument("--output", type=Path, default=IMAGES / "goodput.svg", help="a .png or .svg")
     args = parser.parse_args()
-    panels = list(panels_of(rates_of(args.file, args.model), args.slo))
+    panels = list(panels_of(entries(args.file, args.points), args.model, args.slo))
     if not panels:
         raise SystemExit(f"{args.file} has no workload of {args.model} with all of {', '.join(args.slo)}")
     with house_style():
