@@ -75,7 +75,8 @@ class ChatServer:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ChatError(f"{self.base_url} does not answer: {reason}") from None
         if response.status != http.HTTPStatus.OK:
-            raise ChatError(_reason(response.status, response.read()))
+            hint = "; give --api-key" if response.status == http.HTTPStatus.UNAUTHORIZED else ""
+            raise ChatError(_reason(response.status, response.read()) + hint)
         return response
 
 
@@ -88,8 +89,10 @@ def _is_http(url: str) -> bool:
 
 
 def _text(event: Any) -> str:
-    if "error" in event:
-        raise ChatError(event["error"].get("message", event["error"]))
+    if not isinstance(event, dict):
+        raise ChatError(f"the server streams {event!r}, which is no event of a chat")
+    if (error := event.get("error")) is not None:
+        raise ChatError(error["message"] if isinstance(error, dict) and "message" in error else str(error))
     return "".join(choice.get("delta", {}).get("content") or "" for choice in event.get("choices", ()))
 
 

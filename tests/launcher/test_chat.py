@@ -85,7 +85,9 @@ async def test_an_error_is_one_line_and_leaves_no_trace(tmp_path: Path) -> None:
 
 async def test_a_wrong_key_or_address_is_told(tmp_path: Path) -> None:
     async with talking(tmp_path, ScriptedEngine(), api_keys=("k",)) as session:
-        assert "needs an API key" in await take(session, "hello")
+        told = await take(session, "hello")
+        assert "needs an API key" in told
+        assert "give --api-key" in told
         served = ChatServer(session.server.base_url + "/v1", "k")
         assert await asyncio.to_thread(served.model) == "tiny"
     with pytest.raises(ChatError, match="does not answer: Connection refused"):
@@ -102,6 +104,23 @@ async def test_a_server_of_another_kind_is_told(text: str) -> None:
     async with TestServer(app) as server:
         with pytest.raises(ChatError, match="does not tell which models"):
             await asyncio.to_thread(ChatServer(str(server.make_url("")).rstrip("/")).model)
+
+
+@pytest.mark.parametrize(
+    ("event", "told"), [('{"error": "too busy"}', "too busy"), ("5", "streams 5, which is no event")]
+)
+async def test_what_a_server_of_another_kind_streams_is_told_in_a_line(event: str, told: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=f"data: {event}\n\n")
+
+    def read(url: str) -> list[str]:
+        return [*ChatServer(url).answer([], {})]
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server:
+        with pytest.raises(ChatError, match=told):
+            await asyncio.to_thread(read, str(server.make_url("")).rstrip("/"))
 
 
 @pytest.mark.parametrize(
