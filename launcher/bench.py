@@ -51,7 +51,6 @@ def add_parser(subparsers: "Subparsers") -> None:
         help="send a workload to servers and report latencies, throughput and SLO attainment",
         description="Send a workload to servers, or to one started here for each policy, and report.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.elsewhere = _flag_of_serve

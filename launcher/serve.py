@@ -37,7 +37,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="serve a model over an OpenAI-compatible API",
         description="Serve a model. Without MODEL: a tiny built-in random one, made on first use.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     _add_model_flags(parser.add_argument_group("model"))

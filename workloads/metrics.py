@@ -10,14 +10,12 @@ import numpy as np
 from loong.workloads.record import RequestRecord
 from loong.workloads.slo import Judged, LimitsOf, SLORule
 
-Distribution: TypeAlias = Mapping[str, float]
-"""Each of `STATISTICS` of some samples, in their unit."""
-
+STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 BUCKET_EDGES = (0, 4_096, 32_768, 131_072, math.inf)
 BUCKET_NAMES = ("< 4k", "4-32k", "32-128k", "> 128k")
 
-
-STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
+Distribution: TypeAlias = Mapping[str, float]
+"""Each of `STATISTICS` of some samples, in their unit."""
 
 
 def distribution_of(samples: Iterable[float]) -> Distribution | None:

@@ -30,7 +30,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="tell from a decision log why requests waited, where they ran, and how long it took",
         description="Tell what a decision log says of its last run: of all requests, or of one.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.add_argument("log", type=Path, metavar="LOG", help="a file written by --decision-log")

@@ -25,7 +25,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="measure workers and fit the cost model to them",
         description="Measure every kind of work on real workers, fit the cost model, and write it to a file.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     add_model_flags(parser.add_argument_group("model"))

@@ -43,7 +43,6 @@ def add_parser(subparsers: "Subparsers") -> None:
         help="compare policies under load in virtual time, without a device",
         description="Run the scheduler under a workload in virtual time, for each policy, and report.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     add_cluster_flags(parser.add_argument_group("cluster"))

@@ -32,7 +32,6 @@ def add_parser(subparsers: "Subparsers") -> None:
         help="describe a workload in numbers, or save its requests",
         description="Describe the requests that a workload sends, or write them to a file.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     described = commands.add_parser("describe", help="counts, lengths, gaps, shared prefixes, KV")
