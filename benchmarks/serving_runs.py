@@ -170,7 +170,8 @@ def goodput_table(args: argparse.Namespace, results: Sequence[Served]) -> str:
         goodputs = served.goodputs()
         best = max((goodputs.get(p, 0.0) for p in policies if not p.startswith("esp")), default=0.0)
         is_known = all(found["too_high_rate"] is not None for found in served.document["goodput"])
-        gain = f"{goodputs['esp'] / best:.2f}x" if is_known and best and "esp" in goodputs else NOT_RUN
+        ours = goodputs.get("esp", 0.0)
+        gain = f"{ours / best:.2f}x" if is_known and best and ours else NOT_RUN
         rows.append((served.workload, *map(served.told_goodput, policies), gain))
     return table(("goodput, req/s", *policies, "esp / best static"), rows)
 
