@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from math import inf
+from math import inf, log1p, pi, sqrt
 from statistics import fmean
 
 from real_run import served
@@ -39,12 +39,17 @@ TOO_LATE = "it had not ended when the run was over"
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """What became of a load, on a clock that is 0 at its beginning; `plan_time` is the mean of planning."""
+    """What became of a load, on a clock that is 0 at its beginning; `plan_time` is the mean of planning.
+
+    `noise` is how far the last batches were off what they were predicted to take when they were planned: the
+    standard deviation of the logarithm of the ratio.
+    """
 
     records: list[RequestRecord]
     counters: ServerCounters
     history: ClusterHistory
     plan_time: float
+    noise: float
 
 
 @dataclass(slots=True)
@@ -99,6 +104,7 @@ class KeptWorkers:
             self._counters.since(before),
             timeline.history().after(start),
             fmean(planning.seconds) if planning.seconds else 0.0,
+            _noise(recalibration),
         )
 
     @property
@@ -111,6 +117,12 @@ async def kept_workers(config: ClusterConfig) -> AsyncIterator[KeptWorkers]:
     """Start workers, and end them."""
     async with local_workers(config) as executor:
         yield KeptWorkers(config, executor)
+
+
+def _noise(recalibration: Recalibration) -> float:
+    """From mean errors, as of a normal distribution, of which a stall here and there says little."""
+    errors = recalibration.errors.values()
+    return sqrt(pi / 2) * fmean(map(log1p, errors)) if errors else 0.0
 
 
 def _with_tokens(request: Request, sent: WorkloadRequest, request_id: RequestId) -> Request:

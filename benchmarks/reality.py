@@ -3,10 +3,10 @@
 Workers are processes on CPUs or GPUs, which start once for all policies of several instances that are named
 one after another, and so for those of one (tp, chunked); the engine runs in this process, without HTTP
 between. After each run the simulator is given the same requests, policy and cost model, and starts what an
-event leads to after the time that planning took in the real run; CPU instances share the host's cores there,
-too. Requests are told the first SLO, and judged under all. Bounds that depend on an unloaded prefill take
-what the cost model predicts of it, for everybody. What is there is written after each run: it can be stopped
-at any time.
+event leads to after the time that planning took in the real run. Its batches are as far off predictions as
+the last ones of the real run were, by chance, and CPU instances share the host's cores there, too. Requests
+are told the first SLO, and judged under all. Bounds that depend on an unloaded prefill take what the cost
+model predicts of it, for everybody. What is there is written after each run: it can be stopped at any time.
 
 Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points, P90 goodput within 10 %.
 
@@ -120,14 +120,14 @@ class Comparison:
         async with asyncio.timeout(traffic.duration + self.patience + MAX_SECONDS):
             real = await kept.serve(asked.policy, cluster, load, self._told, self.patience)
         others = share_of_others(before, processor_time())
-        host = Host(num_cores=self.num_cores, plan_time=real.plan_time)
+        host = Host(num_cores=self.num_cores, plan_time=real.plan_time, noise=real.noise)
         policy = make_policy(asked.policy, PolicyConfig())
         virtual = await asyncio.to_thread(simulate, policy, cluster, Load(load), self._told, host=host)
         over = max(request.arrival_time for request in load) + self.patience
         ended = [_as_over(record, over) for record in virtual.records]
         measured = self._judged(asked, traffic, real.records, real.counters)
         simulated = self._judged(asked, traffic, ended, counters_of(virtual.stats))
-        return RunPair((measured, simulated), real.plan_time, real.history, others)
+        return RunPair((measured, simulated), real.plan_time, real.noise, real.history, others)
 
     def _told(self, num_prompt_tokens: int) -> SLOLimits:
         return self.rules[0].limits(num_prompt_tokens, self.prefill_time)

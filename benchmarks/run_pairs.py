@@ -30,6 +30,7 @@ class RunPair:
 
     sides: tuple[tuple[Run, ...], tuple[Run, ...]]
     plan_time: float
+    noise: float
     history: ClusterHistory
     share_of_others: float | None  # of this machine's processors, while it was measured
 
@@ -70,6 +71,7 @@ class RunPair:
             "seed": self.seed,
             "num_requests": self.sides[0][0].metrics.num_sent,
             "plan_time": self.plan_time,
+            "noise": self.noise,
             SHARE_OF_OTHERS: self.share_of_others,
             "real": measured,
             "simulated": simulated,

@@ -94,7 +94,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         precision=args.goodput,
         goal=args.attainment / 100,
         policy=policy_config(args),
-        host=Host(args.num_cores or inf, args.plan_time or 0.0),
+        host=Host(args.num_cores or inf, args.plan_time or 0.0, args.noise or 0.0),
         num_jobs=args.jobs,
         output_dir=args.output_dir,
         logs=LogFiles(args.decision_log, args.event_log),

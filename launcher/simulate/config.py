@@ -69,10 +69,13 @@ class Host:
     """What slows a simulated cluster down beside its devices.
 
     Instances on CPUs share `num_cores`, and what an event leads to starts `plan_time` seconds after it.
+    Batches take longer or shorter than predicted: `noise` is the standard deviation of the logarithm of how
+    many times as long.
     """
 
     num_cores: float = inf
     plan_time: float = 0.0
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ def configuration_json(config: SimulateConfig) -> dict[str, JSON]:
         "policy": msgspec.to_builtins(config.policy),
         "num_cores": finite(config.host.num_cores),
         "plan_time": config.host.plan_time,
+        "noise": config.host.noise,
     }
 
 

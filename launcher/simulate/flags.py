@@ -3,7 +3,15 @@
 import argparse
 from pathlib import Path
 
-from loong.launcher.flags import add_goal_flags, add_workload_flags, positive, ratio, seconds, token_count
+from loong.launcher.flags import (
+    add_goal_flags,
+    add_workload_flags,
+    part,
+    positive,
+    ratio,
+    seconds,
+    token_count,
+)
 from loong.launcher.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.launcher.simulate.config import DEFAULT_DURATION
@@ -52,6 +60,12 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--plan-time", type=seconds, metavar="S", help="from an event to what it leads to (no time)"
+    )
+    group.add_argument(
+        "--noise",
+        type=part,
+        metavar="X",
+        help="batches take about this part more or less time than predicted, as 0.12 (as predicted)",
     )
 
 

@@ -61,6 +61,7 @@ def simulate(
         _arrivals(load, cluster, limits_of, watch),
         processors=Processors(host.num_cores, cluster.instances[0].tp_size),
         plan_time=host.plan_time,
+        noise=host.noise,
     )
     scheduling = Scheduling(state, policy, cluster.cost_model, executor, observers)
     asyncio.run(_drain(scheduling, watch))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from random import Random
 from typing import TypeAlias, assert_never
 
 from loong.core.cost_model import CostModel
@@ -33,13 +34,14 @@ _Instructions: TypeAlias = tuple[Instruction, ...]
 class _Running:
     """A batch in flight. `sampled` has, for each request that gets tokens, how many it had and may have.
 
-    In step number `next_end` the first of these ends.
+    In step number `next_end` the first of these ends. All steps take `slowness` times as long as predicted.
     """
 
     plan: BatchPlan
     work: LeaseWork
     sampled: list[tuple[RequestId, int, int]]
     last_step: int
+    slowness: float
     num_steps_taken: int = 0
     next_end: int = field(init=False)
 
@@ -78,7 +80,8 @@ class SimulatedExecutor:
     Requests arrive at their `arrival_time`, and are drawn one by one in that order (or `InvalidEventError`
     is raised); `incidents` (aborts, losses, joins) happen at theirs. Every request produces its `max_tokens`:
     the ids of its output tokens count up from 0 and stop nothing. Whatever is told to the executor starts
-    `plan_time` seconds later.
+    `plan_time` seconds later. A batch takes as long as the cost model says, but for `noise`: the standard
+    deviation of the logarithm of a factor that is drawn for each batch, whose median is 1.
     """
 
     def __init__(
@@ -89,8 +92,10 @@ class SimulatedExecutor:
         *,
         processors: Processors | None = None,
         plan_time: float = 0.0,
+        noise: float = 0.0,
     ) -> None:
-        self._cost_model, self._plan_time = cost_model, plan_time
+        self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
+        self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
         self._rests = Rests()
@@ -198,11 +203,12 @@ class SimulatedExecutor:
         sampled += [
             (fork.request_id, 0, fork.sampling_params.max_tokens) for given in inputs for fork in given.forks
         ]
-        running = self._running[told.batch_id] = _Running(plan, work, sampled, plan.num_steps)
+        slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
+        running = self._running[told.batch_id] = _Running(plan, work, sampled, plan.num_steps, slowness)
         self._start_step(told.batch_id, running)
 
     def _start_step(self, batch_id: int, running: _Running) -> None:
-        seconds = self._cost_model.step_time(running.work.step)
+        seconds = running.slowness * self._cost_model.step_time(running.work.step)
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
 
     def _end_step(self, batch_id: int) -> TokensProduced:

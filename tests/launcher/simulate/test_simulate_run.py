@@ -1,5 +1,7 @@
 from collections.abc import Iterable
 from itertools import count
+from math import log
+from statistics import pstdev
 
 import pytest
 from simulation import instances_with
@@ -80,6 +82,16 @@ def test_a_busy_host_makes_everything_slower() -> None:
     delayed = run(load, host=Host(plan_time=0.5)).records
     assert [record.ttft for record in shared] == pytest.approx([2 * record.ttft for record in alone])
     assert [record.ttft for record in delayed] == pytest.approx([0.5 + record.ttft for record in alone])
+
+
+def test_noise_makes_some_batches_slower_and_others_quicker_the_same_ones_each_time() -> None:
+    load = [request(2.0 * number, 200, 1) for number in range(40)]
+    exact = run(load).records
+    noisy, again = (run(load, host=Host(noise=0.2)).records for _ in range(2))
+    ratios = [record.ttft / other.ttft for record, other in zip(noisy, exact, strict=True)]
+    assert [record.ttft for record in noisy] == [record.ttft for record in again]
+    assert 10 < sum(ratio > 1 for ratio in ratios) < 30
+    assert 0.1 < pstdev(map(log, ratios)) < 0.3
 
 
 def test_the_load_goes_on_until_what_is_measured_has_ended_or_missed() -> None:
