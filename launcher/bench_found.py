@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from loong.core.timeline import ClusterHistory
 from loong.launcher.bench_config import Server
 from loong.launcher.goodput import Goodput
-from loong.launcher.measure import PrefillProbe
+from loong.launcher.measured_server import PrefillProbe
 from loong.launcher.runs import Run
 
 

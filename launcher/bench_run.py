@@ -15,7 +15,7 @@ from loong.launcher.bench_found import Found, MeasuredRun, Repeats
 from loong.launcher.bench_report import print_run, print_workload, report
 from loong.launcher.embedded import ServerConfig, embedded_server, sigterm_unwinds
 from loong.launcher.goodput import Goodput
-from loong.launcher.measure import Measured, PrefillProbe
+from loong.launcher.measured_server import MeasuredServer, PrefillProbe
 from loong.launcher.other_work import processor_time, share_of_others
 from loong.launcher.outputs import make_folder
 from loong.launcher.runs import Asked, max_misses_of
@@ -30,7 +30,7 @@ def run_bench(config: BenchConfig, command: str) -> int:
     If a later one cannot be measured, or we are told to stop, what was measured is reported all the same.
 
     Raises:
-        ConfigError, ServerUnusableError: see `Measured` and `embedded_server`.
+        ConfigError, ServerUnusableError: see `MeasuredServer` and `embedded_server`.
     """
     start = perf_counter()
     bench = _Bench(config)
@@ -59,16 +59,16 @@ class _Bench:
         with sigterm_unwinds(), _output_folder(self._config) as folder:
             for name, server in self._config.servers.items():
                 with _started(name, server, folder) as (base_url, model, backend):
-                    measured = Measured(base_url, model, self._config, backend)
+                    measured = MeasuredServer(base_url, model, self._config, backend)
                     asyncio.run(self._prepare(measured))
                     self._measure(name, server, measured)
 
-    async def _prepare(self, measured: Measured) -> None:
+    async def _prepare(self, measured: MeasuredServer) -> None:
         await measured.warm_up(self._first_requests)
         if self.probe is None and self._config.slo.needs_prefill_time:
             self.probe = await measured.probe(self._first_requests)
 
-    def _measure(self, name: str, server: Server, measured: Measured) -> None:
+    def _measure(self, name: str, server: Server, measured: MeasuredServer) -> None:
         config = self._config
 
         def attempt(rate: float) -> Repeats:
@@ -83,7 +83,9 @@ class _Bench:
             if not config.is_single:
                 self.goodputs.append(goodput.of_sweep(name, config.slo, attempts))
 
-    def _run(self, name: str, server: Server, measured: Measured, rate: float, repeat: int) -> MeasuredRun:
+    def _run(
+        self, name: str, server: Server, measured: MeasuredServer, rate: float, repeat: int
+    ) -> MeasuredRun:
         """Measure once, and tell it."""
         config = self._config
         asked = Asked(name, config.slo, rate, config.goal, config.load.seed + repeat, repeat)

@@ -54,7 +54,7 @@ class Measurement:
         return any(record.error == CUT_OFF for record in self.records)
 
 
-class Measured:
+class MeasuredServer:
     """A server that is measured; `warm_up` comes first, and each run has prompts of its own."""
 
     def __init__(
