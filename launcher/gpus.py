@@ -16,18 +16,22 @@ class Gpu:
     """One GPU, by the name that its maker gives it."""
 
     name: str
-    total_bytes: int
     free_bytes: int
 
 
 def host_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this host that workers will see. Raises `ConfigError` if there is none."""
-    query = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+    """The GPUs of this host that workers will see.
+
+    Raises `ConfigError` if there is none, or the driver does not tell how much of its memory is free.
+    """
+    query = ["--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
         query.append(f"--id={visible}")
-    lines = output_of("nvidia-smi", *query).splitlines()
+    lines = [] if visible == "" else output_of("nvidia-smi", *query).splitlines()
     if not lines:
-        raise ConfigError("--device cuda needs an NVIDIA GPU, but nvidia-smi tells of none")
+        among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
+        raise ConfigError(f"--device cuda needs an NVIDIA GPU, but nvidia-smi tells of none{among}")
     return tuple(_parsed(line) for line in lines)
 
 
@@ -60,5 +64,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _parsed(line: str) -> Gpu:
-    name, total, free = line.split(", ")
-    return Gpu(name, int(total) * MIB, int(free) * MIB)
+    name, _, free = line.rpartition(", ")
+    if not free.isdecimal():
+        raise ConfigError(f"nvidia-smi does not tell how much memory is free: {line!r}")
+    return Gpu(name, int(free) * MIB)

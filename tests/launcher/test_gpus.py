@@ -23,15 +23,15 @@ def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -
 
 
 def gpu(free_bytes: int) -> Gpu:
-    return Gpu("NVIDIA H200", 2 * free_bytes, free_bytes)
+    return Gpu("NVIDIA H200", free_bytes)
 
 
 def test_the_driver_tells_names_and_memory_of_all_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_driver(tmp_path, monkeypatch, "NVIDIA H200, 143771, 143000", "NVIDIA A100-SXM4-80GB, 81920, 3")
+    install_driver(tmp_path, monkeypatch, "NVIDIA H200, 143000", "NVIDIA A100-SXM4-80GB, 3")
     first, second = host_gpus()
-    assert first == Gpu("NVIDIA H200", 143771 << 20, 143000 << 20)
+    assert first == Gpu("NVIDIA H200", 143000 << 20)
     assert [cost_device(first), cost_device(second)] == ["h200", "a100"]
 
 
@@ -42,7 +42,7 @@ def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
     with pytest.raises(ConfigError, match="nvidia-smi tells of none"):
         host_gpus()
     with pytest.raises(ConfigError, match="no roofline of NVIDIA T4, only of h200"):
-        cost_device(Gpu("NVIDIA T4", 1, 1))
+        cost_device(Gpu("NVIDIA T4", 1))
 
 
 def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_starts(
@@ -81,8 +81,17 @@ def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
 ) -> None:
     install_driver(tmp_path, monkeypatch, "all")
     program = tmp_path / "nvidia-smi"
-    program.write_text(
-        '#!/bin/sh\nfor last; do :; done\n[ "$last" = --id=2,3 ] && echo "NVIDIA H200, 9, 8"\n'
-    )
+    program.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = --id=2,3 ] && echo "NVIDIA H200, 8"\n')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert host_gpus() == (Gpu("NVIDIA H200", 9 << 20, 8 << 20),)
+    assert host_gpus() == (Gpu("NVIDIA H200", 8 << 20),)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=r"tells of none among CUDA_VISIBLE_DEVICES=$"):
+        host_gpus()
+
+
+def test_a_driver_that_does_not_tell_the_memory_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_driver(tmp_path, monkeypatch, "NVIDIA H200, [N/A]")
+    with pytest.raises(ConfigError, match=r"how much memory is free: 'NVIDIA H200, \[N/A\]'"):
+        host_gpus()
