@@ -114,7 +114,7 @@ def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data:
     step.reckon()
     count = step.add_striped(view, budget) if dop > 1 else step.add_whole(view, 0, budget)
     if count:
-        assert 0.6 * budget <= step.seconds <= 1.05 * budget
+        assert 0.6 * budget <= step.seconds <= 1.07 * budget  # launches of a ring count as if alone
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -261,7 +261,7 @@ def test_a_group_is_those_who_have_a_part() -> None:
     assert step.plan().group.instance_ids == (1, 3)
 
 
-def test_a_lease_is_predicted_by_its_first_step_and_keeps_slots_for_all() -> None:
+def test_a_lease_is_predicted_by_the_steps_that_follow_and_keeps_slots_for_all() -> None:
     views = [decoding("a", 100, (0,), max_tokens=50), decoding("b", 100, (0, 1), max_tokens=4)]
     step = step_on(2, DEAR, free=[100, 100], num_steps=16)
     for view in views:
@@ -270,7 +270,8 @@ def test_a_lease_is_predicted_by_its_first_step_and_keeps_slots_for_all() -> Non
     assert batch.num_steps == 16
     assert batch.num_stored_tokens == {0: 16 + 3}
     assert step.free == {0: 81, 1: 100}
-    assert batch.predicted_time == seconds_of(batch, views, DEAR)
+    work = step_work(batch, {view.request_id: view.placement for view in views}, is_first=False)
+    assert batch.predicted_time == DEAR.step_time(work)
 
 
 decoding_views = st.lists(
