@@ -10,9 +10,9 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.roofline import ModelShape
+from loong.scheduler.roofline import DEVICES, ModelShape
 
-FORMAT = 2
+FORMAT = 3
 
 T = TypeVar("T", ModelShape, Coefficients)
 
@@ -76,7 +76,8 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def cost_model(self, num_instances: int) -> WorkCostModel:
         """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
-        return WorkCostModel(Coefficients(**self.coefficients), self.overlap, num_instances)
+        captured = DEVICES[self.device].captured
+        return WorkCostModel(Coefficients(**self.coefficients), self.overlap, captured, num_instances)
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
         """What of these greatest counts to come is beyond what was measured, in words."""

@@ -5,7 +5,8 @@ from math import hypot
 
 from loong.core.cost_model import PrefillTerms
 from loong.core.placement import InstanceId
-from loong.core.work import InstanceWork, StepWork
+from loong.core.work import InstanceWork, Phase, StepWork
+from loong.scheduler.captured import NOTHING_CAPTURED, CapturedSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Coefficients:
     ring: float = 0.0  # each hop of a step in which KV travels
     segment: float = 0.0  # each segment of its requests' KV, on every instance
     weights: float = 0.0  # reading the weights: a step with any token takes no less
-    launch: float = 0.0  # a step with a prompt, whose kernels are started one by one
+    beside: float = 0.0  # a step with prompts and decodes
+    launch: float = 0.0  # a step with a prompt, if its kernels are started one by one
     mixed: float = 0.0  # and in addition if there are decodes beside it
     exchange_launch: float = 0.0  # likewise if queries travel
     ring_launch: float = 0.0  # likewise if keys and values travel
@@ -33,8 +35,9 @@ class Coefficients:
     token: float = 20e-6  # computing a token
     attend: float = 0.0  # an attention call a layer
     decode_key: float = 50e-9  # a key and value that single queries meet
-    key: float = 50e-9  # a key and value that longer blocks read
+    key: float = 0.0  # a key and value that longer blocks read
     pair: float = 10e-9  # a query that meets a key
+    part_pair: float = 0.0  # and in addition if that key is not computed beside it
     ring_key: float = 1e-6  # a key and value that comes round the ring
     sent_query: float = 2e-6  # a query that goes to an instance and comes back
     kept_key: float = 0.0  # a key and value kept from the ring
@@ -48,12 +51,13 @@ class WorkCostModel:
     """A step takes what binds its group and then as long as its busiest instance.
 
     `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
-    goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Instances from
-    `first_host_tier_id` on are host tiers.
+    goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `captured` start
+    none one by one. Instances from `first_host_tier_id` on are host tiers.
     """
 
     coefficients: Coefficients = Coefficients()
     overlap: float = 0.0
+    captured: CapturedSteps = NOTHING_CAPTURED
     first_host_tier_id: InstanceId | None = None
 
     def step_time(self, work: StepWork, /) -> float:
@@ -70,12 +74,18 @@ class WorkCostModel:
             binding += seconds.exchange
         if work.has_ring:
             binding += seconds.ring * num_others
+        if seconds.beside and work.phase is Phase.MIXED:
+            binding += seconds.beside
         return binding + max(map(self.instance_time, work.instances.values()))
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """The part of a step that one instance computes by itself."""
         seconds = self.coefficients
-        attention = max(seconds.pair * work.num_pairs, seconds.key * work.num_keys)
+        attention = (
+            seconds.pair * work.num_pairs
+            + seconds.part_pair * work.num_part_pairs
+            + seconds.key * work.num_keys
+        )
         computing = seconds.decode_key * work.num_decode_keys + attention
         if work.num_tokens and not work.num_keys:
             computing += hypot(seconds.weights, seconds.token * work.num_tokens)
@@ -95,6 +105,8 @@ class WorkCostModel:
 
     def _launch_time(self, work: InstanceWork) -> float:
         """What an instance takes to start the kernels of a step with a prompt."""
+        if self.captured.has(work):
+            return 0.0
         seconds = self.coefficients
         launch = seconds.launch + (seconds.mixed if work.num_decode_keys else 0.0)
         if work.num_sent_queries:
@@ -109,9 +121,11 @@ class WorkCostModel:
         But they launch what is launched where KV travels, as it does in the last chunk, if that is more.
         """
         seconds = self.coefficients
-        launch = seconds.launch
+        launch = 0.0 if self.captured.most_rows else seconds.launch
         if dop > 1:
-            launch += max(seconds.exchange_launch, seconds.ring_launch + seconds.hop_launch * (dop - 1))
+            ring_launch = seconds.launch + seconds.ring_launch + seconds.hop_launch * (dop - 1)
+            exchange_launch = 0.0 if self.captured.most_rows else seconds.launch + seconds.exchange_launch
+            launch = max(exchange_launch, ring_launch)
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
@@ -119,9 +133,9 @@ class WorkCostModel:
             floor=seconds.weights + (1 - self.overlap) * launch,
             launch=self.overlap * launch,
             launch_beside=self.overlap * (launch + seconds.mixed),
-            per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop,
-            per_cached_pair=seconds.pair / dop,
-            per_new_pair=seconds.pair / (2 * dop),
+            per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop + seconds.key / dop,
+            per_cached_pair=(seconds.pair + seconds.part_pair) / dop,
+            per_new_pair=(seconds.pair + seconds.part_pair * (dop - 1) / dop) / (2 * dop),
         )
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:

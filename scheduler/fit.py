@@ -37,6 +37,7 @@ LEAST_STARTS = tuple(
         "batch": 1e-3,
         "told_request": 5e-5,
         "rest": 1e-3,
+        "beside": 1e-3,
         "launch": launch,
         "mixed": 5e-3,
         "exchange_launch": 5e-3,

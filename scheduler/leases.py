@@ -30,7 +30,7 @@ def timed_batch(
     """The batch in which all these instances carry out the `shares` of `views`, with its predicted time."""
     group = ESPGroup(instance_ids)
     batch = batch_of(group, shares, num_steps)
-    work = step_work(batch, {view.request_id: view.placement for view in views})
+    work = step_work(batch, {view.request_id: view.placement for view in views}, is_first=num_steps == 1)
     return BatchPlan(group, batch.queries, batch.writes, num_steps, cost_model.step_time(work))
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from loong.core.errors import ConfigError
+from loong.scheduler.captured import NOTHING_CAPTURED, CapturedSteps
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 
 
@@ -32,79 +33,104 @@ class ModelShape:
             )
 
 
+# What a worker captures: MixedSteps' rows, and the pairs beyond which it launches instead.
+_CAPTURED = CapturedSteps(most_rows=1024, most_rows_in_group=2048, most_pairs=1 << 23)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Rates that a device sustains (not its peaks), in FLOP and bytes a second, and delays in seconds."""
 
     linear_flops: float
-    attention_flops: float
+    attention_flops: float  # of whole prompts
+    part_flops: float  # where the keys come in parts: history, and other devices' keys
     memory_bandwidth: float
     memory_bytes: float
     link_bandwidth: float  # to one other device, one way
-    all_reduce_bandwidth: float  # bytes reduced a second, over a host's devices
     host_bandwidth: float
     all_reduce_delay: float
     exchange_delay: float  # queries out and partials back, a layer
     hop_delay: float  # of a ring, a layer
     step_delay: float  # between two steps
     message_delay: float
-    batch_delay: float = 0.0  # what a batch takes beside its steps
+    batch_delay: float  # what a batch takes beside its steps
+    beside_delay: float = 0.0  # what a step with prompts and decodes takes more
     settle_delay: float = 0.0  # where a lease settles whether it goes on, an instance but one
     request_delay: float = 0.0  # to tell an instance of one
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
     segment_delay: float = 0.0  # to find one segment of KV
-    ring_launch: float = 0.0  # a layer: to start the kernels of a prompt whose KV travels
-    hop_launch: float = 0.0  # and for each of its hops
+    wave: int = 0  # rows of queries, of all heads, that are attended at once
+    captured: CapturedSteps = NOTHING_CAPTURED
+    launch: float = 0.0  # a layer: to start the kernels of a prompt
+    mixed_launch: float = 0.0  # and of decodes beside it
+    reduce_launch: float = 0.0  # and of each sum over the devices of an instance
+    exchange_launch: float = 0.0  # and of queries that travel
+    ring_launch: float = 0.0  # and of KV that travels
+    hop_launch: float = 0.0  # and of each of its hops
     overlap: float = 1.0
 
 
-# Measured on whole prompts of 256 to 32,768 tokens (linear, with norms and activations; GEMMs alone reach
-# 700e12), at 128k tokens (attention), by puts into a peer's memory (link).
+# Measured where four served a mixed load (docs/performance.md): 436 whole prompts of 1,024 to 55,000 tokens
+# (linear, with norms and activations, and attention), rings and chunks behind history (parts), 540 short
+# prompts (batch, beside), and what groups took however little they computed (launches). By puts into a peer's
+# memory: link.
 _H200 = Device(
-    linear_flops=630e12,
-    attention_flops=560e12,
+    linear_flops=665e12,
+    attention_flops=585e12,
+    part_flops=470e12,
     memory_bandwidth=3.85e12,
     memory_bytes=143e9,
     link_bandwidth=383e9,
-    all_reduce_bandwidth=200e9,
     host_bandwidth=54e9,
     all_reduce_delay=13e-6,
     exchange_delay=8.5e-6,
     hop_delay=11e-6,
     step_delay=4e-4,
     message_delay=5e-5,
-    ring_launch=5e-4,
-    hop_launch=3e-4,
+    batch_delay=2e-3,
+    beside_delay=1.5e-3,
+    request_delay=7e-5,
+    wave=132 * 128,
+    captured=_CAPTURED,
+    launch=3.7e-4,
+    mixed_launch=3.7e-4,
+    reduce_launch=3e-4,
+    exchange_launch=3.7e-4,
+    ring_launch=2.8e-4,
+    hop_launch=2.8e-4,
 )
 # In proportion to published peaks.
 _H100 = replace(
-    _H200, linear_flops=612e12, attention_flops=545e12, memory_bandwidth=2.7e12, memory_bytes=80e9
+    _H200,
+    linear_flops=646e12,
+    attention_flops=568e12,
+    part_flops=456e12,
+    memory_bandwidth=2.7e12,
+    memory_bytes=80e9,
 )
-_A100 = Device(
+_A100 = replace(
+    _H200,
     linear_flops=240e12,
     attention_flops=180e12,
+    part_flops=145e12,
     memory_bandwidth=1.7e12,
     memory_bytes=80e9,
     link_bandwidth=250e9,
-    all_reduce_bandwidth=130e9,
     host_bandwidth=25e9,
     all_reduce_delay=15e-6,
     exchange_delay=12e-6,
     hop_delay=15e-6,
-    step_delay=4e-4,
-    message_delay=5e-5,
-    ring_launch=5e-4,
-    hop_launch=3e-4,
+    wave=108 * 128,
 )
-_A800 = replace(_A100, link_bandwidth=170e9, all_reduce_bandwidth=90e9)
+_A800 = replace(_A100, link_bandwidth=170e9)
 # A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
 _CPU = Device(
     linear_flops=24e9,
     attention_flops=26e9,
+    part_flops=26e9,
     memory_bandwidth=10e9,
     memory_bytes=4e9,
     link_bandwidth=0.7e9,
-    all_reduce_bandwidth=0.7e9,
     host_bandwidth=4e9,
     all_reduce_delay=2e-4,
     exchange_delay=5e-4,
@@ -128,27 +154,36 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
     query_bytes = shape.num_layers * shape.num_heads * shape.head_dim * shape.element_bytes / tp_size
     num_parameters = shape.num_layer_parameters + shape.num_output_parameters
     pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim
-    reduced_bytes = 2 * shape.num_layers * shape.hidden_size * shape.element_bytes if tp_size > 1 else 0
-    reduce_delay = 2 * shape.num_layers * device.all_reduce_delay if tp_size > 1 else 0.0
+    part_pair_flops = pair_flops * device.attention_flops / device.part_flops
+    num_sums = 2 * shape.num_layers if tp_size > 1 else 0
+    summed_bytes = num_sums * shape.hidden_size * shape.element_bytes * (tp_size - 1)  # sent to all others
+    # The keys of a block are copied into a row; its last wave is half empty.
+    idle_pairs = device.wave / 2 / shape.num_heads
     return WorkCostModel(
         Coefficients(
             batch=device.batch_delay,
             told_request=device.request_delay,
-            step=device.step_delay + reduce_delay,
+            step=device.step_delay + num_sums * device.all_reduce_delay,
             member=0.0,
             settle=device.settle_delay,
             exchange=shape.num_layers * device.exchange_delay,
             ring=shape.num_layers * device.hop_delay,
             segment=device.segment_delay,
+            beside=device.beside_delay,
+            launch=shape.num_layers * device.launch + num_sums * device.reduce_launch,
+            mixed=shape.num_layers * device.mixed_launch,
+            exchange_launch=shape.num_layers * device.exchange_launch,
             ring_launch=shape.num_layers * device.ring_launch,
             hop_launch=shape.num_layers * device.hop_launch,
             weights=num_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
             token=2 * shape.num_layer_parameters / tp_size / device.linear_flops
-            + reduced_bytes / device.all_reduce_bandwidth,
+            + summed_bytes / device.link_bandwidth,
             attend=shape.num_layers * device.attend_delay,
             decode_key=kv_bytes / device.memory_bandwidth,
-            key=kv_bytes / device.memory_bandwidth,
+            key=2 * kv_bytes / device.memory_bandwidth
+            + idle_pairs * part_pair_flops / device.attention_flops,
             pair=pair_flops / tp_size / device.attention_flops,
+            part_pair=(part_pair_flops - pair_flops) / tp_size / device.attention_flops,
             ring_key=kv_bytes / device.link_bandwidth,
             sent_query=2 * query_bytes / device.link_bandwidth,
             kept_key=2 * kv_bytes / device.memory_bandwidth,
@@ -157,6 +192,7 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             offloaded_key=kv_bytes / device.host_bandwidth,
         ),
         overlap=device.overlap,
+        captured=device.captured,
     )
 
 

@@ -123,12 +123,14 @@ class Scaling:
         one that is late made it dearer.
         """
         step.reckon()
-        budget = self._paying(step, budget)
-        decode_seconds = step.seconds
+        budget = self._paying(step, prefills[0], budget) if prefills else budget
         is_alone = not step.decodes and len(prefills) == 1
         if overdue := [p for p in prefills if p.is_late or p.is_missed]:
             oldest = min(overdue, key=lambda p: p.view.arrival_time)
-            least = decode_seconds + self.config.late_share * (budget - decode_seconds)
+            begun = step.begun_seconds + step.reading_seconds(oldest.view)
+            least = begun + self.config.late_share * (
+                budget - begun
+            )  # of computing, and what it costs besides
             spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
             step.min_tokens = LEAST_CHUNK if self.config.late_share else 0  # else it might never go on
             if self._add(step, oldest, max(least, spared), is_alone):
@@ -136,7 +138,8 @@ class Scaling:
             step.min_tokens = 0
         num_added = 0
         for prefill in prefills:
-            budget = self._paying(step, budget)
+            if not num_added:
+                budget = self._paying(step, prefill, budget)
             num_added += self._add(step, prefill, budget, is_alone)
             if step.is_full(budget):
                 break
@@ -147,9 +150,12 @@ class Scaling:
         return step
 
     @staticmethod
-    def _paying(step: Step, budget: float) -> float:
+    def _paying(step: Step, prefill: Prefill, budget: float) -> float:
         """The budget, or what makes a step of prompts alone worth what it costs besides."""
-        return budget if step.decodes else max(budget, 2 * step.least_seconds)
+        if step.decodes:
+            return budget
+        least, spent = step.least_seconds(prefill.view), step.begun_seconds
+        return max(budget, 2 * least, 2 * spent if spent > budget else 0.0)
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Seconds that a step may take."""

@@ -64,8 +64,8 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Predicted."""
-        return self.cost_model.step_time(self.count.step(self.group))
+        """Predicted; of a lease, each step but its first, with which the group is told of it."""
+        return self.cost_model.step_time(self.count.step(self.group, is_first=self.num_steps == 1))
 
     @property
     def prompt_speed(self) -> float:
@@ -129,7 +129,7 @@ class Step:
                 by_exchange = min(room, self._num_exchanged(held, budget, tuple(keepers)))
                 by_ring = min(by_ring, sum(self.free.values()))
             is_by_ring = by_ring > by_exchange or (
-                by_ring == by_exchange and self._least_ring_seconds < self._least_exchange_seconds
+                by_ring == by_exchange and self._least_ring_seconds(held) < self._least_exchange_seconds(held)
             )
             if not is_by_ring:
                 return self._add_stripes(view, by_exchange, keepers, Transfer.QUERY)
@@ -218,10 +218,10 @@ class Step:
         It computes n / dop of them; however few, it reads the keys of `least`, and starts the kernels.
         """
         in_step, count = seconds - self.wide.per_prompt, self.count.instances[instance_id]
-        left, reading = in_step - self.used[instance_id], self.cost_model.instance_time(least)
+        left = in_step - self.used[instance_id] - self.cost_model.instance_time(least)
         starting = self._least(replace(least, num_decode_keys=min(1, count.num_decode_keys)))
         num_tokens, (slope, square) = 0, curve
-        if in_step >= starting and left > max(LEAST_PART * seconds, reading):
+        if in_step >= starting and left > LEAST_PART * seconds:
             num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
         room = dop * (self.max_tokens - count.num_tokens)
         return max(self.min_tokens, min(num_tokens, room))
@@ -252,9 +252,11 @@ class Step:
 
         def seconds(num_tokens: int) -> float:
             stripe = num_tokens / self.dop
+            num_pairs = stripe * (num_cached + num_tokens / 2)
             work = InstanceWork(
                 num_keys=num_cached + num_tokens,
-                num_pairs=stripe * (num_cached + num_tokens / 2),
+                num_pairs=num_pairs,
+                num_part_pairs=num_pairs - stripe * stripe / 2,
                 num_ring_keys=num_foreign + round(num_tokens - stripe),
                 num_hops=self.dop - 1,
             )
@@ -271,24 +273,37 @@ class Step:
         left -= self.wide.per_prompt + self.used[busiest]
         return max(self.min_tokens, bisect_right(range(most + 1), left, key=seconds) - 1)
 
-    @property
-    def least_seconds(self) -> float:
-        """Of a step without decodes and with a chunk, however short, that goes the way that costs less."""
-        if self.dop == 1:
-            return self.overhead + self._least(InstanceWork())
-        return min(self._least_exchange_seconds, self._least_ring_seconds)
+    def least_seconds(self, view: RequestView) -> float:
+        """Of a step without decodes and with a chunk of a prompt, however short, that goes the best way."""
+        held = view.placement.tokens_by_instance()
+        ways = []
+        if self.dop == 1 or len(held) <= 1:
+            ways.append(self.overhead + self._least(InstanceWork(num_keys=sum(held.values()))))
+        if self.dop > 1:
+            ways += [self._least_exchange_seconds(held), self._least_ring_seconds(held)]
+        return min(ways)
 
     @property
-    def _least_exchange_seconds(self) -> float:
-        return self._exchange_overhead + self._least(InstanceWork(num_sent_queries=1))
+    def begun_seconds(self) -> float:
+        """What it takes as it is, with the first token of another prompt."""
+        return self.overhead + max(self.used.values())
 
-    @property
-    def _least_ring_seconds(self) -> float:
-        return self._ring_overhead + self._least(InstanceWork(num_hops=self.dop - 1))
+    def reading_seconds(self, view: RequestView) -> float:
+        """What a chunk of a prompt takes, however short, to read the history."""
+        held = view.placement.tokens_by_instance()
+        return self.cost_model.instance_time(InstanceWork(num_keys=max(held.values(), default=0)))
 
-    def _least(self, travelling: InstanceWork) -> float:
-        """Seconds that an instance takes to compute a token of a prompt, and to start all kernels for it."""
-        return self.cost_model.instance_time(replace(travelling, num_tokens=1, num_keys=1))
+    def _least_exchange_seconds(self, held: Mapping[InstanceId, int]) -> float:
+        num_keys = max(held.values(), default=0)
+        return self._exchange_overhead + self._least(InstanceWork(num_keys=num_keys, num_sent_queries=1))
+
+    def _least_ring_seconds(self, held: Mapping[InstanceId, int]) -> float:
+        work = InstanceWork(num_keys=sum(held.values()), num_hops=self.dop - 1)
+        return self._ring_overhead + self._least(work)
+
+    def _least(self, work: InstanceWork) -> float:
+        """Seconds that an instance takes to compute a token of a prompt, and all that it reads and starts."""
+        return self.cost_model.instance_time(replace(work, num_tokens=1, num_keys=work.num_keys + 1))
 
     @property
     def _exchange_overhead(self) -> float:

@@ -26,6 +26,7 @@ class InstanceWork:
     num_decode_keys: int = 0  # read for single queries
     num_keys: int = 0  # read for longer blocks
     num_pairs: float = 0.0  # computed for longer blocks
+    num_part_pairs: float = 0.0  # of these, with keys that the instance does not compute itself in the step
     num_ring_keys: int = 0  # keys and values received round the ring
     num_hops: int = 0  # blocks of these, a layer
     num_sent_queries: int = 0  # queries that go to another instance, and come back as partials
@@ -199,7 +200,9 @@ def _add_ring(
             work.num_blocks += 1
             work.num_attends += num_holders
             work.num_keys += num_new + num_cached
-            work.num_pairs += num_queries * (num_cached + (num_new + 1) / 2)
+            num_pairs = num_queries * (num_cached + (num_new + 1) / 2)
+            work.num_pairs += num_pairs
+            work.num_part_pairs += num_pairs - num_queries * (num_queries + 1) / 2
 
 
 def _add_exchange(
@@ -216,7 +219,9 @@ def _add_exchange(
         num_keys = held.get(instance_id, 0) + num_made
         work.num_attends += len(blocks)
         work.num_keys += num_keys
-        work.num_pairs += num_new * (held.get(instance_id, 0) + (num_made + num_made / num_new) / 2)
+        num_pairs = num_new * (held.get(instance_id, 0) + (num_made + num_made / num_new) / 2)
+        work.num_pairs += num_pairs
+        work.num_part_pairs += num_pairs - num_made * (num_made + 1) / 2
         if num_made:
             work.num_tokens += num_made
             work.num_blocks += 1

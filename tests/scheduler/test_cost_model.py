@@ -39,7 +39,7 @@ def test_the_closed_form_of_a_chunk_is_the_time_of_its_batch(
     placement = striped("r", range(num_cached), group.instance_ids) if num_cached else Placement()
     view = RequestView("r", num_new + num_cached, 0, 1, 0.0, None, placement)
     batch = batch_of(group, [striped_share(view, num_new, group, Transfer.QUERY)])
-    each = {"batch": 1e-3, "told_request": 1e-4, "exchange": 2e-3, "attend": 3e-4}
+    each = {"batch": 1e-3, "told_request": 1e-4, "exchange": 2e-3, "attend": 3e-4, "part_pair": 3e-9}
     launches = {
         "launch": 3e-3,
         "mixed": 1.0,

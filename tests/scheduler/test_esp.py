@@ -142,7 +142,7 @@ def test_a_long_prompt_stops_at_a_chunks_edge_for_urgent_ones_and_goes_on_after_
     assert run.ttft(long) < alone.ttft(long) + sum(prefill_time(H200, 4000, 0, 4) for _ in urgent) + 0.5
 
 
-@pytest.mark.parametrize(("late_share", "is_served"), [(0.1, True), (0.0, False)])
+@pytest.mark.parametrize(("late_share", "is_served"), [(0.2, True), (0.0, False)])
 def test_a_prompt_that_was_put_off_ends_though_short_ones_alone_fill_the_cluster(
     late_share: float, is_served: bool
 ) -> None:

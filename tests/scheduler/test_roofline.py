@@ -34,7 +34,7 @@ def decode_time(model: WorkCostModel, num_requests: int, num_cached: int) -> flo
     }
     views = (RequestView(r, num_cached, 1, 10, 0.0, None, p) for r, p in placements.items())
     batch = batch_of(ESPGroup((0,)), [decode_share(view, 0) for view in views])
-    return model.step_time(step_work(batch, placements))
+    return model.step_time(step_work(batch, placements, is_first=False))
 
 
 def test_decode_of_a_small_batch_takes_as_long_as_reading_the_weights() -> None:
@@ -75,7 +75,8 @@ def test_a_slower_link_costs_only_what_travels() -> None:
 
 def test_a_ring_hides_from_a_length_that_the_model_knows() -> None:
     """Transfers grow with the stripe, attention with its square."""
-    model = roofline(LLAMA_8B, replace(H200, hop_delay=0.0))
+    free = replace(H200, hop_delay=0.0, launch=0.0, ring_launch=0.0, hop_launch=0.0, wave=0)
+    model = roofline(LLAMA_8B, free)
     exposed = replace(model, overlap=0.0)
     group = ESPGroup((0, 1))
 

@@ -267,7 +267,7 @@ def test_one_that_has_missed_its_target_and_is_due_first_has_all_it_can_use() ->
     assert num_computed(batch, "late") > 10 * num_computed(batch, "p0")
 
 
-@pytest.mark.parametrize(("num_decodes", "num_cached"), [(60, 0), (0, 400_000)], ids=["decodes", "history"])
+@pytest.mark.parametrize(("num_decodes", "num_cached"), [(40, 0), (0, 400_000)], ids=["decodes", "history"])
 def test_one_that_is_late_goes_on_though_its_share_is_too_short_for_a_chunk(
     num_decodes: int, num_cached: int
 ) -> None:
@@ -275,7 +275,7 @@ def test_one_that_is_late_goes_on_though_its_share_is_too_short_for_a_chunk(
     decodes = [decoding(f"d{n}", 5000, (0,)) for n in range(num_decodes)]
     soon = [waiting(f"p{n}", 8000, arrival_time=5.0) for n in range(8)]
     snapshot = snapshot_of([10**7], [*decodes, *soon, late], now=5.0)
-    for late_share, expected in ((0.05, LEAST_CHUNK), (0.0, 0)):
+    for late_share, expected in ((0.005, LEAST_CHUNK), (0.0, 0)):
         config = PolicyConfig(target_tpot=0.02, late_share=late_share)
         batch = batch_of(snapshot, H200, config, late_ids=["late"])
         assert num_computed(batch, "late") == expected

@@ -47,7 +47,7 @@ def test_pools_on_processors_are_no_larger_than_a_server_makes_them() -> None:
 
 def test_an_unloaded_prefill_is_the_quickest_that_the_cluster_can_do() -> None:
     one, eight = (Hardware(LLAMA, "h200", n).unloaded_prefill() for n in (1, 8))
-    assert eight(500_000) == pytest.approx(one(500_000) / 8, rel=0.05)
+    assert one(500_000) / 8 <= eight(500_000) <= 1.3 * one(500_000) / 8  # keys come in parts
     assert eight(10) == pytest.approx(one(10), rel=0.05)
 
 
