@@ -57,8 +57,8 @@ def test_a_second_signal_ends_the_service_at_once_even_while_processes_start(tmp
         endless_stream(server)
         for _ in range(2):
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "signal" in server.log, 10, "the first to be heard")
-        assert server.process.wait(30) == 130
+            wait_until(lambda: "signal" in server.log, 60, "the first to be heard")
+        assert server.process.wait(60) == 130
         assert_gone(processes)
 
 
