@@ -114,8 +114,9 @@ class SimulatedExecutor:
         return self._now
 
     def pause(self, seconds: float) -> None:
-        """Let time pass in which nothing is due."""
-        assert self._now + seconds <= min(self._processors.next_end, self._next_due)
+        """Let time pass. Raises `InvalidEventError` if something is due before."""
+        if self._now + seconds > (due := min(self._processors.next_end, self._next_due)):
+            raise InvalidEventError(f"{seconds:g} s are to pass from {self._now:g} s, but {due:g} s is due")
         self._now += seconds
 
     async def next_events(self) -> Sequence[Event]:

@@ -263,3 +263,11 @@ def test_the_first_batch_after_a_rest_takes_longer() -> None:
         assert slow.ttft(request) == pytest.approx(quick.ttft(request) + 0.5)
         first, *_, last = slow.token_times[request.request_id]
         assert last - first < 0.1, "the batches that follow at once do not rest"
+
+
+def test_time_passes_only_while_nothing_is_due() -> None:
+    executor = SimulatedExecutor(MODEL, [timed_request(0, 10, 1, 2.0)])
+    executor.pause(1.5)
+    assert executor.now == 1.5
+    with pytest.raises(InvalidEventError, match="are to pass"):
+        executor.pause(1.0)
