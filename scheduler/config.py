@@ -24,7 +24,7 @@ class PolicyConfig:
     `target_ttft` and `target_tpot` (seconds) are for requests without an SLO of their own; longer prompts
     have `ttft_factor` times their quickest prefill. `max_num_batched_tokens` bounds what a prefill step
     computes, an instance, and `max_step_time` (seconds) how long it is meant to take. A decode batch takes up
-    to `lease_steps` steps by itself. `late_share` of every step is for the oldest prompt that is late.
+    to `lease_steps` steps by itself. `late_share` of the time is for the oldest prompt that is late.
     `fairness` says who is served first when not all can be in time. `chunk_tokens` is what a step of the
     chunked baselines computes, decodes and prompts together.
     """

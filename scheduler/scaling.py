@@ -9,7 +9,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Prefill, target_tpot
+from loong.scheduler.dispatch import Prefill, prefill_work, target_tpot
 from loong.scheduler.group import Group
 from loong.scheduler.leases import SPARED_SHARE
 from loong.scheduler.step import Step, choose_masters
@@ -127,13 +127,13 @@ class Scaling:
         is_alone = not step.decodes and len(prefills) == 1
         if overdue := [p for p in prefills if p.is_late or p.is_missed]:
             oldest = min(overdue, key=lambda p: p.view.arrival_time)
-            begun = step.begun_seconds + step.reading_seconds(oldest.view)
-            least = begun + self.config.late_share * (
-                budget - begun
-            )  # of computing, and what it costs besides
+            reading = step.reading_seconds(oldest.view)
+            begun = step.begun_seconds + reading
+            least = begun + max(self.config.late_share * (budget - begun), reading)
             spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
-            step.min_tokens = LEAST_CHUNK if self.config.late_share else 0  # else it might never go on
-            if self._add(step, oldest, max(least, spared), is_alone):
+            is_due = self._is_due(oldest, step.dop)
+            step.min_tokens = LEAST_CHUNK if is_due else 0  # else it might never go on
+            if self._add(step, oldest, max(least if is_due else 0.0, spared), is_alone):
                 prefills = [p for p in prefills if p is not oldest]
             step.min_tokens = 0
         num_added = 0
@@ -148,6 +148,12 @@ class Scaling:
             if self._add(step, prefill, budget, is_alone):
                 break
         return step
+
+    def _is_due(self, late: Prefill, dop: int) -> bool:
+        """Whether its share of the time since it came has paid for what is computed, and as much reading."""
+        done = prefill_work(late.num_cached, 0, self.cost_model.prefill_terms(1)) / dop
+        age = self.survey.snapshot.now - late.view.arrival_time
+        return self.config.late_share > 0 and self.config.late_share * age >= 2 * done
 
     @staticmethod
     def _paying(step: Step, prefill: Prefill, budget: float) -> float:

@@ -273,12 +273,12 @@ def test_one_that_is_late_goes_on_though_its_share_is_too_short_for_a_chunk(
 ) -> None:
     late = begun("late", 500_000, num_cached, (0,)) if num_cached else waiting("late", 500_000)
     decodes = [decoding(f"d{n}", 5000, (0,)) for n in range(num_decodes)]
-    soon = [waiting(f"p{n}", 8000, arrival_time=5.0) for n in range(8)]
-    snapshot = snapshot_of([10**7], [*decodes, *soon, late], now=5.0)
-    for late_share, expected in ((0.005, LEAST_CHUNK), (0.0, 0)):
+    soon = [waiting(f"p{n}", 8000, arrival_time=1e5) for n in range(8)]
+    snapshot = snapshot_of([10**7], [*decodes, *soon, late], now=1e5)  # so late that its share is owed
+    for late_share, least in ((0.005, LEAST_CHUNK), (0.0, 0)):
         config = PolicyConfig(target_tpot=0.02, late_share=late_share)
         batch = batch_of(snapshot, H200, config, late_ids=["late"])
-        assert num_computed(batch, "late") == expected
+        assert least <= num_computed(batch, "late") <= 20 * least
         assert sum(num_computed(batch, view.request_id) for view in soon) > 4 * LEAST_CHUNK
 
 
