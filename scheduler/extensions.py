@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, LeaseExtension
 from loong.core.request import RequestView
@@ -40,7 +39,7 @@ def _is_anything_else_wished(plan: IterationPlan, snapshot: Snapshot) -> bool:
 def _extensions(
     ending: Iterable[RunningBatch], plan: IterationPlan, snapshot: Snapshot, lease_steps: int
 ) -> Iterator[LeaseExtension]:
-    free = {i.instance_id: i.kv_free for i in snapshot.instances if i.kind is InstanceKind.FULL}
+    free = snapshot.free.copy()
     for batch in plan.batches:
         for instance_id, num_tokens in batch.num_stored_tokens.items():
             free[instance_id] -= num_tokens

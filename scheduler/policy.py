@@ -90,6 +90,8 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
     if not full:
         return None
     limit = kind.max_request_tokens(full)
+    if snapshot.most_tokens <= limit:
+        return None
     views = (*snapshot.waiting, *snapshot.running)
     stranded = [view for view in views if view.num_final_tokens > limit and view.is_plannable]
     if not stranded:

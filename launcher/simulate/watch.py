@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Collection
 from typing import TypeAlias
 
-from loong.core.events import Event, ProducedToken, RequestArrived, TokensProduced
+from loong.core.events import Event, RequestArrived, TokensProduced
 from loong.core.request import SLO, RequestId
 
 TokenTimes: TypeAlias = "array[float]"
@@ -46,12 +46,12 @@ class Watch:
             if not self.token_times[request_id]:
                 self._miss(request_id)
         if isinstance(event, TokensProduced):
-            for token in event.tokens:
-                times = self.token_times.get(token.request_id)
+            for request_id, _, finish_reason, _ in event.tokens:
+                times = self.token_times.get(request_id)
                 if times is not None:
                     times.append(event.time)
-                    if token.finish_reason is not None:
-                        self._end(token, times)
+                    if finish_reason is not None:
+                        self._end(request_id, times)
         elif isinstance(event, RequestArrived):
             self._arrive(event)
 
@@ -66,12 +66,12 @@ class Watch:
         if slo.ttft is not None:
             heapq.heappush(self._deadlines, (event.time + slo.ttft, request_id))
 
-    def _end(self, last: ProducedToken, times: TokenTimes) -> None:
-        self._undecided.discard(last.request_id)
-        slo = self._slos.get(last.request_id)
+    def _end(self, request_id: RequestId, times: TokenTimes) -> None:
+        self._undecided.discard(request_id)
+        slo = self._slos.get(request_id)
         tpot = None if slo is None else slo.tpot
         if tpot is not None and times[-1] - times[0] > tpot * (len(times) - 1):
-            self._miss(last.request_id)
+            self._miss(request_id)
 
     def _miss(self, request_id: RequestId) -> None:
         self._missed.add(request_id)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from loong.core.attention_tasks import num_retained_tokens
-from loong.core.instance import ElasticInstance
+from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction, ReleaseKV
 from loong.core.placement import InstanceId, KVSegment, Placement, tokens_by_instance
 from loong.core.plan import BatchPlan, KVMigration
@@ -23,10 +23,15 @@ class Books:
     """Instances, live requests, batches and migrations in flight, and counts since the start.
 
     `kv_used` of an instance counts the KV at rest and what batches and migrations in flight have reserved.
+    `free` and `num_slots` are those of a snapshot, and no live request comes to more than `most_tokens`: so
+    that no plan looks at every instance or request for them.
     Whoever changes a request takes it from `changing`.
     """
 
     instances: dict[InstanceId, ElasticInstance] = field(default_factory=dict)
+    free: dict[InstanceId, int] = field(default_factory=dict)
+    num_slots: int = 0
+    most_tokens: int = 0
     requests: dict[RequestId, LiveRequest] = field(default_factory=dict)
     batches: dict[int, InFlightBatch] = field(default_factory=dict)
     migrations: dict[int, KVMigration] = field(default_factory=dict)
@@ -50,7 +55,13 @@ class Books:
             version=version,
         )
         # What its properties would make, but copied whole instead of entry by entry.
-        vars(snapshot).update(instance=self.instances.copy(), request=self.roll.views.copy())
+        vars(snapshot).update(
+            instance=self.instances.copy(),
+            request=self.roll.views.copy(),
+            free=self.free.copy(),
+            num_slots=self.num_slots,
+            most_tokens=self.most_tokens,
+        )
         return snapshot
 
     @property
@@ -67,11 +78,25 @@ class Books:
     def admit(self, live: LiveRequest) -> None:
         """Take in a new request, with its forks."""
         self.recent_prompt_lengths.append(len(live.request.prompt_token_ids))
+        self.most_tokens = max(self.most_tokens, live.view().num_final_tokens)
         for new in (live, *live.forks):
             self.count(num_arrived=1)
             new.number = self.counts["num_arrived"]
             self.requests[new.request.request_id] = new
             self.roll.note(new)
+
+    def join(self, instance: ElasticInstance) -> None:
+        """Take in a new instance."""
+        self.instances[instance.instance_id] = instance
+        if instance.kind is InstanceKind.FULL:
+            self.free[instance.instance_id] = instance.kv_free
+            self.num_slots += instance.kv_capacity
+
+    def lose(self, instance_id: InstanceId) -> None:
+        """Forget an instance."""
+        instance = self.instances.pop(instance_id)
+        if self.free.pop(instance_id, None) is not None:
+            self.num_slots -= instance.kv_capacity
 
     def open_batch(self, batch: InFlightBatch) -> None:
         """Take a batch into flight, on its group, with room for the KV that it will make."""
@@ -185,14 +210,18 @@ class Books:
     def reserve(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Count so many slots of each instance as used."""
         for instance_id, count in num_tokens.items():
-            instance = self.instances[instance_id]
-            self.instances[instance_id] = instance.using(instance.kv_used + count)
+            self._use(instance_id, count)
 
     def release(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Count so many slots of each instance as free."""
         for instance_id, count in num_tokens.items():
-            instance = self.instances[instance_id]
-            self.instances[instance_id] = instance.using(instance.kv_used - count)
+            self._use(instance_id, -count)
+
+    def _use(self, instance_id: InstanceId, num_tokens: int) -> None:
+        instance = self.instances[instance_id]
+        self.instances[instance_id] = instance.using(instance.kv_used + num_tokens)
+        if instance_id in self.free:
+            self.free[instance_id] -= num_tokens
 
     def count(self, **increments: int) -> None:
         """Add to the counts of these names."""

@@ -4,6 +4,7 @@ from collections import Counter
 
 from loong.core.books import Books
 from loong.core.errors import InvalidEventError
+from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.positions import first_overlap
 from loong.core.shared_kv import SharedKV
@@ -22,6 +23,7 @@ def check_books(books: Books) -> None:
     _check_batches(books)
     _check_migrations(books)
     _check_room(books)
+    _check_bounds(books)
     if books.stats.num_arrived != books.stats.num_ended + len(books.requests):
         raise InvalidEventError(f"{books.stats} does not fit {len(books.requests)} live requests")
 
@@ -102,3 +104,16 @@ def _check_room(books: Books) -> None:
             raise InvalidEventError(f"{instance} does not use what its requests have there")
     if used:
         raise InvalidEventError(f"KV is on instances {sorted(used)}, which do not exist")
+
+
+def _check_bounds(books: Books) -> None:
+    full = [instance for instance in books.instances.values() if instance.kind is InstanceKind.FULL]
+    if books.free != {i.instance_id: i.kv_free for i in full}:
+        raise InvalidEventError(f"the slots {books.free} are not those that are free of {full}")
+    if books.num_slots != sum(instance.kv_capacity for instance in full):
+        raise InvalidEventError(f"there are {books.num_slots} slots, but not of {full}")
+    for request_id, live in books.requests.items():
+        if live.view().num_final_tokens > books.most_tokens:
+            raise InvalidEventError(
+                f"no request comes to more than {books.most_tokens} tokens, but {request_id} does"
+            )

@@ -185,7 +185,7 @@ class ClusterState:
             live.placement = live.placement.without(instance_id)
             if live.shared is not None:
                 live.shared.lose(instance_id)
-        del books.instances[instance_id]
+        books.lose(instance_id)
         return books.settle(live for r, live in tuple(books.requests.items()) if r in hit_ids | orphans)
 
     def _void_migrations(self, instance_id: InstanceId) -> frozenset[RequestId]:
@@ -208,7 +208,7 @@ class ClusterState:
                 f"instance {instance.instance_id} joined with {instance.kv_used} tokens and batch "
                 f"{instance.batch_id}; it must come empty"
             )
-        self._books.instances[instance.instance_id] = instance
+        self._books.join(instance)
         return ()
 
     def _fail(self, request_id: RequestId) -> tuple[Instruction, ...]:

@@ -92,8 +92,8 @@ class Placement:
         if newest.instance_id == segment.instance_id and run.stop == new.start and run.step == new.step == 1:
             grown = KVSegment(segment.owner_id, range(run.start, new.stop), segment.instance_id)
             placement = Placement((*self.segments[:-1], grown))
-            # What its properties would find, known from before.
-            vars(placement).update(num_tokens=self.num_tokens + len(new), instance_ids=self.instance_ids)
+            known = vars(placement)  # what its properties would find, known from before
+            known["num_tokens"], known["instance_ids"] = self.num_tokens + len(new), self.instance_ids
             return placement
         return None
 

@@ -106,7 +106,7 @@ class LiveRequest:
             sampling_params=params,
             prompt_token_ids=prompt if needs_prompt else (),
             output_token_ids=tuple(outputs) if needs_output else (),
-            forks=() if params is None else tuple([fork.as_fork() for fork in self.forks]),
+            forks=tuple([fork.as_fork() for fork in self.forks]) if self.forks and params else (),
         )
 
     def as_fork(self) -> Fork:
@@ -211,7 +211,9 @@ class InFlightBatch:
         writes = self.plan.writes_of(request_id)
         if not self.is_lease:
             return writes
-        stop = self.plan.blocks_of(request_id)[0].positions[0] + live.num_batch_tokens
+        stop = self.plan.blocks_of(request_id)[0].positions.start + live.num_batch_tokens
+        if all(segment.positions.stop <= stop for segment in writes):
+            return writes
         return tuple(
             KVSegment(request_id, range(p.start, min(p.stop, stop), p.step), segment.instance_id)
             for segment in writes

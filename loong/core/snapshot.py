@@ -37,7 +37,7 @@ class RunningBatch:
     @property
     def is_ending(self) -> bool:
         """Whether it is time to extend the lease, if that is wished, for the group to hear of it."""
-        return self.is_extendable and self.num_steps_taken >= self.plan.num_steps - EXTENSION_STEPS
+        return self.num_steps_taken >= self.plan.num_steps - EXTENSION_STEPS and self.is_extendable
 
     def after(self, step: int, time: float) -> "RunningBatch":
         """The same batch when it has taken `step`, as told at `time`."""
@@ -94,6 +94,21 @@ class Snapshot:
     def request(self) -> dict[RequestId, RequestView]:
         """Live requests by id."""
         return {view.request_id: view for view in (*self.waiting, *self.running)}
+
+    @cached_property
+    def free(self) -> dict[InstanceId, int]:
+        """Free slots of the full instances by id."""
+        return {i.instance_id: i.kv_free for i in self.instances if i.kind is InstanceKind.FULL}
+
+    @cached_property
+    def num_slots(self) -> int:
+        """Slots of the full instances, free or not."""
+        return sum(i.kv_capacity for i in self.instances if i.kind is InstanceKind.FULL)
+
+    @cached_property
+    def most_tokens(self) -> int:
+        """So many tokens, or fewer, is the KV of what any live request and its forks come to."""
+        return max((view.num_final_tokens for view in (*self.waiting, *self.running)), default=0)
 
     @cached_property
     def batch(self) -> dict[int, RunningBatch]:

@@ -10,7 +10,8 @@ class Processors:
 
     All steps are served at one rate, so they end in the order of the service that they need, and how far
     service lags behind time is all there is to keep; where cores never lack, there is nothing. Times are
-    virtual seconds and never go back.
+    virtual seconds and never go back. `next_end` is when the next step ends if no other starts before:
+    infinity if none runs.
     """
 
     def __init__(self, num_cores: float = inf, processes_per_instance: int = 1) -> None:
@@ -20,16 +21,7 @@ class Processors:
         self._num_busy = 0
         self._rate = 1.0  # of service, in proportion to time
         self._now = self._lag = 0.0
-
-    @property
-    def next_end(self) -> float:
-        """When the next step ends if no other starts before; infinity if none runs."""
-        if not self._steps:
-            return inf
-        service_at_end = self._steps[0][0]
-        if self._rate == 1.0:
-            return max(self._now, service_at_end + self._lag)  # rounding shall not turn time back
-        return max(self._now, self._now + (service_at_end - (self._now - self._lag)) / self._rate)
+        self.next_end = inf
 
     def start(self, batch_id: int, now: float, seconds: float, num_instances: int) -> None:
         """Start a step that takes `seconds` where nothing slows it down."""
@@ -37,12 +29,14 @@ class Processors:
         num_processes = num_instances * self._processes_per_instance
         self._add_busy(num_processes)
         heapq.heappush(self._steps, (now - self._lag + seconds, next(self._order), batch_id, num_processes))
+        self._see_next_end()
 
     def end(self) -> int:
         """Take out the step that ends next; returns its batch."""
         self._serve_until(self.next_end)
         _, _, batch_id, num_processes = heapq.heappop(self._steps)
         self._add_busy(-num_processes)
+        self._see_next_end()
         return batch_id
 
     def cancel(self, batch_id: int, now: float) -> None:
@@ -51,6 +45,18 @@ class Processors:
         self._add_busy(-sum(processes for *_, batch, processes in self._steps if batch == batch_id))
         self._steps = [step for step in self._steps if step[2] != batch_id]
         heapq.heapify(self._steps)
+        self._see_next_end()
+
+    def _see_next_end(self) -> None:
+        if not self._steps:
+            self.next_end = inf
+            return
+        service_at_end = self._steps[0][0]
+        if self._rate == 1.0:
+            end = service_at_end + self._lag
+        else:
+            end = self._now + (service_at_end - (self._now - self._lag)) / self._rate
+        self.next_end = max(self._now, end)  # rounding shall not turn time back
 
     def _add_busy(self, num_processes: int) -> None:
         if self._num_cores == inf:

@@ -22,7 +22,9 @@ def segment(request_id: str, positions: range, instance_id: int = 0) -> KVSegmen
 
 def balanced() -> Books:
     """Two instances; request b is in a batch, r has KV that migrates, and w waits with a fork."""
-    books = Books({i: ElasticInstance(i, 1, InstanceKind.FULL, 20) for i in range(2)})
+    books = Books()
+    for instance_id in range(2):
+        books.join(ElasticInstance(instance_id, 1, InstanceKind.FULL, 20))
     for request_id, num_forks in ("b", 0), ("r", 0), ("w", 1):
         first, *others = Request(
             request_id, range(4), SamplingParams(), 0.0, num_choices=1 + num_forks
@@ -109,6 +111,18 @@ def share_what_is_not_held(books: Books) -> None:
     books.changing("r").shared = SharedKV("r", Placement((segment("r", range(9)),)), ("r", "b"))
 
 
+def forget_that_a_slot_is_free(books: Books) -> None:
+    books.free[0] -= 1
+
+
+def count_a_slot_twice(books: Books) -> None:
+    books.num_slots += 1
+
+
+def expect_shorter_requests(books: Books) -> None:
+    books.most_tokens -= 1
+
+
 def miscount(books: Books) -> None:
     books.count(num_arrived=1)
 
@@ -132,6 +146,9 @@ def miscount(books: Books) -> None:
         (wait_for_another, "waits for w, but not it alone"),
         (share_with_nobody, r"requests \['gone'\] share KV, but are not live"),
         (share_what_is_not_held, r"request r shares .*range\(0, 9\).*, but does not hold it"),
+        (forget_that_a_slot_is_free, "are not those that are free of"),
+        (count_a_slot_twice, "there are 41 slots, but not of"),
+        (expect_shorter_requests, "no request comes to more than 33 tokens, but w does"),
         (miscount, "num_arrived=5.* does not fit 4 live requests"),
     ],
 )
