@@ -23,6 +23,7 @@ from loong.core.placement import Placement
 from loong.core.request import RequestView
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.equations import FutureKV, paper_weight
+from loong.scheduler.lengths import Lengths
 from loong.scheduler.program import Demand, Offer, solve
 
 NUM_REQUESTS = (16, 64, 128, 256, 512)
@@ -66,7 +67,7 @@ def measure(num_requests: int, num_units: int) -> float:
 def measure_future_kv(num_running: int = 256) -> float:
     random = Random(0)
     lengths = [(random.randint(64, 10_000), random.randint(1, 500)) for _ in range(num_running)]
-    future = FutureKV.of(waiting_view(*length) for length in lengths)
+    future = FutureKV.of(Lengths.of([waiting_view(*length) for length in lengths]))
     return seconds_of(lambda: future.adding(waiting_view(1000, 250)).peak)
 
 

@@ -16,9 +16,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel, PrefillTerms
-from loong.core.instance import InstanceKind
 from loong.core.request import RequestId, RequestView
-from loong.core.snapshot import Snapshot
 from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.equations import FutureKV
 from loong.scheduler.survey import Survey
@@ -142,7 +140,7 @@ class Dispatch:
         What is admitted finds room to its declared end, whatever comes. A prompt that was put off may begin
         only while no other one holds KV; and if one has found no room for long, none that came after begins.
         """
-        now, room = self.survey.snapshot.now, Room(self.survey.snapshot)
+        now, room = self.survey.snapshot.now, Room(self.survey)
         found = Dispatched([], [])
         is_late_begun = any(p.is_late and p.is_begun for p in prefills)
         last_arrival = float("inf")
@@ -251,45 +249,35 @@ class Room:
     That is of running requests, and of those taken. Nothing is reckoned before it is asked for.
     """
 
-    snapshot: Snapshot
+    survey: Survey
     refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, forks
     future: FutureKV | None = None  # but for those of `taken`
     taken: list[RequestView] = field(default_factory=list)
 
     @cached_property
-    def capacity(self) -> int:
-        """Slots of the full instances."""
-        return sum(i.kv_capacity for i in self.snapshot.instances if i.kind is InstanceKind.FULL)
-
-    @cached_property
-    def running(self) -> list[RequestView]:
-        """Requests that have slots, or are to have some."""
-        return [view for view in self.snapshot.running if not view.has_ended]
-
-    @cached_property
     def bound(self) -> int:
         """No less than the slots that will ever be in use at once."""
-        return sum([view.num_final_tokens for view in self.running])
+        return int(self.survey.lengths.final.sum())
 
     def fits(self, view: RequestView) -> bool:
         """Whether a request has room to its declared end, with all that were taken."""
-        if self.bound + view.num_final_tokens <= self.capacity:
+        if self.bound + view.num_final_tokens <= self.survey.capacity:
             return True
         remaining, known, num_forks = view.num_remaining_tokens, view.num_known_tokens, view.num_forks
         if any(remaining >= r and known >= k and num_forks >= f for r, k, f in self.refused):
             return False  # no less than one that did not fit: no need to reckon
-        fits = self.peak_with(view) <= self.capacity
+        fits = self.peak_with(view) <= self.survey.capacity
         if not fits:
             self.refused.append((remaining, known, num_forks))
         return fits
 
     def peak_with(self, view: RequestView) -> int:
         """The most slots that those admitted and this one may come to need at once, or a bound that fits."""
-        future = FutureKV.of(self.running) if self.future is None else self.future
+        future = FutureKV.of(self.survey.lengths) if self.future is None else self.future
         for other in self.taken:
             future = future.adding(other)
         self.future, self.taken, self.bound = future, [], future.peak
-        if self.bound + view.num_final_tokens <= self.capacity:
+        if self.bound + view.num_final_tokens <= self.survey.capacity:
             return self.bound + view.num_final_tokens
         return future.adding(view).peak
 

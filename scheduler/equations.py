@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from loong.core.request import RequestView
 from loong.scheduler.families import shared_by_last
+from loong.scheduler.lengths import Lengths
 
 
 def paper_weight(num_input_tokens: int) -> float:
@@ -71,22 +72,18 @@ class FutureKV:
     usage: NDArray[np.int64]  # [n], slots in use when each ends, of itself and of all after it
 
     @classmethod
-    def of(cls, views: Iterable[RequestView]) -> "FutureKV":
+    def of(cls, lengths: Lengths) -> "FutureKV":
         """Of requests and their forks: c is all of the known tokens that need KV, computed or not.
 
         KV that several hold is that of the last of them to end.
         """
-        alive = list(views)
-        shared = shared_by_last(alive, attrgetter("num_remaining_tokens"))
-        to_come = [view.num_remaining_tokens for view in alive]
-        held = [view.num_known_tokens - 1 for view in alive]
-        for place, view in enumerate(alive):
-            if view.family_id is not None:
-                held[place] += shared.get(view.request_id, 0) - view.shared.num_tokens
-            if view.num_forks:
-                to_come += view.num_forks * [view.num_remaining_tokens]
-                held += view.num_forks * [0]
-        remaining, current = np.array(to_come, np.int64), np.array(held, np.int64)
+        remaining, current = lengths.remaining, lengths.known - 1
+        shared = shared_by_last(lengths.kin.values(), attrgetter("num_remaining_tokens"))
+        for place, view in lengths.kin.items():
+            current[place] += shared.get(view.request_id, 0) - view.shared.num_tokens
+        if forks := [v.num_remaining_tokens for v in lengths.kin.values() for _ in range(v.num_forks)]:
+            remaining = np.concatenate((remaining, forks))
+            current = np.concatenate((current, np.zeros_like(forks)))
         order = np.lexsort((current, remaining))
         remaining, current = remaining[order], current[order]
         num_alive = np.arange(len(remaining), 0, -1)
@@ -109,7 +106,8 @@ class FutureKV:
         shorter, longer = self.remaining[:index], self.remaining[index:]
         held = int(self.usage[index] - longer[0] * len(longer)) if len(longer) else 0
         own = held + num_current + num_remaining * (len(longer) + 1)
-        return FutureKV(
-            np.concatenate((shorter, [num_remaining], longer)),
-            np.concatenate((self.usage[:index] + shorter + num_current, [own], self.usage[index:])),
-        )
+        remaining, usage = np.empty((2, len(self.remaining) + 1), np.int64)
+        remaining[:index], remaining[index], remaining[index + 1 :] = shorter, num_remaining, longer
+        usage[:index], usage[index], usage[index + 1 :] = shorter + num_current, own, self.usage[index:]
+        usage[:index] += self.usage[:index]
+        return FutureKV(remaining, usage)

@@ -8,6 +8,7 @@ from loong.core.placement import InstanceId
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
 from loong.scheduler.equations import FutureKV
+from loong.scheduler.lengths import Lengths
 from loong.scheduler.survey import Survey
 
 Partition: TypeAlias = Callable[[Sequence[InstanceId]], list[tuple[InstanceId, ...]]]
@@ -73,7 +74,7 @@ class FixedGroup:
         num_more = view.num_final_tokens
         if self.num_promised + num_more <= self.capacity:
             return True
-        future = FutureKV.of(self.decoding)
+        future = FutureKV.of(Lengths.of(self.decoding))
         return future.peak + self.num_reserved + num_more <= self.capacity
 
 

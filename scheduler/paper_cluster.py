@@ -69,11 +69,6 @@ class PaperCluster:
         elif unit.is_ready and self.receiving.isdisjoint(unit.instance_ids):
             self.idle += unit.instance_ids
 
-    @property
-    def capacity(self) -> int:
-        """Slots of all full instances."""
-        return sum(self.survey.snapshot.instance[i].kv_capacity for i in self.free)
-
     def batch_on(self, instance_id: InstanceId) -> DecodeBatch:
         """The decode batch whose group has an instance."""
         return next(batch for batch in self.decoding if instance_id in batch.instance_ids)

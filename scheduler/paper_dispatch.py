@@ -17,8 +17,7 @@ class Scan:
     future: FutureKV = field(init=False)
 
     def __post_init__(self) -> None:
-        running = (view for view in self.cluster.survey.snapshot.running if not view.has_ended)
-        self.future = FutureKV.of(running)
+        self.future = FutureKV.of(self.cluster.survey.lengths)
 
     def next_prompts(self, dop: int, num_free: int) -> list[RequestView]:
         """R_p's next prompts on `dop` instances, of which `num_free` slots are for R_p.
@@ -32,7 +31,7 @@ class Scan:
         for view in self.cluster.survey.waiting[len(self.chosen) :]:
             num_left -= view.num_uncomputed_tokens
             future = future.adding(view)
-            if num_left < 0 or future.peak > self.cluster.capacity:
+            if num_left < 0 or future.peak > self.cluster.survey.capacity:
                 break
             if self._is_compute_bound([*self.chosen, *prompts], dop):
                 break

@@ -6,6 +6,8 @@ request is put off. The log writes down what is new of it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel, prefill_time
@@ -66,8 +68,8 @@ def _taken(prefills: Iterable[Prefill], batch_of: BatchOf, survey: Survey) -> se
 def reasons_to_wait(dispatched: Dispatched, groups: Sequence[Group], batch_of: BatchOf) -> Iterator[Decision]:
     """For the prompts that the plan does not go on with: what each waits for."""
     waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
-    for view, refusal in dispatched.refused:
-        waiting[refusal.value].append(view.request_id)
+    for refusal, refused in groupby(dispatched.refused, itemgetter(1)):  # most in a row for one reason
+        waiting[refusal.value] += [view.request_id for view, _ in refused]
     place_of = {prefill.view.request_id: i for i, group in enumerate(groups) for prefill in group.prefills}
     reasons: dict[int, str] = {}  # of groups, by their places: many prompts may wait for one
     for prefill in dispatched.prefills:

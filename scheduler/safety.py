@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 from loong.core.request import RequestId, RequestView
 from loong.scheduler.dispatch import Prefill
 from loong.scheduler.families import shared_by_last
+from loong.scheduler.lengths import Lengths
 from loong.scheduler.survey import Survey
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Slots that a request has, and those that it may still take until its declared end."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Claims:
+    """Slots that each request has, and those that it may still take until its declared end."""
 
-    request_id: RequestId
-    num_held: int
-    num_needed: int
+    request_ids: Sequence[RequestId]
+    num_held: NDArray[np.int64]
+    num_needed: NDArray[np.int64]
 
 
 class Bank:
@@ -34,10 +35,10 @@ class Bank:
     Who holds nothing yet is in nobody's way, and need not be able to end before it begins: it can go last.
     """
 
-    def __init__(self, claims: Iterable[Claim], num_free: int) -> None:
-        ordered = sorted(claims, key=attrgetter("num_needed"))
-        self._place = {claim.request_id: place for place, claim in enumerate(ordered)}
-        needed, held = np.array([(c.num_needed, c.num_held) for c in ordered], np.int64).reshape(-1, 2).T
+    def __init__(self, claims: Claims, num_free: int) -> None:
+        order = claims.num_needed.argsort(kind="stable")
+        self._place = {claims.request_ids[i]: place for place, i in enumerate(order.tolist())}
+        needed, held = claims.num_needed[order], claims.num_held[order]
         # What all after each may take before it would not find all that it needs when its turn comes.
         self._slack: NDArray[np.int64] = num_free + held.cumsum() - held - needed
         self._holds: NDArray[np.bool_] = held > 0
@@ -93,13 +94,12 @@ class Safety:
 def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Safety:
     """Whom to let go on of those at rest, the oldest first, and of `prefills`, most urgent first."""
     decodes = [view for unit in survey.resting for view in unit.decodes]
-    views = [view for view in survey.snapshot.running if not view.has_ended]
-    views += [prefill.view for prefill in prefills if not prefill.view.has_begun]
+    beginning = Lengths.of([prefill.view for prefill in prefills if not prefill.is_begun])
     num_free = sum(survey.free.values())
     num_wished = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
-    if num_free - num_wished >= max((view.num_final_tokens for view in views), default=0):
+    if num_free - num_wished >= max(survey.lengths.final.max(initial=0), beginning.final.max(initial=0)):
         return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
-    bank = Bank(_claims(views, survey), num_free)
+    bank = Bank(_claims(survey, beginning), num_free)
     wishes = {view.request_id: 1 for view in sorted(decodes, key=attrgetter("arrival_time"))}
     paused_ids = set[RequestId]()
     if not bank.lends(wishes | {prefill.view.request_id: prefill.num_tokens for prefill in prefills}):
@@ -122,20 +122,23 @@ def _paused_prompts(bank: Bank, prefills: Sequence[Prefill], now: float) -> Iter
                 last_arrival = min(last_arrival, view.arrival_time)
 
 
-def _claims(views: Sequence[RequestView], survey: Survey) -> Iterator[Claim]:
+def _claims(survey: Survey, beginning: Lengths) -> Claims:
     """What each holds and needs; what a family shares is free when the one that needs most has ended."""
-    needed = {view.request_id: view.num_final_tokens - _num_held(view, survey) for view in views}
-    shared = shared_by_last(views, lambda view: needed[view.request_id])
-    for view in views:
-        request_id = view.request_id
-        num_own = _num_held(view, survey) - view.shared.num_tokens
-        yield Claim(request_id, num_own + shared.get(request_id, 0), needed[request_id])
+    running = survey.lengths
+    views = (*running.views, *beginning.views)
+    num_held = np.array([view.placement.num_tokens for view in views], np.int64)
+    num_held += _reserved(views, survey)
+    num_needed = np.concatenate((running.final, beginning.final)) - num_held
+    needed_by = {view.request_id: int(num_needed[place]) for place, view in running.kin.items()}
+    shared = shared_by_last(running.kin.values(), lambda view: needed_by[view.request_id])
+    for place, view in running.kin.items():
+        num_held[place] += shared.get(view.request_id, 0) - view.shared.num_tokens
+    return Claims([view.request_id for view in views], num_held, num_needed)
 
 
-def _num_held(view: RequestView, survey: Survey) -> int:
-    """Slots that it has, or that a batch has reserved for it."""
-    num_held = view.num_computed_tokens
-    if view.batch_id is not None:
-        plan = survey.snapshot.batch[view.batch_id].plan
-        num_held += sum([len(segment.positions) for segment in plan.writes_of(view.request_id)])
-    return num_held
+def _reserved(views: Iterable[RequestView], survey: Survey) -> list[int]:
+    """Slots that a batch has reserved for each."""
+    reserved = dict[RequestId, int]()
+    for batch in survey.snapshot.batches:
+        reserved |= batch.plan.num_written_tokens
+    return [reserved.get(view.request_id, 0) for view in views]

@@ -15,6 +15,7 @@ from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId, tokens_by_instance
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
+from loong.scheduler.lengths import Lengths
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Unit:
 class Survey:
     """The cluster, sorted for planning.
 
-    `free` is the free slots of each full instance, once requests that have ended leave their batches.
+    `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
+    ended leave their batches.
     `resting` are the units on which requests rest. Most plans need none but these, so the others are found
     when they are asked for: those `running` a batch, and `idle` instances, the roomiest first.
 
@@ -63,6 +65,7 @@ class Survey:
     """
 
     snapshot: Snapshot
+    capacity: int
     free: Mapping[InstanceId, int]
     waiting: tuple[RequestView, ...]
     resting: tuple[Unit, ...]
@@ -86,6 +89,11 @@ class Survey:
     def is_any_usable(self) -> bool:
         """Whether a unit is ready, or can be at the edge of a step."""
         return bool(self.idle) or any(u.is_ready or u.is_in_lease for u in (*self.resting, *self.running))
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """Of the requests that have slots, or are to have some, and have not ended."""
+        return Lengths.of([view for view in self.snapshot.running if not view.has_ended])
 
     @cached_property
     def running(self) -> tuple[Unit, ...]:
@@ -113,18 +121,14 @@ def survey(snapshot: Snapshot) -> Survey:
     free = {
         i.instance_id: i.kv_capacity - i.kv_used for i in snapshot.instances if i.kind is InstanceKind.FULL
     }
-    resting = []
-    for view in snapshot.running:
-        if view.batch_id is None:
-            if not (view.is_migrating or view.has_ended):
-                resting.append(view)
-        elif view.has_ended:
-            _free_kv_of(view, snapshot, free)
+    resting = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
+    for view in [view for view in snapshot.running if view.has_ended and view.batch_id is not None]:
+        _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
     capacity = sum(snapshot.instance[i].kv_capacity for i in free)
     waiting = tuple([v for v in snapshot.waiting if v.is_plannable and v.num_final_tokens <= capacity])
-    return Survey(snapshot, free, waiting, _resting_units(resting, snapshot, free))
+    return Survey(snapshot, capacity, free, waiting, _resting_units(resting, snapshot, free))
 
 
 def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
@@ -154,11 +158,14 @@ def _resting_units(
                 unit = _unit_at(instance_id, snapshot, full)
                 unit_of.update(dict.fromkeys(unit.instance_ids, unit))
         unit = unit_of[holders[0]]
-        if any(unit_of[i] is not unit for i in holders):
+        if len(holders) > 1 and any(unit_of[i] is not unit for i in holders):
             unit = _joined({id(unit_of[i]): unit_of[i] for i in holders}.values())
             unit_of.update(dict.fromkeys(unit.instance_ids, unit))
-        (unit.decodes if view.is_decoding else unit.prefills).append(view)
-        unit.num_decodes += view.is_decoding
+        if view.is_decoding:
+            unit.decodes.append(view)
+            unit.num_decodes += 1
+        else:
+            unit.prefills.append(view)
     return tuple({id(unit): unit for unit in unit_of.values()}.values())
 
 

@@ -74,6 +74,14 @@ class BatchPlan:
         return tokens_by_instance(self.writes)
 
     @cached_property
+    def num_written_tokens(self) -> Mapping[RequestId, int]:
+        """How many tokens of each request are to be stored."""
+        counts: dict[RequestId, int] = {}
+        for segment in self.writes:
+            counts[segment.owner_id] = counts.get(segment.owner_id, 0) + len(segment.positions)
+        return counts
+
+    @cached_property
     def _blocks(self) -> Mapping[RequestId, tuple[QueryBlock, ...]]:
         return _grouped(self.queries, attrgetter("request_id"))
 

@@ -33,3 +33,4 @@ def test_a_batch_finds_what_it_has_of_a_request_and_what_each_instance_is_to_sto
     assert batch.writes_of("a") == writes[1:]
     assert (batch.blocks_of("c"), batch.writes_of("c")) == ((), ())
     assert batch.num_stored_tokens == {1: 5, 0: 1}
+    assert batch.num_written_tokens == {"b": 4, "a": 2}

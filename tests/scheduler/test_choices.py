@@ -12,6 +12,7 @@ from loong.core.placement import striped
 from loong.core.request import Request, RequestView
 from loong.scheduler.equations import FutureKV
 from loong.scheduler.families import shared_by_last
+from loong.scheduler.lengths import Lengths
 from loong.scheduler.policy import POLICIES, admissible_tokens
 
 CAPACITIES = {"tp": [4000], "chunked": [4000]}
@@ -55,15 +56,19 @@ def sharing(request_id: str, num_prompt: int, num_output: int, max_tokens: int) 
     return replace(view, family_id="a", shared=striped(request_id, range(num_prompt), (0,)))
 
 
+def future_of(views: list[RequestView]) -> FutureKV:
+    return FutureKV.of(Lengths.of(views))
+
+
 def test_what_a_family_shares_counts_once_until_the_last_of_it_ends() -> None:
     family = [sharing("a", 100, 5, 10), sharing("a-1", 100, 2, 10), sharing("a-2", 100, 8, 10)]
     assert shared_by_last(family, lambda view: view.num_remaining_tokens) == {"a-1": 100}
     # after 2 steps: 9 and 6 and 3 of their own, and the prompt; after 5: 9 and 6; after 8: 9.
-    assert FutureKV.of(family).peak == 100 + max(9 + 6 + 3, 9 + 6, 9)
+    assert future_of(family).peak == 100 + max(9 + 6 + 3, 9 + 6, 9)
 
 
 def test_a_prompt_with_forks_is_to_come_to_what_all_of_them_will() -> None:
     lone, prompt = waiting("b", 50, max_tokens=10), replace(waiting("a", 100, max_tokens=10), num_forks=3)
     assert prompt.num_final_tokens == 100 + 4 * 9
-    assert FutureKV.of([prompt]).peak == 99 + 4 * 10
-    assert FutureKV.of([lone]).adding(prompt).peak == FutureKV.of([lone, prompt]).peak
+    assert future_of([prompt]).peak == 99 + 4 * 10
+    assert future_of([lone]).adding(prompt).peak == future_of([lone, prompt]).peak

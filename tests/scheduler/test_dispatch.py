@@ -192,7 +192,7 @@ def test_only_what_fits_to_its_declared_end_is_admitted() -> None:
         found = dispatched(snapshot)
         assert bool(found.prefills) == admitted
         assert found.refused == ([] if admitted else [(view, Refusal.NO_ROOM)])
-        assert Room(snapshot).peak_with(view) == (99 if admitted else 100)
+        assert Room(survey(snapshot)).peak_with(view) == (99 if admitted else 100)
 
 
 def test_room_counts_what_was_admitted_before_and_not_what_has_ended() -> None:

@@ -12,6 +12,7 @@ from loong.scheduler.equations import (
     dispatch_gain,
     paper_weight,
 )
+from loong.scheduler.lengths import Lengths
 
 NUM_REMAINING, NUM_CURRENT = st.integers(0, 40), st.integers(0, 1000)
 REQUEST = st.tuples(NUM_REMAINING, NUM_CURRENT)
@@ -23,8 +24,8 @@ def view(num_remaining: int, num_current: int) -> RequestView:
     return waiting("r", num_current + 1, num_remaining)
 
 
-def views(requests: list[tuple[int, int]]) -> list[RequestView]:
-    return [view(*request) for request in requests]
+def future_of(requests: list[tuple[int, int]]) -> FutureKV:
+    return FutureKV.of(Lengths.of([view(*request) for request in requests]))
 
 
 def simulated_peak(requests: list[tuple[int, int]]) -> int:
@@ -69,24 +70,24 @@ def test_a_prompt_twice_as_long_counts_half() -> None:
 
 def test_the_peak_is_where_the_equation_has_its_largest_term() -> None:
     # l_k k + sum of c_i: 9 + 10, 9 * 2 + 30, 2 * 3 + 60
-    assert FutureKV.of(views([(9, 10), (2, 30), (9, 20)])).peak == 66
+    assert future_of([(9, 10), (2, 30), (9, 20)]).peak == 66
     # 50 + 10, 9 * 2 + 30
-    assert FutureKV.of(views([(50, 10), (9, 20)])).peak == 60
+    assert future_of([(50, 10), (9, 20)]).peak == 60
 
 
 @given(REQUESTS)
 def test_the_peak_is_that_of_decoding_step_by_step(requests: list[tuple[int, int]]) -> None:
-    assert FutureKV.of(views(requests)).peak == simulated_peak(requests)
+    assert future_of(requests).peak == simulated_peak(requests)
 
 
 @given(REQUESTS, REQUESTS)
 def test_adding_one_by_one_is_as_good_as_all_at_once(
     first: list[tuple[int, int]], others: list[tuple[int, int]]
 ) -> None:
-    future = FutureKV.of(views(first))
+    future = future_of(first)
     for request in others:
         future = future.adding(view(*request))
-    together = FutureKV.of(views(first + others))
+    together = future_of(first + others)
     assert future.remaining.tolist() == together.remaining.tolist()
     assert future.peak == together.peak
 
@@ -95,16 +96,16 @@ def test_adding_one_by_one_is_as_good_as_all_at_once(
 def test_adding_a_request_leaves_the_value_as_it_was(
     requests: list[tuple[int, int]], request: tuple[int, int]
 ) -> None:
-    future = FutureKV.of(views(requests))
+    future = future_of(requests)
     future.adding(view(*request))
-    assert future.peak == FutureKV.of(views(requests)).peak
+    assert future.peak == future_of(requests).peak
 
 
 @given(REQUESTS, NUM_REMAINING, NUM_CURRENT, st.integers(0, 9), st.integers(0, 9))
 def test_the_peak_grows_with_every_request_and_its_tokens(
     requests: list[tuple[int, int]], num_remaining: int, num_current: int, longer: int, larger: int
 ) -> None:
-    future = FutureKV.of(views(requests))
+    future = future_of(requests)
     peak = future.adding(view(num_remaining, num_current)).peak
     assert peak >= future.peak
     assert future.adding(view(num_remaining + longer, num_current + larger)).peak >= peak
@@ -115,4 +116,4 @@ def test_the_peak_is_never_below_what_is_in_use_nor_above_what_all_will_have_had
     requests: list[tuple[int, int]],
 ) -> None:
     in_use = sum(current for _, current in requests)
-    assert in_use <= FutureKV.of(views(requests)).peak <= in_use + sum(remaining for remaining, _ in requests)
+    assert in_use <= future_of(requests).peak <= in_use + sum(remaining for remaining, _ in requests)

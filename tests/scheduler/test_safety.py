@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import CPU
@@ -15,8 +17,22 @@ from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Dispatch, by_deadline
-from loong.scheduler.safety import Bank, Claim, Safety, safety
+from loong.scheduler.safety import Bank, Claims, Safety, safety
 from loong.scheduler.survey import survey
+
+
+class Claim(NamedTuple):
+    """Slots that a request has, and those that it may still take."""
+
+    request_id: str
+    num_held: int
+    num_needed: int
+
+
+def bank_of(claims: Sequence[Claim], num_free: int) -> Bank:
+    request_ids = [claim.request_id for claim in claims]
+    held, needed = (np.array([claim[column] for claim in claims], np.int64) for column in (1, 2))
+    return Bank(Claims(request_ids, held, needed), num_free)
 
 
 def can_all_end(claims: Sequence[Claim], num_free: int) -> bool:
@@ -49,7 +65,7 @@ def after(claims: Sequence[Claim], taken: dict[str, int]) -> list[Claim]:
 def test_after_whatever_was_lent_all_can_still_end(
     claims: list[Claim], num_free: int, data: st.DataObject
 ) -> None:
-    bank, taken = Bank(claims, num_free), dict[str, int]()
+    bank, taken = bank_of(claims, num_free), dict[str, int]()
     for claim in data.draw(st.permutations(claims)):
         wish = data.draw(st.integers(0, claim.num_needed))
         if bank.lends({claim.request_id: wish}):
@@ -68,7 +84,7 @@ def test_after_whatever_was_lent_all_can_still_end(
 def test_who_holds_nothing_may_not_begin_on_slots_that_another_has_got_meanwhile() -> None:
     claims = [Claim("first", 0, 1), Claim("second", 0, 1)]
     for wishes in ({"second": 1}, {"first": 1}):
-        one, several = Bank(claims, 1), Bank(claims, 1)
+        one, several = bank_of(claims, 1), bank_of(claims, 1)
         assert several.lends(wishes)
         assert all(one.lends_to(*wish) for wish in wishes.items())
         for request_id in {"first", "second"} - wishes.keys():
@@ -80,7 +96,7 @@ def test_who_holds_nothing_may_not_begin_on_slots_that_another_has_got_meanwhile
 def test_lending_to_one_is_lending_to_several_of_whom_there_is_one(
     claims: list[Claim], num_free: int, data: st.DataObject
 ) -> None:
-    one, several = Bank(claims, num_free), Bank(claims, num_free)
+    one, several = bank_of(claims, num_free), bank_of(claims, num_free)
     for claim in data.draw(st.permutations([*claims, *claims])):
         wish = data.draw(st.integers(0, 6))
         assert one.lends_to(claim.request_id, wish) == several.lends({claim.request_id: wish})
@@ -90,25 +106,25 @@ def test_lending_to_one_is_lending_to_several_of_whom_there_is_one(
 def test_who_needs_least_never_waits_for_others(claims: list[Claim], num_free: int) -> None:
     least = min(claims, key=lambda claim: claim.num_needed)
     has_begun, has_room = least.num_held > 0, least.num_needed <= num_free
-    is_lent = Bank(claims, num_free).lends({least.request_id: least.num_needed})
+    is_lent = bank_of(claims, num_free).lends({least.request_id: least.num_needed})
     assert is_lent == (has_begun or has_room)
 
 
 def test_nobody_takes_what_another_needs_to_end() -> None:
-    bank = Bank([Claim("near", 90, 4), Claim("far", 5, 50)], num_free=6)
+    bank = bank_of([Claim("near", 90, 4), Claim("far", 5, 50)], num_free=6)
     assert not bank.lends({"far": 3})
     assert bank.lends({"far": 2})
     assert not bank.lends({"far": 1})
     assert bank.lends({"near": 4})
-    assert not Bank([Claim("near", 90, 4), Claim("far", 5, 50)], num_free=6).lends({"near": 4, "far": 3})
+    assert not bank_of([Claim("near", 90, 4), Claim("far", 5, 50)], num_free=6).lends({"near": 4, "far": 3})
 
 
 def test_as_many_more_as_each_may_have_at_once() -> None:
     claims = [Claim("near", 90, 4), Claim("far", 5, 50), Claim("further", 5, 60)]
-    assert Bank(claims, 10).num_more(["near", "far", "further"]) == 3
-    assert Bank(claims, 10).num_more(["further"]) == 6
-    assert Bank(claims, 10).num_more(["near"]) is None
-    assert Bank([], 10).num_more([]) is None
+    assert bank_of(claims, 10).num_more(["near", "far", "further"]) == 3
+    assert bank_of(claims, 10).num_more(["further"]) == 6
+    assert bank_of(claims, 10).num_more(["near"]) is None
+    assert bank_of([], 10).num_more([]) is None
 
 
 def safety_of(snapshot: Snapshot, lease_steps: int = 16) -> Safety:

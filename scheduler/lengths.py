@@ -1,0 +1,35 @@
+"""How long requests are, in columns, so that what is asked of all of them is asked at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loong.core.request import RequestView
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """Tokens of each of `views`: those known, those it may still produce, and those it ends with.
+
+    `kin` are, by their places, those that share KV or are to fork; most requests are alone.
+    """
+
+    views: Sequence[RequestView]
+    known: NDArray[np.int64]
+    remaining: NDArray[np.int64]
+    final: NDArray[np.int64]
+    kin: Mapping[int, RequestView]
+
+    @classmethod
+    def of(cls, views: Sequence[RequestView]) -> "Lengths":
+        """Of these requests."""
+        prompt = np.array([view.num_prompt_tokens for view in views], np.int64)
+        output = np.array([view.num_output_tokens for view in views], np.int64)
+        most = np.array([view.max_tokens for view in views], np.int64)
+        kin = {i: view for i, view in enumerate(views) if view.num_forks or view.family_id is not None}
+        final = prompt + most - 1
+        for place, view in kin.items():
+            final[place] = view.num_final_tokens
+        return cls(views, prompt + output, most - output, final, kin)
