@@ -236,7 +236,7 @@ class Step:
         for instance_id in self.instance_ids:
             num_keys = held.get(instance_id, 0)
             is_maker = instance_id in makers
-            if is_maker or num_keys:
+            if is_maker or pair * num_keys:
                 least = InstanceWork(num_keys=num_keys, num_sent_queries=int(is_maker))
                 curve = token * is_maker + pair * num_keys, square * is_maker
                 largest.append(self._largest(instance_id, curve, least, left, len(makers)))

@@ -15,6 +15,7 @@ from loong.core.plan import BatchPlan, Transfer
 from loong.core.positions import is_partition
 from loong.core.request import RequestId, RequestView
 from loong.core.work import step_work
+from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.step import LEAST_PART, Step, choose_masters
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
@@ -220,6 +221,13 @@ def test_the_full_instances_of_a_long_history_attend_and_the_others_compute_as_f
     assert {block.master_id for block in batch.queries} == set(range(num_full, 8))
     assert batch.group.instance_ids == tuple(range(8))
     assert counts[1] > counts[0] / 2
+
+
+def test_a_full_instance_to_which_attention_costs_nothing_bounds_no_chunk() -> None:
+    free = WorkCostModel(Coefficients(pair=0.0))
+    step = step_on(3, free, free=[2852, 2753, 0])
+    step.reckon()
+    assert step.add_striped(begun("p", 10**6, 900, (0, 1, 2)), budget=0.1) > 0
 
 
 def test_stripes_that_do_not_fit_where_they_are_made_are_kept_in_proportion_to_room() -> None:
