@@ -11,7 +11,6 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId, tokens_by_instance
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
@@ -118,15 +117,12 @@ def survey(snapshot: Snapshot) -> Survey:
 
     Requests with KV on anything but full instances, in a host tier, are left alone.
     """
-    free = {
-        i.instance_id: i.kv_capacity - i.kv_used for i in snapshot.instances if i.kind is InstanceKind.FULL
-    }
+    free, capacity = snapshot.free.copy(), snapshot.num_slots
     resting = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
     for view in [view for view in snapshot.running if view.has_ended and view.batch_id is not None]:
         _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
-    capacity = sum(snapshot.instance[i].kv_capacity for i in free)
     waiting = tuple([v for v in snapshot.waiting if v.is_plannable and v.num_final_tokens <= capacity])
     return Survey(snapshot, capacity, free, waiting, _resting_units(resting, snapshot, free))
 
