@@ -80,8 +80,7 @@ class Scaling:
         if masters is None:
             return None
         step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, num_steps)
-        for view, master_id in masters:
-            step.add_decode(view, master_id)
+        step.add_decodes(masters)
         return step
 
     def _with_prompts(
@@ -177,14 +176,16 @@ class Scaling:
 
     def _add(self, step: Step, prefill: Prefill, budget: float, is_alone: bool) -> int:
         """The next chunk of a prompt: on one instance if that will do, else over all of the group."""
+        if step.dop == 1:
+            return step.add_whole(prefill.view, step.instance_ids[0], budget)
         held = prefill.view.placement.instance_ids
-        if step.dop > 1 and (is_alone or len(held) > 1):
+        if is_alone or len(held) > 1:
             return step.add_striped(prefill.view, budget)
         fitting = {
             i: min(prefill.num_tokens, step.free[i], step.num_fitting(i, prefill.num_cached, budget))
             for i in held or step.instance_ids
         }
         best = max(fitting, key=lambda i: (fitting[i], step.free[i], -i))
-        if step.dop > 1 and fitting[best] < prefill.num_tokens:
+        if fitting[best] < prefill.num_tokens:
             return step.add_striped(prefill.view, budget)
         return step.add_whole(prefill.view, best, budget)

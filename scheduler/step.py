@@ -1,7 +1,7 @@
 """One step in the making: requests are added to a group until its time, its tokens or its room is used up."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, sqrt
 
@@ -40,14 +40,18 @@ class Step:
     decodes: list[tuple[RequestView, InstanceId]] = field(default_factory=list)  # with their masters
     shares: list[Share] = field(default_factory=list)  # of prompts
     count: WorkCount = field(init=False)
+    ring: ESPGroup = field(init=False)  # all its instances
     alone: PrefillTerms = field(init=False)
     wide: PrefillTerms = field(init=False)
     overhead: float = 0.0  # seconds, of the group
     used: dict[InstanceId, float] = field(default_factory=dict)  # seconds, of each instance by itself
+    _overheads: dict[tuple[bool, bool, bool], float] = field(default_factory=dict)  # reckoned before
 
     def __post_init__(self) -> None:
         self.count = WorkCount(self.instance_ids, is_lease=self.num_steps > 1)
-        self.alone, self.wide = self.cost_model.prefill_terms(1), self.cost_model.prefill_terms(self.dop)
+        self.ring = ESPGroup(self.instance_ids)
+        self.alone = self.cost_model.prefill_terms(1)
+        self.wide = self.cost_model.prefill_terms(self.dop) if self.dop > 1 else self.alone
 
     @property
     def dop(self) -> int:
@@ -57,10 +61,10 @@ class Step:
     @property
     def group(self) -> ESPGroup:
         """The instances that have a part in it."""
-        if self.count.has_ring:
-            return ESPGroup(self.instance_ids)
+        if self.count.has_ring or self.dop == 1:
+            return self.ring
         having = tuple(i for i in self.instance_ids if self.count.instances[i].num_attends)
-        return ESPGroup(having or self.instance_ids)
+        return ESPGroup(having) if having else self.ring
 
     @property
     def seconds(self) -> float:
@@ -82,11 +86,17 @@ class Step:
         """Whether nothing was added."""
         return not (self.decodes or self.shares)
 
-    def add_decode(self, view: RequestView, master_id: InstanceId) -> None:
-        """One token a step."""
-        self.decodes.append((view, master_id))
-        self.free[master_id] -= min(self.num_steps, view.num_remaining_tokens)
-        self.count.add_decode(master_id, view.placement)
+    def add_decodes(self, masters: Sequence[tuple[RequestView, InstanceId]]) -> None:
+        """One token a step of each request, at its master."""
+        self.decodes += masters
+        if self.dop == 1:
+            (only_id,) = self.instance_ids
+            self.free[only_id] -= _num_stored([view for view, _ in masters], self.num_steps)
+            self.count.add_lone_decodes([view.placement for view, _ in masters])
+            return
+        for view, master_id in masters:
+            self.free[master_id] -= min(self.num_steps, view.num_remaining_tokens)
+            self.count.add_decode(master_id, view.placement)
 
     def shorten(self, num_steps: int) -> None:
         """Let the lease have no more steps than that."""
@@ -149,7 +159,7 @@ class Step:
         if transfer is Transfer.QUERY:
             self._add(view, striped_share(view, num_tokens, ESPGroup(tuple(keepers)), transfer))
         else:
-            self._add(view, retained_share(view, num_tokens, ESPGroup(self.instance_ids), keepers))
+            self._add(view, retained_share(view, num_tokens, self.ring, keepers))
         self.reckon()
         return num_tokens
 
@@ -188,7 +198,7 @@ class Step:
 
     def reckon(self) -> None:
         """See what all that was added takes; before each prompt."""
-        work = self.count.step(ESPGroup(self.instance_ids))
+        work = self.count.step(self.ring)
         self.used = {i: self.cost_model.instance_time(part) for i, part in work.instances.items()}
         overhead = self.cost_model.step_time(work) - max(self.used.values())
         self.overhead = max(overhead, self._overhead_with_chunk())
@@ -317,10 +327,13 @@ class Step:
 
     def _overhead_with_chunk(self, *, has_ring: bool = False, has_exchange: bool = False) -> float:
         """Seconds of the group in a step of prompts beside what decodes it has."""
-        work = InstanceWork(num_keys=1, num_decode_keys=min(1, len(self.decodes)))
-        works = dict.fromkeys(self.instance_ids, work)
-        step = StepWork(ESPGroup(self.instance_ids), works, has_ring, has_exchange)
-        return self.cost_model.step_time(step) - self.cost_model.instance_time(work)
+        case = has_ring, has_exchange, bool(self.decodes)
+        if case not in self._overheads:
+            work = InstanceWork(num_keys=1, num_decode_keys=int(bool(self.decodes)))
+            works = dict.fromkeys(self.instance_ids, work)
+            seconds = self.cost_model.step_time(StepWork(self.ring, works, has_ring, has_exchange))
+            self._overheads[case] = seconds - self.cost_model.instance_time(work)
+        return self._overheads[case]
 
     def _add(self, view: RequestView, share: Share) -> None:
         self.shares.append(share)
@@ -341,7 +354,7 @@ def choose_masters(
     room = dict(free)
     if len(room) == 1:
         (only_id,) = room
-        fits = sum(min(num_steps, view.num_remaining_tokens) for view in views) <= room[only_id]
+        fits = _num_stored(views, num_steps) <= room[only_id]
         return [(view, only_id) for view in views] if fits else None
     num_requests, fair_share = dict.fromkeys(room, 0), ceil(len(views) / len(room))
     masters = []
@@ -358,3 +371,8 @@ def choose_masters(
         room[master_id] -= num_tokens
         num_requests[master_id] += 1
     return masters
+
+
+def _num_stored(views: Iterable[RequestView], num_steps: int) -> int:
+    """Slots that so many decode steps take, of which a request takes no more than it may."""
+    return sum([min(num_steps, view.num_remaining_tokens) for view in views])

@@ -37,10 +37,12 @@ def next_positions(view: RequestView, num_tokens: int) -> range:
 
 def decode_share(view: RequestView, master_id: InstanceId, num_steps: int = 1) -> Share:
     """One token a step, for a lease of `num_steps` or until the request must end."""
-    query = next_positions(view, 1)
-    stored = query if num_steps == 1 else next_positions(view, min(num_steps, view.num_remaining_tokens))
-    block = QueryBlock(view.request_id, query, master_id, Transfer.QUERY)
-    return Share((block,), (KVSegment(view.request_id, stored, master_id),))
+    request_id, first = view.request_id, view.num_computed_tokens
+    query = stored = range(first, first + 1)
+    if num_steps > 1:
+        stored = range(first, first + min(num_steps, view.num_remaining_tokens))
+    block = QueryBlock(request_id, query, master_id, Transfer.QUERY)
+    return Share((block,), (KVSegment(request_id, stored, master_id),))
 
 
 def whole_share(view: RequestView, num_tokens: int, master_id: InstanceId) -> Share:

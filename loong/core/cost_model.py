@@ -1,14 +1,14 @@
 """What a policy may ask about time."""
 
-from dataclasses import dataclass
 from math import hypot, sqrt
 from typing import Protocol
 
 from loong.core.placement import InstanceId
+from loong.core.value import value
 from loong.core.work import InstanceWork, StepWork
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PrefillTerms:
     """Seconds of a prefill step at one DoP, in closed form, so that a planner can weigh thousands.
 

@@ -1,6 +1,6 @@
 """What a step makes each instance do: counts, from which a cost model makes seconds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import Enum
 
@@ -8,6 +8,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import RequestId
+from loong.core.value import value
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Phase(Enum):
     MIXED = "mixed"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepWork:
     """One step of a group: the work of each of its instances, and what binds them.
 
@@ -125,6 +126,17 @@ class WorkCount:
             self.has_exchange |= _add_history(self.instances, master_id, placement.tokens_by_instance())
         self.num_requests += 1
         self.num_segments += len(segments)
+
+    def add_lone_decodes(self, placements: Sequence[Placement]) -> None:
+        """Count a token of each of these, with all of their history, on the only instance."""
+        (work,) = self.instances.values()
+        num_decodes = len(placements)
+        work.num_tokens += num_decodes
+        work.num_blocks += num_decodes
+        work.num_attends += num_decodes
+        work.num_decode_keys += num_decodes + sum([placement.num_tokens for placement in placements])
+        self.num_requests += num_decodes
+        self.num_segments += sum([len(placement.segments) for placement in placements])
 
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
         """All of it, for a group with all instances that have a part in it."""

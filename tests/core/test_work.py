@@ -11,7 +11,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import RequestId
-from loong.core.work import InstanceWork, StepWork, step_work
+from loong.core.work import InstanceWork, StepWork, WorkCount, step_work
 
 SEEDS = range(6)
 
@@ -101,3 +101,13 @@ def test_only_the_first_step_tells_the_group_and_only_leases_settle() -> None:
         first, later = step_work(batch, placements), step_work(batch, placements, is_first=False)
         assert (first.is_first, later.is_first) == (True, False)
         assert first.is_lease == later.is_lease == (batch.num_steps > 1)
+
+
+def test_decodes_on_one_instance_count_the_same_together_as_one_by_one() -> None:
+    torn = Placement((KVSegment("b", range(5), 0), KVSegment("b", range(9, 12), 0)))
+    placements = [striped("a", range(7), (0,)), torn]
+    together, one_by_one = WorkCount((0,)), WorkCount((0,))
+    together.add_lone_decodes(placements)
+    for placement in placements:
+        one_by_one.add_decode(0, placement)
+    assert together == one_by_one

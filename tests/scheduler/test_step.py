@@ -62,7 +62,7 @@ def filled_steps(draw: st.DrawFn) -> Filled:
         view = decoding(f"d{number}", draw(st.integers(1, 5000)), draw(ids))
         master_id = draw(st.integers(0, dop - 1))
         if step.free[master_id]:
-            step.add_decode(view, master_id)
+            step.add_decodes([(view, master_id)])
             views[view.request_id], num_added[view.request_id] = view, 1
     budget = draw(st.floats(1e-3, 0.5))
     for number in range(draw(st.integers(0, 3))):
@@ -134,7 +134,7 @@ def test_decodes_leave_less_time_for_prompts() -> None:
     for num_decodes in (0, 100, 200):
         step = step_on(1, H200)
         for number in range(num_decodes):
-            step.add_decode(decoding(f"d{number}", 10_000, (0,)), 0)
+            step.add_decodes([(decoding(f"d{number}", 10_000, (0,)), 0)])
         step.reckon()
         counts.append(step.add_whole(waiting("p", 10**6), 0, budget=0.1))
     assert counts[0] > counts[1] > counts[2] > 0
@@ -265,7 +265,7 @@ def test_a_prompt_goes_on_even_if_the_ring_alone_takes_more_than_the_step_has(do
 
 def test_a_group_is_those_who_have_a_part() -> None:
     step = step_on(4, H200)
-    step.add_decode(decoding("a", 100, (1, 3)), 3)
+    step.add_decodes([(decoding("a", 100, (1, 3)), 3)])
     assert step.plan().group.instance_ids == (1, 3)
 
 
@@ -273,7 +273,7 @@ def test_a_lease_is_predicted_by_the_steps_that_follow_and_keeps_slots_for_all()
     views = [decoding("a", 100, (0,), max_tokens=50), decoding("b", 100, (0, 1), max_tokens=4)]
     step = step_on(2, DEAR, free=[100, 100], num_steps=16)
     for view in views:
-        step.add_decode(view, 0)
+        step.add_decodes([(view, 0)])
     batch = step.plan()
     assert batch.num_steps == 16
     assert batch.num_stored_tokens == {0: 16 + 3}
