@@ -9,7 +9,7 @@ from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
 
-laws = settings(max_examples=200, deadline=None)
+laws = settings(max_examples=200)
 NUM_INSTANCES = 4
 
 

@@ -383,5 +383,5 @@ def test_whatever_happens_the_books_balance_and_every_request_ends_once(
 ) -> None:
     run_state_machine_as_test(
         lambda: Cluster(plan_at_random),  # type: ignore[arg-type]  # it takes any maker of machines
-        settings=settings(max_examples=150, stateful_step_count=25, deadline=None),
+        settings=settings(max_examples=150, stateful_step_count=25),
     )

@@ -98,7 +98,7 @@ def within(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(leaves, within, max_leaves=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schemas, st.integers(0, 2**32))
 def test_any_walk_through_the_tokens_allowed_ends_in_json_of_the_schema(schema: Any, seed: int) -> None:
     output = random_output(msgspec.json.encode(schema).decode(), seed)

@@ -15,13 +15,12 @@ def address(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
         yield found
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(request_bytes=requests())
 def test_no_request_is_the_servers_fault(address: tuple[str, int], request_bytes: bytes) -> None:
     check_answer(address, request_bytes)
 
 
-@settings(deadline=None)
 @given(frame=frames())
 def test_every_frame_is_refused_or_understood(frame: bytes) -> None:
     check_frame(frame)

@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.server import large_json
@@ -30,7 +30,6 @@ def told(read: Any, *arguments: Any) -> object:
         return error.status
 
 
-@settings(deadline=None)  # the first call compiles
 @given(values, st.booleans(), st.sampled_from([None, 1, "\t"]))
 def test_a_large_body_says_what_it_says_to_the_usual_parser(
     value: object, ensure_ascii: bool, indent: int | str | None
@@ -39,7 +38,6 @@ def test_a_large_body_says_what_it_says_to_the_usual_parser(
     assert told(read_large_json, body, SMALL) == told(read_json, body)
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.data())
 def test_a_damaged_body_says_what_it_says_to_the_usual_parser(data: st.DataObject) -> None:
     body = bytearray(json.dumps(data.draw(values)).encode())
@@ -53,7 +51,6 @@ def test_a_damaged_body_says_what_it_says_to_the_usual_parser(data: st.DataObjec
     assert told(read_large_json, bytes(body), SMALL) == told(read_json, bytes(body))
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.binary(max_size=50))
 def test_any_bytes_say_what_they_say_to_the_usual_parser(body: bytes) -> None:
     assert told(read_large_json, body, SMALL) == told(read_json, body)

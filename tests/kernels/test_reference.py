@@ -14,7 +14,7 @@ SCALE = 0.3
 
 heads = st.sampled_from([(1, 1), (4, 1), (4, 2), (6, 6)])
 seeds = st.integers(0, 2**31)
-laws = settings(max_examples=40, deadline=None)
+laws = settings(max_examples=40)
 
 
 def draw(seed: int, *shape: int) -> Tensor:

@@ -51,7 +51,7 @@ def test_processes_that_the_kv_heads_cannot_be_split_over_are_refused(shape: tup
 
 
 def test_an_unknown_policy_is_named_beside_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="--policy 'swift' is unknown; choose from esp.*tp"):
+    with pytest.raises(ConfigError, match=r"--policy 'swift' is unknown; choose from esp.*tp"):
         servers_by_policy(["esp", "swift"], server(2))
 
 

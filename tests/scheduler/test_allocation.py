@@ -79,7 +79,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(snapshots())
 def test_every_unit_that_holds_anything_is_in_one_group_and_every_prompt_in_one_at_most(
     snapshot: Snapshot,
@@ -98,7 +98,7 @@ def test_every_unit_that_holds_anything_is_in_one_group_and_every_prompt_in_one_
     assert {view.request_id for unit in found.units for view in unit.prefills} <= set(placed)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(snapshots())
 def test_no_slot_is_promised_twice(snapshot: Snapshot) -> None:
     found, config = survey(snapshot), PolicyConfig()

@@ -79,7 +79,6 @@ prompts = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), max_size=7)
 )
 
 
-@settings(deadline=None)
 @given(prompts, st.integers(0, 5), st.sampled_from([0.5, 1.0, 2.0]))
 def test_no_order_at_all_makes_fewer_late(prefills: list[Prefill], now: int, speed: float) -> None:
     ordered = by_deadline(prefills, now, speed)
@@ -92,7 +91,6 @@ def test_no_order_at_all_makes_fewer_late(prefills: list[Prefill], now: int, spe
     assert sum(not p.is_late for p in ordered) == most
 
 
-@settings(deadline=None)
 @given(prompts, st.integers(0, 5), st.sampled_from([0.5, 1.0, 2.0]), st.sets(st.integers(0, 6)))
 @example([prompt(0, 1.0, 1.9), prompt(1, 3.0, 2.0)], 0, 1.0, {0})  # the first to go is not enough
 def test_those_on_time_are_and_those_put_off_come_after_them_by_arrival(
@@ -320,7 +318,7 @@ def tight_runs(draw: st.DrawFn) -> tuple[list[int], list[Request]]:
     return capacities, sorted(requests, key=lambda r: r.arrival_time)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(tight_runs(), st.sampled_from([1, 4, 16]), st.sampled_from([0.01, 1.0, inf]))
 def test_who_was_admitted_is_never_preempted(
     tight: tuple[list[int], list[Request]], lease_steps: int, target_ttft: float

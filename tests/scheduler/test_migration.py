@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from machines import CPU, DEAR, H200, H200_CAPACITY
 from simulation import simulate, timed_request
@@ -46,7 +46,6 @@ spread_views = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(spread_views, st.sampled_from([CPU, H200, DEAR]), st.integers(0, 60_000))
 def test_what_is_gathered_is_all_of_one_request_on_an_instance_with_room(
     views: list[RequestView], cost_model: CostModel, num_free: int

@@ -60,7 +60,7 @@ def after(claims: Sequence[Claim], taken: dict[str, int]) -> list[Claim]:
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(claims_of_few, st.integers(0, 20), st.data())
 def test_after_whatever_was_lent_all_can_still_end(
     claims: list[Claim], num_free: int, data: st.DataObject

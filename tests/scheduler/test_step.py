@@ -80,7 +80,7 @@ def filled_steps(draw: st.DrawFn) -> Filled:
     return Filled(step, views, num_added)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(filled_steps())
 def test_what_a_step_predicts_is_the_time_of_its_batch(filled: Filled) -> None:
     if filled.views:
@@ -89,7 +89,7 @@ def test_what_a_step_predicts_is_the_time_of_its_batch(filled: Filled) -> None:
         assert batch.predicted_time == pytest.approx(expected, rel=1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(filled_steps())
 def test_what_is_added_is_computed_once_and_stored_once_where_there_is_room(filled: Filled) -> None:
     assert all(slots >= 0 for slots in filled.step.free.values())
@@ -103,7 +103,7 @@ def test_what_is_added_is_computed_once_and_stored_once_where_there_is_room(fill
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data: st.DataObject) -> None:
     dop = data.draw(st.integers(1, 8))
@@ -307,7 +307,6 @@ def test_masters_have_room_for_all_their_tokens(
     assert min(room) >= 0
 
 
-@settings(deadline=None)
 @given(st.integers(0, 100), st.integers(1, 16))
 def test_one_instance_is_master_of_all_or_there_is_no_room(room: int, num_steps: int) -> None:
     views = [decoding(f"r{n}", 10, (7,), max_tokens=2 + n) for n in range(6)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import decode, prefill
 from snapshots import begun, decoding, running, snapshot_of, waiting
@@ -43,7 +43,6 @@ def unit_with(found: Survey, instance_id: int) -> Unit:
     return next(unit for unit in found.units if instance_id in unit.instance_ids)
 
 
-@settings(deadline=None)
 @given(snapshots())
 def test_units_partition_the_full_instances(snapshot: Snapshot) -> None:
     found = survey(snapshot)
@@ -52,7 +51,6 @@ def test_units_partition_the_full_instances(snapshot: Snapshot) -> None:
     assert found.num_instances == len(snapshot.instances)
 
 
-@settings(deadline=None)
 @given(snapshots())
 def test_a_unit_is_ready_if_and_only_if_all_its_instances_are_idle(snapshot: Snapshot) -> None:
     for unit in survey(snapshot).units:
@@ -61,7 +59,6 @@ def test_a_unit_is_ready_if_and_only_if_all_its_instances_are_idle(snapshot: Sna
         assert (unit.available_in == 0.0) or not unit.is_ready
 
 
-@settings(deadline=None)
 @given(snapshots())
 def test_what_rests_is_in_the_one_unit_that_holds_it_and_units_are_no_larger_than_they_must_be(
     snapshot: Snapshot,
@@ -81,7 +78,6 @@ def test_what_rests_is_in_the_one_unit_that_holds_it_and_units_are_no_larger_tha
                 assert any(link & part and link - part for link in links), "it could be two units"
 
 
-@settings(deadline=None)
 @given(snapshots())
 def test_decodes_are_counted_wherever_they_are(snapshot: Snapshot) -> None:
     found = survey(snapshot)

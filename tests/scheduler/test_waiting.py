@@ -91,7 +91,7 @@ def crowds(draw: st.DrawFn, name: str) -> tuple[list[int], Crowd]:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_nobody_waits_for_ever_however_many_others_come(name: str, data: st.DataObject) -> None:
     capacities, crowd = data.draw(crowds(name))

@@ -121,7 +121,7 @@ class KVPoolMachine(RuleBasedStateMachine):
         assert len(set(slot_of.values())) == len(slot_of)
 
 
-KVPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+KVPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestThePoolBehavesAsADict = KVPoolMachine.TestCase
 
 

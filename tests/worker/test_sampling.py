@@ -15,7 +15,7 @@ from loong.worker.sampling import InvalidLogits, Sampled, SamplingInput, sample
 GREEDY = SamplingParams(temperature=0)
 
 seeds = st.integers(0, 2**31)
-laws = settings(max_examples=60, deadline=None)
+laws = settings(max_examples=60)
 
 
 def draw_logits(seed: int, num_rows: int, vocab_size: int, num_levels: int | None = None) -> Tensor:
