@@ -19,6 +19,7 @@ from loong.scheduler.turns import TPOT_MARGIN, Turns
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
 TURNS_GAIN = 1.5  # times the speed of prompts beside decodes, from which they go in turn
 LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
+READING_PART = 1 / 8  # of a step of prompts, at most, to read the history of the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +155,16 @@ class Scaling:
         age = self.survey.snapshot.now - late.view.arrival_time
         return self.config.late_share > 0 and self.config.late_share * age >= 2 * done
 
-    @staticmethod
-    def _paying(step: Step, prefill: Prefill, budget: float) -> float:
-        """The budget, or what makes a step of prompts alone worth what it costs besides."""
+    def _paying(self, step: Step, prefill: Prefill, budget: float) -> float:
+        """The budget, or what makes a step of prompts alone worth what it costs besides.
+
+        That a chunk reads its history may take it to half the time in which a new prompt is due.
+        """
         if step.decodes:
             return budget
         least, spent = step.least_seconds(prefill.view), step.begun_seconds
-        return max(budget, 2 * least, 2 * spent if spent > budget else 0.0)
+        worth_reading = min(step.reading_seconds(prefill.view) / READING_PART, self.config.target_ttft / 2)
+        return max(budget, worth_reading, 2 * least, 2 * spent if spent > budget else 0.0)
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Seconds that a step may take."""

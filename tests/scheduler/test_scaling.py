@@ -267,6 +267,13 @@ def test_one_that_has_missed_its_target_and_is_due_first_has_all_it_can_use() ->
     assert num_computed(batch, "late") > 10 * num_computed(batch, "p0")
 
 
+def test_a_step_of_prompts_is_as_long_as_reading_a_history_is_worth() -> None:
+    model = replace(H200, coefficients=replace(H200.coefficients, key=5e-7))
+    for num_cached, seconds in ((20_000, 0.1), (60_000, 0.24), (400_000, 0.5)):
+        batch = batch_of(snapshot_of([10**7], [begun("p", 600_000, num_cached, (0,))]), model)
+        assert seconds_of(batch) == pytest.approx(seconds, rel=0.05)
+
+
 @pytest.mark.parametrize(("num_decodes", "num_cached"), [(40, 0), (0, 400_000)], ids=["decodes", "history"])
 def test_one_that_is_late_goes_on_though_its_share_is_too_short_for_a_chunk(
     num_decodes: int, num_cached: int
