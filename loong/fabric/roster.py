@@ -113,14 +113,16 @@ class Roster:
             try:
                 connection.settimeout(self._deadline)
                 peer, plane = _HELLO.unpack(connection.recv(_HELLO.size))
-                self._add(peer, Plane(plane), connection)
-                connection.sendall(_WELCOME)
+                self._add(peer, Plane(plane), connection, welcome=_WELCOME)
             except (OSError, struct.error, ValueError):  # it died while joining
                 connection.close()
 
-    def _add(self, peer: int, plane: Plane, connection: socket.socket) -> None:
-        link = Link(self._world, peer, connection, self._mailbox, self._deadline)
-        with self._changed:
+    def _add(self, peer: int, plane: Plane, connection: socket.socket, welcome: bytes = b"") -> None:
+        with (
+            self._changed
+        ):  # whoever looks for the link sends after the welcome, and finds it if that has come
+            connection.sendall(welcome)
+            link = Link(self._world, peer, connection, self._mailbox, self._deadline)
             previous = self._links.get((peer, plane))
             self._links[peer, plane] = link
             self._num_joins[peer] += plane is Plane.BATCH

@@ -1,17 +1,26 @@
 """What is so of sockets alone."""
 
+import socket
+import struct
 import tempfile
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from processes import run_on_ranks
+from served import wait_until
 from socket_worlds import run_in_world
 
+import loong.fabric.roster
 from loong.fabric.errors import DeadlineError, InvalidMessageError
+from loong.fabric.link import Link
+from loong.fabric.mailbox import Mailbox
+from loong.fabric.roster import Roster
 from loong.fabric.sockets import SocketFabric
+from loong.fabric.traffic import Plane
 from loong.fabric.world import World
 
 
@@ -45,6 +54,23 @@ def test_closing_leaves_no_thread_no_descriptor_and_no_socket() -> None:
     with tempfile.TemporaryDirectory(prefix="loong-") as directory:
         assert run_on_ranks(come_and_go, 2, Path(directory)) == [True, True]
         assert [path.suffix for path in Path(directory).iterdir()] == [".lock"]
+
+
+def test_who_joins_is_welcomed_before_anything_can_be_sent_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    came_first = list[bytes]()
+
+    def look_then_link(*args: Any) -> Link:
+        came_first.append(newcomer.recv(1, socket.MSG_DONTWAIT))
+        return Link(*args)
+
+    monkeypatch.setattr(loong.fabric.roster, "Link", look_then_link)
+    with tempfile.TemporaryDirectory(prefix="loong-") as directory, socket.socket(socket.AF_UNIX) as newcomer:
+        roster = Roster(Path(directory), World(2, 1), 0, Mailbox(World(2, 1)), deadline=5.0)
+        newcomer.connect(f"{directory}/0.sock")
+        newcomer.sendall(struct.pack("<II", 1, Plane.BATCH))
+        wait_until(lambda: roster.num_joins(1) == 1, 5, "the newcomer to be linked")
+        roster.close()
+    assert came_first == [b"\x01"]
 
 
 def test_a_world_that_stays_incomplete_names_who_is_missing(tmp_path: Path) -> None:
