@@ -21,6 +21,8 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+CAUSE_SECONDS = 5.0  # after the first failure: another rank's may be why
+
 
 @dataclass(frozen=True, slots=True)
 class Exited:
@@ -73,11 +75,13 @@ def _collect(
     connections: list[Connection], processes: list[ForkServerProcess], deadline: float
 ) -> list[Result | Exited]:
     results: dict[int, Result | Exited] = {}
+    failures: list[str] = []
     waiting = dict(zip(connections, range(len(connections)), strict=True))
     while waiting:
         ready = wait(list(waiting), timeout=max(0.0, deadline - monotonic()))
         if not ready:
-            raise RankFailedError(f"ranks {sorted(waiting.values())} did not end in time")
+            failures += [f"ranks {sorted(waiting.values())} did not end in time"]
+            break
         for connection in ready:
             assert isinstance(connection, Connection)
             rank = waiting.pop(connection)
@@ -87,8 +91,11 @@ def _collect(
                 processes[rank].join()
                 result, failure = Exited(processes[rank].exitcode), None
             if failure is not None:
-                raise RankFailedError(f"rank {rank}:\n{failure}")
+                failures.append(f"rank {rank}:\n{failure}")
+                deadline = min(deadline, monotonic() + CAUSE_SECONDS)
             results[rank] = result
+    if failures:
+        raise RankFailedError("\n".join(failures))
     return [results[rank] for rank in range(len(connections))]
 
 
