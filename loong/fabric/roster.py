@@ -118,9 +118,8 @@ class Roster:
                 connection.close()
 
     def _add(self, peer: int, plane: Plane, connection: socket.socket, welcome: bytes = b"") -> None:
-        with (
-            self._changed
-        ):  # whoever looks for the link sends after the welcome, and finds it if that has come
+        # Whoever looks for the link sends after the welcome, and finds it if that has come.
+        with self._changed:
             connection.sendall(welcome)
             link = Link(self._world, peer, connection, self._mailbox, self._deadline)
             previous = self._links.get((peer, plane))
