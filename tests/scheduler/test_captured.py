@@ -4,6 +4,7 @@ import pytest
 from machines import H200
 
 from loong.core.work import InstanceWork
+from loong.scheduler import captured
 from loong.scheduler.captured import NOTHING_CAPTURED
 from loong.worker import mixed_inputs, mixed_steps
 
@@ -14,6 +15,8 @@ def test_its_limits_are_those_of_workers() -> None:
     assert CAPTURED.most_rows == mixed_steps._SIZES[-1]
     assert CAPTURED.most_rows_in_group == mixed_inputs.MAX_ROWS
     assert CAPTURED.most_pairs == mixed_inputs._MOST_PAIRS
+    assert captured._ALWAYS_ROWS == mixed_inputs._LEAST_COPIED
+    assert captured._KEYS_A_ROW == mixed_inputs._KEYS_A_ROW
 
 
 @pytest.mark.parametrize(
