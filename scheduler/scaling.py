@@ -123,9 +123,9 @@ class Scaling:
         one that is late made it dearer.
         """
         step.reckon()
-        budget = self._paying(step, prefills[0], budget) if prefills else budget
         is_alone = not step.decodes and len(prefills) == 1
         if overdue := [p for p in prefills if p.is_late or p.is_missed]:
+            budget = self._paying(step, prefills[0], budget)
             oldest = min(overdue, key=lambda p: p.view.arrival_time)
             reading = step.reading_seconds(oldest.view)
             begun = step.begun_seconds + reading
