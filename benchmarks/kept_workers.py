@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf, log1p, pi, sqrt
+from pathlib import Path
 from statistics import fmean
 
 from real_run import served
@@ -19,6 +20,7 @@ from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory, Timeline
+from loong.decision_log.log import decision_log
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.simulate.cluster import SimulatedCluster
@@ -82,8 +84,12 @@ class KeptWorkers:
         load: Sequence[WorkloadRequest],
         limits_of: LimitsOf,
         patience: float = inf,
+        log: Path | None = None,
     ) -> ServedRun:
-        """Serve a load; what has not ended `patience` seconds after the last request came is cut off."""
+        """Serve a load; what has not ended `patience` seconds after the last request came is cut off.
+
+        `log` is the file for what is decided.
+        """
         executor, prefix = self._executor, f"{next(self._run_numbers)}-"
         sent = {prefix + request_id_of(number): request for number, request in enumerate(load)}
         requests = [
@@ -95,10 +101,12 @@ class KeptWorkers:
         planning = Planning(make_policy(policy, PolicyConfig()), executor, [])
         recalibration, timeline = Recalibration(cluster.cost_model), Timeline()
         cost_model = RecalibratedCostModel(recalibration)
-        scheduling = Scheduling(self._state, planning.plan, cost_model, executor, (timeline, recalibration))
         start, before = executor.now, self._counters
-        async for event in served(scheduling, executor, requests, patience):
-            watch.take(event)
+        with decision_log(log) as decisions:
+            observers = (timeline, recalibration, decisions)
+            scheduling = Scheduling(self._state, planning.plan, cost_model, executor, observers)
+            async for event in served(scheduling, executor, requests, patience):
+                watch.take(event)
         return ServedRun(
             [_record(request_id, request, watch, start) for request_id, request in sent.items()],
             self._counters.since(before),

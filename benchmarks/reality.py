@@ -97,6 +97,7 @@ class Comparison:
     prefill_time: PrefillTime
     patience: float
     num_cores: float
+    output_dir: Path | None
 
     async def run(
         self, kept: KeptWorkers, policy: str, cluster: SimulatedCluster, traffic: Traffic
@@ -118,7 +119,9 @@ class Comparison:
         load = traffic.at(asked.rate, asked.seed)
         before = processor_time()
         async with asyncio.timeout(traffic.duration + self.patience + MAX_SECONDS):
-            real = await kept.serve(asked.policy, cluster, load, self._told, self.patience)
+            real = await kept.serve(
+                asked.policy, cluster, load, self._told, self.patience, self._decision_log(asked, traffic)
+            )
         others = share_of_others(before, processor_time())
         host = Host(num_cores=self.num_cores, plan_time=real.plan_time, noise=real.noise)
         policy = make_policy(asked.policy, PolicyConfig())
@@ -128,6 +131,13 @@ class Comparison:
         measured = self._judged(asked, traffic, real.records, real.counters)
         simulated = self._judged(asked, traffic, ended, counters_of(virtual.stats))
         return RunPair((measured, simulated), real.plan_time, real.noise, real.history, others)
+
+    def _decision_log(self, asked: Asked, traffic: Traffic) -> Path | None:
+        if self.output_dir is None:
+            return None
+        folder = self.output_dir / traffic.workload / "measured"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"decisions-{asked.policy}-{asked.rate:g}-{asked.seed}.jsonl"
 
     def _told(self, num_prompt_tokens: int) -> SLOLimits:
         return self.rules[0].limits(num_prompt_tokens, self.prefill_time)
@@ -224,6 +234,7 @@ async def compare(args: argparse.Namespace, results: Results) -> None:
         prefill_time=unloaded_prefill(model, args.num_instances),
         patience=args.patience,
         num_cores=len(os.sched_getaffinity(0)) if args.device == "cpu" else inf,
+        output_dir=args.output_dir,
     )
     for policies in by_layout(args.policy):
         left = list(product(comparison.traffics, policies))
@@ -277,7 +288,7 @@ def main() -> None:
     )
     parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
     parser.add_argument("--slo", nargs="+", default=["ttft:100 tpot:20"], help="the first is told")
-    parser.add_argument("--output-dir", type=Path, help="for documents, traces and the picture (none)")
+    parser.add_argument("--output-dir", type=Path, help="for documents, traces, decisions and the picture")
     args = parser.parse_args()
     for flag, values in (("--length-scale", args.length_scale), ("--request-rate", args.request_rate)):
         if len(values) not in (1, len(args.workload)):

@@ -18,8 +18,8 @@ def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> No
     Contract:
         total: out [A, H, D] and lse [A, H], float32, contiguous; changed. Where lse is -inf, out need not
             have been written.
-        parts: out [N, T, H, D] of float32 or less, heads contiguous, and lse [N, T, H] float32, any strides
-            else: one message may hold both.
+        parts: likewise out [N, T, H, D] of float32 or less, heads contiguous, and lse [N, T, H] float32, any
+            strides else: one message may hold both.
         rows [T] int64, distinct or below 0: token t goes to row rows[t] of `total`, or is left out; None: to
             row t, and then A = T.
         Allocates nothing.
@@ -52,7 +52,10 @@ def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> No
     )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "lse_part_stride", "lse_token_stride", "lse_head_stride"],
+    do_not_specialize_on_alignment=["part_lse"],
+)
 def _merge_rows(
     total_out: tl.tensor,
     total_lse: tl.tensor,
@@ -90,6 +93,7 @@ def _merge_rows(
     for part in tl.static_range(num_parts):
         new_lse = tl.load(part_lse + part * lse_part_stride, is_row, float("-inf"))
         new_out = tl.load(part_out + part * out_part_stride, is_element, 0.0).to(tl.float32)
+        new_out = tl.where((new_lse > float("-inf"))[:, None], new_out, 0.0)
         out, lse = join_pair(out, lse, new_out, new_lse)
     tl.store(elements, out, is_element)
     tl.store(total_lse + place, lse, is_row)

@@ -51,7 +51,7 @@ def _bind_rows(
     dims.bind(name, tensor, f"{'T' if rows is None else letter} 2 K D", dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _copy_tile(
     source: tl.tensor,
     source_rows: tl.tensor,

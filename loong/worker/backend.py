@@ -66,6 +66,9 @@ class Backend(Protocol):
     def read(self, *tensors: Tensor) -> Reading:
         """Begin to copy tensors to the host."""
 
+    def end_warm_up(self) -> None:
+        """Log from now on what has to be compiled, for requests wait for it."""
+
 
 class _Copies:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -115,3 +118,6 @@ class CpuBackend:
     def read(self, *tensors: Tensor) -> Reading:
         """See Backend."""
         return _Copies(tensors)
+
+    def end_warm_up(self) -> None:
+        """See Backend: nothing is ever compiled."""

@@ -13,6 +13,7 @@ from loong.fabric.sockets import SocketFabric
 from loong.fabric.symmetric import SymmetricFabric
 from loong.kernels import gpu
 from loong.kernels.draw_params import DrawParams
+from loong.kernels.late_compilation import warn_of_compilation
 from loong.model.cuda_device import CudaDevice
 from loong.model.tensor_parallel import Shard
 from loong.model.tiles import TileSizes
@@ -100,3 +101,7 @@ class CudaBackend:
     def read(self, *tensors: Tensor) -> Reading:
         """See Backend."""
         return _PinnedCopies(tensors)
+
+    def end_warm_up(self) -> None:
+        """See Backend."""
+        warn_of_compilation()

@@ -108,6 +108,7 @@ class BatchRunner:
         is_alone = self._fabric.tensor_parallel.size == 1
         with nullcontext() if is_alone else self._fabric.batch(_WARM_UP_BATCH_ID, (self._instance_id,)):
             self._warm_up()
+        self._backend.end_warm_up()
 
     def _warm_up(self) -> None:
         shard = self._model.shard
@@ -116,9 +117,8 @@ class BatchRunner:
             shard.num_heads, shard.num_kv_heads, config.head_dim, config.torch_dtype
         )
         for length in self._backend.warm_up_lengths:
-            if length <= self._pool.num_free:
-                self._run_zeros([length], Transfer.KV)
-                self._run_zeros([length], Transfer.QUERY)
+            self._run_zeros([length], Transfer.KV, num_chunks=2)
+            self._run_zeros([length], Transfer.QUERY, num_chunks=2)
         for size in BATCH_SIZES if self._backend.warm_up_lengths else ():
             if size.bit_count() == 1:  # kernels differ by powers of two
                 self._run_zeros([_SHORT_PROMPT, *[1] * size], Transfer.QUERY)
@@ -171,22 +171,29 @@ class BatchRunner:
         if self._steps is not None:
             yield self._steps, "launch", "step"
 
-    def _run_zeros(self, lengths: Sequence[int], transfer: Transfer) -> None:
-        """One step of prompts of these lengths; a prompt of one token is as a decode."""
-        if sum(lengths) > self._pool.num_free:
-            return
-        prompts = {f"warm-up-{number}": range(length) for number, length in enumerate(lengths)}
-        plan = BatchPlan(
-            ESPGroup((self._instance_id,)),
-            tuple(QueryBlock(i, positions, self._instance_id, transfer) for i, positions in prompts.items()),
-            tuple(KVSegment(i, positions, self._instance_id) for i, positions in prompts.items()),
-        )
-        params = SamplingParams()
-        given = (
-            RequestInput(i, [0] * len(positions), len(positions), 0, Placement(), params)
-            for i, positions in prompts.items()
-        )
-        self._take_step(plan, {item.request_id: _Progress(item, item.placement, []) for item in given})
+    def _run_zeros(self, lengths: Sequence[int], transfer: Transfer, num_chunks: int = 1) -> None:
+        """Steps of chunks of these lengths, each behind those before, as far as there is room for them.
+
+        A prompt of one token is as a decode.
+        """
+        prompts = {f"warm-up-{number}": length for number, length in enumerate(lengths)}
+        placements = dict.fromkeys(prompts, Placement())
+        for chunk in range(num_chunks):
+            if sum(lengths) > self._pool.num_free:
+                break
+            positions = {i: range(chunk * length, (chunk + 1) * length) for i, length in prompts.items()}
+            plan = BatchPlan(
+                ESPGroup((self._instance_id,)),
+                tuple(QueryBlock(i, its, self._instance_id, transfer) for i, its in positions.items()),
+                tuple(KVSegment(i, its, self._instance_id) for i, its in positions.items()),
+            )
+            given = (
+                RequestInput(i, [0] * length, (chunk + 1) * length, 0, placements[i], SamplingParams())
+                for i, length in prompts.items()
+            )
+            requests = {item.request_id: _Progress(item, item.placement, []) for item in given}
+            self._take_step(plan, requests)
+            placements = {i: request.placement for i, request in requests.items()}
         for request_id in prompts:
             self._pool.release(request_id)
 
