@@ -1,7 +1,6 @@
 """Real workers served by the loop, and every request's tokens to whoever asked for them."""
 
 import asyncio
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,8 +21,6 @@ from loong.core.timeline import ClusterHistory, Timeline
 from loong.executor.workers import WorkersExecutor
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits, Health, PutToken
-
-logger = logging.getLogger(__name__)
 
 HEALTHY_SILENCE_SECONDS = 4.0  # of heartbeats that are a second apart
 HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes

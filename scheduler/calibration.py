@@ -166,7 +166,6 @@ class CalibratedCostModel:
             per_new_pair=terms.per_new_pair * factor,
             per_prompt=terms.per_prompt * factor,
             launch=terms.launch * factor,
-            launch_beside=terms.launch_beside * factor,
         )
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:

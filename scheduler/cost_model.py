@@ -132,7 +132,6 @@ class WorkCostModel:
             per_prompt=seconds.told_request + seconds.attend * dop,
             floor=seconds.weights + (1 - self.overlap) * launch,
             launch=self.overlap * launch,
-            launch_beside=self.overlap * (launch + seconds.mixed),
             per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop + seconds.key / dop,
             per_cached_pair=(seconds.pair + seconds.part_pair) / dop,
             per_new_pair=(seconds.pair + seconds.part_pair * (dop - 1) / dop) / (2 * dop),

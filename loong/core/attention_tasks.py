@@ -14,15 +14,11 @@ from loong.core.request import RequestId
 
 @dataclass(frozen=True, slots=True)
 class AttentionTask:
-    """One block of queries attends one segment, on one instance.
-
-    A fresh segment is made in this very step by its instance.
-    """
+    """One block of queries attends one segment, on one instance."""
 
     block: QueryBlock
     segment: KVSegment
     instance_id: InstanceId
-    is_fresh: bool
 
 
 def fresh_segments(batch: BatchPlan, request_id: RequestId) -> tuple[KVSegment, ...]:
@@ -46,7 +42,7 @@ def attention_tasks(batch: BatchPlan, placements: Mapping[RequestId, Placement])
                 if segment.positions[0] <= block.positions[-1]:
                     moves_kv = block.transfer is Transfer.KV
                     where = block.master_id if moves_kv else segment.instance_id
-                    yield AttentionTask(block, segment, where, is_fresh=segment in fresh)
+                    yield AttentionTask(block, segment, where)
 
 
 def num_retained_tokens(batch: BatchPlan) -> int:

@@ -14,8 +14,7 @@ class PrefillTerms:
 
     n new tokens on c cached ones take
     overhead + per_prompt + max(launch, hypot(floor, per_token n) + per_cached_pair n c + per_new_pair n^2);
-    several prompts together take their number and the sums of n, n c and n^2. Beside decodes, to launch
-    takes `launch_beside`.
+    several prompts together take their number and the sums of n, n c and n^2.
     """
 
     overhead: float
@@ -25,7 +24,6 @@ class PrefillTerms:
     per_new_pair: float
     per_prompt: float = 0.0
     launch: float = 0.0
-    launch_beside: float = 0.0
 
     @property
     def least(self) -> float:
