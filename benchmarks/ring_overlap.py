@@ -133,7 +133,7 @@ class RingPass:
             fabric.ring_step(self.layout.ring, self.kv, self.incoming).wait()
 
     def _nothing_seen(self) -> Partial:
-        return DEVICE.nothing_seen(self.q, is_merged=True)
+        return Partial.unseen(self.q, is_merged=True)
 
 
 def run_instance(setup: Setup, instance_id: InstanceId) -> list[Measurements]:

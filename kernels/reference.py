@@ -122,9 +122,8 @@ def attend_blocks(
             q_positions=task.first_query + task.query_step * torch.arange(task.num_queries, device=q.device),
             kv_positions=task.first_key + task.key_step * keys,
         )
-        before = Partial(total.out[queries], total.lse[queries])
-        out = before.out.where(before.lse[..., None] > -torch.inf, 0.0)
-        total.out[queries], total.lse[queries] = merge(Partial(out, before.lse), part)
+        before = _cleared(Partial(total.out[queries], total.lse[queries]))
+        total.out[queries], total.lse[queries] = merge(before, part)
 
 
 def merge(a: Partial, b: Partial) -> Partial:
@@ -155,11 +154,15 @@ def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> No
     place: Tensor | slice = slice(None)
     if rows is not None:
         place, parts = rows[rows >= 0], Partial(*(tensor[:, rows >= 0] for tensor in parts))
-    out, lse = total.out[place], total.lse[place]
-    merged = Partial(out.where(lse[..., None] > -torch.inf, 0.0), lse)
-    for part_out, part_lse in zip(*parts, strict=True):
-        merged = merge(merged, Partial(part_out.float(), part_lse))
+    merged = _cleared(Partial(total.out[place], total.lse[place]))
+    for part in zip(*parts, strict=True):
+        merged = merge(merged, _cleared(Partial(*part)))
     total.out[place], total.lse[place] = merged
+
+
+def _cleared(partial: Partial) -> Partial:
+    """The same in float32, and 0 where no KV was seen: nothing need have been written there."""
+    return partial._replace(out=partial.out.float().where(partial.lse[..., None] > -torch.inf, 0.0))
 
 
 def copy_rows(

@@ -7,6 +7,7 @@ from loong.attention.remote import query_attention, query_layout
 from loong.attention.ring import own_block, ring_attention, ring_layout
 from loong.attention.step import Step
 from loong.fabric.protocol import Fabric
+from loong.kernels import Partial
 from loong.model.device import Device
 
 
@@ -19,7 +20,7 @@ class ElasticAttention:
         self._exchange = exchange.begin(self._queries.questions)
         self._ring = ring_layout(step, device)
         self._block: Tensor | None = None  # this layer's: the own block of the ring, and what is not in it
-        has_both = self._ring is not None and not self._queries.is_empty
+        has_both = self._ring is not None and self._queries.local is not None
         is_ring_merged = self._ring is not None and self._ring.is_merged
         self._is_merged = has_both or self._queries.is_merged or is_ring_merged
 
@@ -34,7 +35,7 @@ class ElasticAttention:
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """See `transformer.Attention`. The new KV ends where the plan says."""
         pool = self._step.store.layer(layer)
-        total = self._device.nothing_seen(q, is_merged=self._is_merged)
+        total = Partial.unseen(q, is_merged=self._is_merged)
         if self._ring is not None and self._block is not None and len(self._ring.rows_to_store):
             self._device.copy_rows(
                 self._block,

@@ -25,14 +25,12 @@ class QueryLayout:
     stored_slots: Tensor  # [n] int64, of the KV that stays here because its queries travel
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no query attends where it does not travel, nor travels."""
-        return self.local is None and self.questions.is_empty
-
-    @property
     def is_merged(self) -> bool:
-        """Whether an own query attends in several calls, or elsewhere, too."""
-        return bool(self.questions.asked) or (self.local is not None and self.local.is_merged)
+        """Whether an own query attends in several calls, or an exchange merges into what they have seen.
+
+        It takes a total to merge into even where this instance asks nothing, and only answers.
+        """
+        return not self.questions.is_empty or (self.local is not None and self.local.is_merged)
 
 
 def query_layout(step: Step, device: Device) -> QueryLayout:
@@ -73,7 +71,7 @@ def query_attention(
     came = exchange.questions()
     num_rows = [layout.questions.num_served[i] for i in layout.served]
     is_merged = any(attention.is_merged for attention in layout.served.values())
-    part = device.nothing_seen(q.new_empty(sum(num_rows), *q.shape[1:]), is_merged=is_merged)
+    part = Partial.unseen(q.new_empty(sum(num_rows), *q.shape[1:]), is_merged=is_merged)
     for (i, attention), rows in zip(layout.served.items(), consecutive_slices(num_rows), strict=True):
         attention.merge_into(Partial(part.out[rows], part.lse[rows]), came[i], pool, device)
     exchange.answer(part, total)

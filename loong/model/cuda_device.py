@@ -132,12 +132,6 @@ class CudaDevice:
             kv = torch.zeros(shape.num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
             attend_tile(q, kv, 1.0, is_causal=shape.is_causal)
 
-    def nothing_seen(self, q: Tensor, *, is_merged: bool) -> Partial:
-        """See Device."""
-        out = torch.empty_like(q, dtype=torch.float32 if is_merged else q.dtype)
-        lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
-        return Partial(out, lse)
-
     def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
         room = next((room for room in sorted(self._workspaces) if room >= len(q)), None)
         if room is None:
@@ -154,8 +148,8 @@ def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial
     queries = slice(tile.query_row, tile.query_row + tile.num_queries)
     part = attend_tile(q[queries], kv, scale, is_causal=tile.is_causal)
     out, lse, rows = part.out[:, tile.num_extra :], part.lse[:, tile.num_extra :], tile.rows
-    if total.out.dtype == q.dtype:
-        total.out[rows] = out[0]  # all that these queries see
+    if total.out.dtype == q.dtype:  # it is all that these queries see
+        total.out[rows], total.lse[rows] = out[0], lse[0]
     else:
         gpu.merge_into(Partial(total.out[rows], total.lse[rows]), Partial(out, lse))
 

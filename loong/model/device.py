@@ -101,13 +101,6 @@ class Device(Protocol):
     ) -> None:
         """Merge attention of the table's tasks over kv [S, 2, K, D], or the rows of it that `slots` name."""
 
-    def nothing_seen(self, q: Tensor, *, is_merged: bool) -> Partial:
-        """Attention of q [T, H, D] over nothing, for tasks and partials to be merged into it.
-
-        Where only one `attend_blocks` comes, of a table that is not merged (`is_merged` false), out may be of
-        q's dtype.
-        """
-
 
 class CpuDevice:
     """The processor; its kernels are their own definitions."""
@@ -195,7 +188,3 @@ class CpuDevice:
     ) -> None:
         """See Device."""
         reference.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots)
-
-    def nothing_seen(self, q: Tensor, *, is_merged: bool) -> Partial:  # noqa: ARG002 - see Device
-        """See Device."""
-        return Partial.identity(q.shape[0], q.shape[1], q.shape[2], q.device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from loong.attention.pool import PoolAttention
 from loong.attention.step import Step
 from loong.core.plan import Transfer
+from loong.kernels import Partial
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
@@ -134,6 +135,6 @@ class _QueriesOfAll:
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         queries = self._exchange.gather(layer, q)
-        total = self._device.nothing_seen(queries, is_merged=self._attention.is_merged)
+        total = Partial.unseen(queries, is_merged=self._attention.is_merged)
         self._attention.merge_into(total, queries, self._pool.layer(layer), self._device)
         return self._exchange.merge(layer, total._replace(out=total.out.to(q.dtype)))

@@ -11,6 +11,7 @@ from loong.attention.step import Step
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.kernels import Partial
 from loong.model.device import CpuDevice
 from loong.worker.kv_pool import KVPool
 
@@ -39,7 +40,7 @@ def test_keys_may_be_copied_out_of_the_pool() -> None:
     q, device = torch.randn(len(CHUNK) + len(OTHER), 4, 4), CpuDevice()
     totals = []
     for is_copied in (False, True):
-        total = device.nothing_seen(q, is_merged=True)
+        total = Partial.unseen(q, is_merged=True)
         replace(attention, is_copied=is_copied).merge_into(total, q, kv.layer(0), device)
         totals.append(total)
     assert torch.equal(totals[0].out, totals[1].out)

@@ -17,8 +17,8 @@ def draw_partial(seed: int, *shape: int, device: torch.device) -> Partial:
     return Partial(out.masked_fill(unseen[..., None], 0), lse.masked_fill(unseen, -torch.inf))
 
 
-def with_unread_rows_poisoned(total: Partial) -> Partial:
-    return total._replace(out=total.out.masked_fill(total.lse[..., None] == -torch.inf, torch.nan))
+def with_unread_rows_poisoned(partial: Partial) -> Partial:
+    return partial._replace(out=partial.out.masked_fill(partial.lse[..., None] == -torch.inf, torch.nan))
 
 
 def both(total: Partial, parts: Partial, rows: Tensor | None) -> tuple[Partial, Partial]:
@@ -34,7 +34,7 @@ def test_merging_equals_its_definition(
     num_parts: int, shape: tuple[int, int, int], device: torch.device
 ) -> None:
     total = with_unread_rows_poisoned(draw_partial(1, *shape, device=device))
-    parts = draw_partial(4, num_parts, *shape, device=device)
+    parts = with_unread_rows_poisoned(draw_partial(4, num_parts, *shape, device=device))
     assert_same_partial(*both(total, parts, None), torch.float32)
 
 

@@ -42,10 +42,26 @@ def test_tiles_and_the_rest_attend_what_the_whole_does(tasks: Sequence[AttendTas
         cuda = CudaDevice(0, dtype)
         table = cuda.table(tasks)
         assert bool(table.tiles) == (dtype == torch.bfloat16)
-        total = cuda.nothing_seen(q, is_merged=True)
+        total = Partial.unseen(q, is_merged=True)
         cuda.attend_blocks(q, kv, table, scale=128**-0.5, total=total, slots=slots)
         found.append(total)
     assert_close(*found)
+
+
+@pytest.mark.parametrize("num_tiles", [1, 3])
+def test_tiles_that_are_merged_with_nothing_tell_what_others_need_to_merge_them(num_tiles: int) -> None:
+    cuda, num_queries = CudaDevice(0, torch.bfloat16), 512 + 4096 * (num_tiles - 1)
+    q = torch.randn(num_queries, 8, 128, dtype=torch.bfloat16, device="cuda:0")
+    kv = torch.randn(4096, 2, 2, 128, dtype=torch.bfloat16, device="cuda:0")
+    table = cuda.table([AttendTask.full(0, num_queries, 0, 4096)])
+    assert (len(table.tiles), len(table.tasks), table.is_merged) == (num_tiles, 0, False)
+    found = []
+    for is_merged in (False, True):
+        total = Partial.unseen(q, is_merged=is_merged)
+        cuda.attend_blocks(q, kv, table, scale=128**-0.5, total=total)
+        found.append(total)
+    assert found[0].out.dtype == torch.bfloat16
+    assert_close(found[0]._replace(out=found[0].out.float()), found[1])
 
 
 def assert_close(found: Partial, expected: Partial) -> None:

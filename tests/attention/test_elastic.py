@@ -1,0 +1,200 @@
+"""A step's attention is that of one instance with all KV, whoever has it, asks for it, or only answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import count, product
+
+import pytest
+import torch
+from kernel_cases import TOLERANCES
+from socket_worlds import Carrier, run_in_world
+from torch import Tensor
+
+from loong.attention.elastic import ElasticAttention
+from loong.attention.exchange import MessageExchange, QueryExchange
+from loong.attention.put_exchange import PutExchange
+from loong.attention.step import Step
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, KVSegment, Placement, striped
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import stripe
+from loong.core.request import RequestId
+from loong.fabric.protocol import Fabric
+from loong.fabric.symmetric import SymmetricFabric
+from loong.fabric.world import World
+from loong.kernels import attend
+from loong.model.cuda_device import CudaDevice
+from loong.model.device import CpuDevice, Device
+from loong.model.tensor_parallel import Shard
+from loong.model.tiny import CONFIG
+from loong.worker.kv_pool import KVPool
+
+GROUP = (0, 1)
+NUM_HEADS, NUM_KV_HEADS = 4, 2
+SHARP = 3.0  # queries so large that a token sees little but some keys: whatever is left out shows
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of histories and chunks, in tokens, and of heads."""
+
+    num_history: int
+    num_new: int
+    head_dim: int
+
+
+SMALL = Sizes(num_history=6, num_new=4, head_dim=16)
+WITH_TILES = Sizes(num_history=4096, num_new=1024, head_dim=128)  # a library attends whole histories
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New tokens of a request, in stripes over `masters`, behind a history in stripes over `holders`."""
+
+    num_history: int
+    num_new: int
+    holders: tuple[InstanceId, ...]
+    masters: tuple[InstanceId, ...]
+    transfer: Transfer
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the history and the chunk."""
+        return self.num_history + self.num_new
+
+    def history(self, request_id: RequestId) -> Placement:
+        """The KV before the step."""
+        return striped(request_id, range(self.num_history), self.holders)
+
+    def blocks(self, request_id: RequestId) -> Iterator[QueryBlock]:
+        """What each master computes."""
+        positions = range(self.num_history, self.num_tokens)
+        for index, master_id in enumerate(self.masters):
+            yield QueryBlock(
+                request_id, stripe(positions, index, len(self.masters)), master_id, self.transfer
+            )
+
+
+def steps(sizes: Sizes) -> Iterator[dict[RequestId, Chunk]]:
+    """A chunk of every kind alone, and beside a decode of either master, whose KV either instance has.
+
+    Those of which instance 1 alone is master are left out: they are others, seen from the other side.
+    """
+    kinds = product(((), (0,), (1,), GROUP), ((0,), GROUP), Transfer)
+    for holders, masters, transfer in kinds:
+        chunk = Chunk(sizes.num_history if holders else 0, sizes.num_new, holders, masters, transfer)
+        yield {"chunk": chunk}
+        for held, mastered in product(((0,), (1,)), repeat=2):
+            yield {"chunk": chunk, "decode": Chunk(sizes.num_history, 1, held, mastered, Transfer.QUERY)}
+
+
+class Instance:
+    """One instance's part in steps of one layer, over tokens that every instance can make by itself."""
+
+    def __init__(
+        self, fabric: SymmetricFabric, instance_id: InstanceId, device: Device, dtype: str, sizes: Sizes
+    ) -> None:
+        self._fabric, self._instance_id, self._device = fabric, instance_id, device
+        self._config = replace(CONFIG, num_layers=1, head_dim=sizes.head_dim, dtype=dtype)
+        messages = MessageExchange(fabric, device)
+        puts = PutExchange(fabric.arena, Shard(self._config), device, messages, sizes.num_new + 1)
+        puts.warm_up()
+        self.exchanges: Mapping[str, QueryExchange] = {"puts": puts, "messages": messages}
+
+    def is_right(self, batch_id: int, chunks: Mapping[RequestId, Chunk], exchange: str) -> bool:
+        """Whether the attention of this instance's rows is that over all KV in one place."""
+        q = {name: SHARP * self._values(0, chunk, NUM_HEADS) for name, chunk in chunks.items()}
+        kv = {name: self._values(1, chunk, 2, NUM_KV_HEADS) for name, chunk in chunks.items()}
+        step = self._step(chunks, kv)
+        with self._fabric.batch(batch_id, GROUP):
+            attention = ElasticAttention(step, self._fabric, self.exchanges[exchange], self._device)
+            target, rows = attention.new_kv(0)
+            target[rows] = _rows(step, kv)
+            found = attention(0, _rows(step, q))
+            self._device.wait()
+        expected = [_alone(q[b.request_id], kv[b.request_id], b.positions) for b in step.blocks]
+        tolerance = TOLERANCES[found.dtype]
+        return all(
+            torch.allclose(found[step.rows[block]].float(), wanted, rtol=tolerance, atol=tolerance)
+            for block, wanted in zip(step.blocks, expected, strict=True)
+        )
+
+    def _values(self, seed: int, chunk: Chunk, *shape: int) -> Tensor:
+        """The same on all instances, of each token of a request."""
+        generator = torch.Generator().manual_seed(2 * chunk.num_new + seed)
+        values = torch.randn(
+            chunk.num_tokens, *shape, self._config.head_dim, generator=generator, device="cpu"
+        )
+        return values.to(self._device.torch_device, self._config.torch_dtype)
+
+    def _step(self, chunks: Mapping[RequestId, Chunk], kv: Mapping[RequestId, Tensor]) -> Step:
+        """The step, with histories in a pool that is NaN where nothing is known yet."""
+        num_slots = sum(chunk.num_tokens for chunk in chunks.values())
+        pool = KVPool(
+            1,
+            NUM_KV_HEADS,
+            self._config.head_dim,
+            num_slots,
+            self._config.torch_dtype,
+            self._device.torch_device,
+        )
+        pool.layer(0).fill_(torch.nan)
+        placements = {name: chunk.history(name) for name, chunk in chunks.items()}
+        for name, placement in placements.items():
+            for positions in placement.on(self._instance_id):
+                slots = pool.allocate(name, positions).to(self._device.torch_device)
+                pool.layer(0)[slots] = kv[name][list(positions)]
+        blocks = tuple(block for name, chunk in chunks.items() for block in chunk.blocks(name))
+        for block in blocks:
+            if block.master_id == self._instance_id:
+                pool.allocate(block.request_id, block.positions)
+        writes = tuple(KVSegment(block.request_id, block.positions, block.master_id) for block in blocks)
+        return Step(self._instance_id, BatchPlan(ESPGroup(GROUP), blocks, writes), placements, pool)
+
+
+def _rows(step: Step, values: Mapping[RequestId, Tensor]) -> Tensor:
+    """What a step has of its rows."""
+    rows = [values[block.request_id][list(block.positions)] for block in step.blocks]
+    return torch.cat([next(iter(values.values()))[:0], *rows])
+
+
+def _alone(q: Tensor, kv: Tensor, positions: Sequence[int]) -> Tensor:
+    every = torch.arange(len(kv), device=kv.device)
+    own, scale = list(positions), q.shape[-1] ** -0.5
+    return attend(q[own], kv[:, 0], kv[:, 1], scale=scale, q_positions=every[own], kv_positions=every).out
+
+
+def wrong_steps(
+    fabric: Fabric, instance_id: InstanceId, tp_rank: int, dtypes: Sequence[str], *numbers: int
+) -> list[str]:
+    """The steps of which this instance's rows are wrong."""
+    assert isinstance(fabric, SymmetricFabric)
+    is_on_gpu = torch.get_default_device().type == "cuda"
+    torch.set_default_device("cpu")
+    wrong, batch_ids, sizes = [], count(1), Sizes(*numbers)
+    for dtype in dtypes:
+        device: Device = CpuDevice()
+        if is_on_gpu:
+            device = CudaDevice(instance_id % torch.cuda.device_count(), getattr(torch, dtype))
+        device.use()
+        instance = Instance(fabric, instance_id, device, dtype, sizes)
+        for exchange, chunks in product(instance.exchanges, steps(sizes)):
+            if not instance.is_right(next(batch_ids), chunks, exchange):
+                wrong.append(f"{dtype} by {exchange}: {chunks}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("carrier", "dtypes", "sizes"),
+    [
+        (Carrier.ARENAS, ("float32", "bfloat16"), SMALL),
+        pytest.param(Carrier.GPU_ARENAS, ("float32", "bfloat16"), SMALL, marks=pytest.mark.multigpu),
+        pytest.param(Carrier.GPU_ARENAS, ("bfloat16",), WITH_TILES, marks=pytest.mark.multigpu),
+    ],
+)
+def test_any_step_attends_what_one_instance_with_all_kv_would(
+    carrier: Carrier, dtypes: Sequence[str], sizes: Sizes
+) -> None:
+    given = (dtypes, *astuple(sizes))
+    found = run_in_world(wrong_steps, World(2, 1), *given, carrier=carrier, seconds=200.0)
+    assert found == [[], []]
