@@ -91,8 +91,10 @@ class Stage:
                 match event:
                     case BatchFinished() | MigrationFinished(is_committed=True):
                         num_running -= 1
-                    case InstanceLost() | MigrationFinished():
-                        raise ClusterError(f"a plan was in flight when the cluster told {event}")
+                    case InstanceLost():
+                        raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
+                    case MigrationFinished():
+                        raise ClusterError(f"migration {event.migration_id} was rolled back")
                     case _:
                         pass
                 self._now = event.time

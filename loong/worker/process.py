@@ -242,8 +242,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the engine's to handle
     torch.set_num_threads(config.num_threads)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    threading.excepthook = lambda args: _fail(config, context, args.exc_value)
-    sys.excepthook = lambda _kind, error, _trace: _fail(config, context, error)
+    threading.excepthook = lambda args: _fail(config, args.exc_value)
+    sys.excepthook = lambda _kind, error, _trace: _fail(config, error)
     world = World(config.num_instances, config.tp_size)
     rank = world.rank(config.instance_id, config.tp_rank)
     fabric = SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)
@@ -258,15 +258,14 @@ def _die_with_parent(stdin: FileIO) -> None:
     os._exit(1)
 
 
-def _fail(
-    config: WorkerConfig, context: "zmq.Context[zmq.Socket[bytes]]", error: BaseException | None
-) -> None:
+def _fail(config: WorkerConfig, error: BaseException | None) -> None:
     """Report an error that nobody here can act on, and end at once: other threads may hang in it."""
     if error is not None and not isinstance(error, LoongError):
         traceback.print_exception(error)
     message = str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its own: others' sockets are in use
     reports = Reports(context, config.reports_endpoint)
     reports.send(WorkerFailed(config.instance_id, config.tp_rank, message))
     reports.close()
-    context.destroy(linger=1000)
+    context.term()  # once that has left
     os._exit(1)

@@ -8,6 +8,8 @@ from random import Random
 import pytest
 from told_samples import NUM_INSTANCES, told_stories
 
+from loong.core.errors import ClusterError
+from loong.core.events import InstanceLost
 from loong.core.plan import Transfer
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
@@ -109,6 +111,13 @@ def test_a_model_whose_least_step_takes_seconds_is_measured_beyond_that_step() -
     slow = replace(PRIOR, coefficients=replace(PRIOR.coefficients, weights=2.0, token=5e-3))
     file = found(INSTANCES, slow, told_stories(slow, 0, slow))
     assert file.ranges["num_tokens"][1] > 100
+
+
+def test_a_profile_ends_with_the_instance_that_was_lost_and_why() -> None:
+    lost = InstanceLost(0.5, 2, "ValueError: it is too small")
+    with pytest.raises(ClusterError) as raised:
+        told_stories(PRIOR, 0, PRIOR, incidents=[lost])
+    assert str(raised.value) == "instance 2 was lost: ValueError: it is too small"
 
 
 def test_ranges_say_how_far_was_measured(measured: Sequence[Measured]) -> None:

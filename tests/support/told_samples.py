@@ -1,10 +1,12 @@
 """Samples of every kind of work, from the stories that a profile tells."""
 
 import asyncio
+from collections.abc import Iterable
 from functools import cache
 
 from simulation import instances_with
 
+from loong.core.events import Event
 from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.profile.measure import Measured, Profiler
 from loong.launcher.profile.stage import Stage
@@ -21,9 +23,10 @@ def told_stories(
     prior: WorkCostModel | None = None,
     kv_capacity: int = 8192,
     num_instances: int = NUM_INSTANCES,
+    incidents: Iterable[Event] = (),
 ) -> list[Measured]:
     """One story of each kind and DoP on a simulated cluster."""
-    executor = SimulatedExecutor(clock, [])
+    executor = SimulatedExecutor(clock, [], incidents)
     stage = Stage(instances_with([kv_capacity] * num_instances), executor)
 
     async def pause(seconds: float) -> None:
