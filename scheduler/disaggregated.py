@@ -6,11 +6,11 @@ request will come to, oldest first, and moves to the one with least promised. Wh
 lost, those left are replicas that do both.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from loong.core.cost_model import CostModel
-from loong.core.instance import ElasticInstance
+from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
@@ -56,15 +56,15 @@ def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Policy
     )
 
 
-def max_tokens_moved(instances: Iterable[ElasticInstance]) -> int:
+def max_tokens_moved(pools: Mapping[InstanceId, int]) -> int:
     """The most KV that one request may come to: what a prefill and a decode instance can hold.
 
     If others were lost those of one kind are left, and do both.
     """
     largest = [0, 0]
-    for instance in instances:
-        half = instance.instance_id % 2
-        largest[half] = max(largest[half], instance.kv_capacity)
+    for instance_id, num_slots in pools.items():
+        half = instance_id % 2
+        largest[half] = max(largest[half], num_slots)
     return min(filter(None, largest), default=0)
 
 

@@ -1,6 +1,6 @@
 """Policies by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -9,6 +9,7 @@ from loong.core.cost_model import CostModel
 from loong.core.decision import Decision, DecisionKind
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.placement import InstanceId
 from loong.core.plan import Failure, IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.ablations import ABLATIONS, plan_ablation
@@ -22,15 +23,16 @@ from loong.scheduler.fixed_groups import each_alone, one_group
 from loong.scheduler.program import warm_up
 
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
-Instances: TypeAlias = Sequence[ElasticInstance]
+Pools: TypeAlias = Mapping[InstanceId, int]
+"""The slots of each full instance."""
 
 
-def _all_pools(instances: Instances) -> int:
-    return sum(instance.kv_capacity for instance in instances)
+def _all_pools(pools: Pools) -> int:
+    return sum(pools.values())
 
 
-def _largest_pool(instances: Instances) -> int:
-    return max(instance.kv_capacity for instance in instances)
+def _largest_pool(pools: Pools) -> int:
+    return max(pools.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class PolicyKind:
     """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
-    max_request_tokens: Callable[[Instances], int] = _all_pools
+    max_request_tokens: Callable[[Pools], int] = _all_pools
     max_instances: int | None = None
     min_instances: int = 1
     prepare: Callable[[], None] = lambda: None
@@ -86,10 +88,9 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
 
     While no instance is left they wait for one, as all others do.
     """
-    full = [instance for instance in snapshot.instances if instance.kind is InstanceKind.FULL]
-    if not full:
+    if not snapshot.pools:
         return None
-    limit = kind.max_request_tokens(full)
+    limit = kind.max_request_tokens(snapshot.pools)
     if snapshot.most_tokens <= limit:
         return None
     views = (*snapshot.waiting, *snapshot.running)
@@ -98,7 +99,7 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
         return None
     reasons = {
         view.request_id: f"it needs KV for {view.num_final_tokens} tokens, but can have that of {limit} "
-        f"on the {len(full)} instances that are left"
+        f"on the {len(snapshot.pools)} instances that are left"
         for view in stranded
     }
     return IterationPlan(
@@ -113,18 +114,18 @@ def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
     Raises `ConfigError` if the policy cannot run these instances at all.
     """
     kind = _kind(name)
-    full = [instance for instance in instances if instance.kind is InstanceKind.FULL]
-    if kind.max_instances is not None and len(full) > kind.max_instances:
+    pools = {i.instance_id: i.kv_capacity for i in instances if i.kind is InstanceKind.FULL}
+    if kind.max_instances is not None and len(pools) > kind.max_instances:
         raise ConfigError(
-            f"policy {name} runs {kind.max_instances} instance, but there are {len(full)}; "
+            f"policy {name} runs {kind.max_instances} instance, but there are {len(pools)}; "
             "give --num-instances 1, and --tensor-parallel-size for its processes"
         )
-    if len(full) < kind.min_instances:
+    if len(pools) < kind.min_instances:
         raise ConfigError(
-            f"policy {name} runs at least {kind.min_instances} instances, but there are {len(full)}; "
+            f"policy {name} runs at least {kind.min_instances} instances, but there are {len(pools)}; "
             "give --num-instances"
         )
-    return kind.max_request_tokens(full)
+    return kind.max_request_tokens(pools)
 
 
 def _kind(name: str) -> PolicyKind:

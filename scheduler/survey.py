@@ -117,7 +117,7 @@ def survey(snapshot: Snapshot) -> Survey:
 
     Requests with KV on anything but full instances, in a host tier, are left alone.
     """
-    free, capacity = snapshot.free.copy(), snapshot.num_slots
+    free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
     resting = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
     for view in [view for view in snapshot.running if view.has_ended and view.batch_id is not None]:
         _free_kv_of(view, snapshot, free)

@@ -23,14 +23,14 @@ class Books:
     """Instances, live requests, batches and migrations in flight, and counts since the start.
 
     `kv_used` of an instance counts the KV at rest and what batches and migrations in flight have reserved.
-    `free` and `num_slots` are those of a snapshot, and no live request comes to more than `most_tokens`: so
+    `pools` and `free` are those of a snapshot, and no live request comes to more than `most_tokens`: so
     that no plan looks at every instance or request for them.
     Whoever changes a request takes it from `changing`.
     """
 
     instances: dict[InstanceId, ElasticInstance] = field(default_factory=dict)
+    pools: dict[InstanceId, int] = field(default_factory=dict)
     free: dict[InstanceId, int] = field(default_factory=dict)
-    num_slots: int = 0
     most_tokens: int = 0
     requests: dict[RequestId, LiveRequest] = field(default_factory=dict)
     batches: dict[int, InFlightBatch] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class Books:
         vars(snapshot).update(
             instance=self.instances.copy(),
             request=self.roll.views.copy(),
+            pools=self.pools.copy(),
             free=self.free.copy(),
-            num_slots=self.num_slots,
             most_tokens=self.most_tokens,
         )
         return snapshot
@@ -89,14 +89,13 @@ class Books:
         """Take in a new instance."""
         self.instances[instance.instance_id] = instance
         if instance.kind is InstanceKind.FULL:
+            self.pools[instance.instance_id] = instance.kv_capacity
             self.free[instance.instance_id] = instance.kv_free
-            self.num_slots += instance.kv_capacity
 
     def lose(self, instance_id: InstanceId) -> None:
         """Forget an instance."""
-        instance = self.instances.pop(instance_id)
-        if self.free.pop(instance_id, None) is not None:
-            self.num_slots -= instance.kv_capacity
+        for by_id in (self.instances, self.pools, self.free):
+            by_id.pop(instance_id, None)
 
     def open_batch(self, batch: InFlightBatch) -> None:
         """Take a batch into flight, on its group, with room for the KV that it will make."""

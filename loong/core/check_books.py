@@ -110,8 +110,8 @@ def _check_bounds(books: Books) -> None:
     full = [instance for instance in books.instances.values() if instance.kind is InstanceKind.FULL]
     if books.free != {i.instance_id: i.kv_free for i in full}:
         raise InvalidEventError(f"the slots {books.free} are not those that are free of {full}")
-    if books.num_slots != sum(instance.kv_capacity for instance in full):
-        raise InvalidEventError(f"there are {books.num_slots} slots, but not of {full}")
+    if books.pools != {i.instance_id: i.kv_capacity for i in full}:
+        raise InvalidEventError(f"the pools {books.pools} are not those of {full}")
     for request_id, live in books.requests.items():
         if live.view().num_final_tokens > books.most_tokens:
             raise InvalidEventError(

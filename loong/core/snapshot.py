@@ -96,14 +96,14 @@ class Snapshot:
         return {view.request_id: view for view in (*self.waiting, *self.running)}
 
     @cached_property
+    def pools(self) -> dict[InstanceId, int]:
+        """Slots of the full instances by id, free or not."""
+        return {i.instance_id: i.kv_capacity for i in self.instances if i.kind is InstanceKind.FULL}
+
+    @cached_property
     def free(self) -> dict[InstanceId, int]:
         """Free slots of the full instances by id."""
         return {i.instance_id: i.kv_free for i in self.instances if i.kind is InstanceKind.FULL}
-
-    @cached_property
-    def num_slots(self) -> int:
-        """Slots of the full instances, free or not."""
-        return sum(i.kv_capacity for i in self.instances if i.kind is InstanceKind.FULL)
 
     @cached_property
     def most_tokens(self) -> int:
