@@ -25,24 +25,21 @@ class Processors:
 
     def start(self, batch_id: int, now: float, seconds: float, num_instances: int) -> None:
         """Start a step that takes `seconds` where nothing slows it down."""
-        self._serve_until(now)
         num_processes = num_instances * self._processes_per_instance
-        self._add_busy(num_processes)
+        self._serve_until(now, num_processes)
         heapq.heappush(self._steps, (now - self._lag + seconds, next(self._order), batch_id, num_processes))
         self._see_next_end()
 
     def end(self) -> int:
         """Take out the step that ends next; returns its batch."""
-        self._serve_until(self.next_end)
         _, _, batch_id, num_processes = heapq.heappop(self._steps)
-        self._add_busy(-num_processes)
+        self._serve_until(self.next_end, -num_processes)
         self._see_next_end()
         return batch_id
 
     def cancel(self, batch_id: int, now: float) -> None:
         """Take out the step of a batch that will not end."""
-        self._serve_until(now)
-        self._add_busy(-sum(processes for *_, batch, processes in self._steps if batch == batch_id))
+        self._serve_until(now, -sum(processes for *_, batch, processes in self._steps if batch == batch_id))
         self._steps = [step for step in self._steps if step[2] != batch_id]
         heapq.heapify(self._steps)
         self._see_next_end()
@@ -58,13 +55,10 @@ class Processors:
             end = self._now + (service_at_end - (self._now - self._lag)) / self._rate
         self.next_end = max(self._now, end)  # rounding shall not turn time back
 
-    def _add_busy(self, num_processes: int) -> None:
-        if self._num_cores == inf:
-            return
-        self._num_busy += num_processes
-        self._rate = min(1.0, self._num_cores / max(self._num_busy, 1))
-
-    def _serve_until(self, now: float) -> None:
+    def _serve_until(self, now: float, num_more: int) -> None:
+        """Serve at the present rate until `now`, from when on so many processes more are busy."""
         if self._rate < 1.0:
             self._lag += (now - self._now) * (1.0 - self._rate)
         self._now = now
+        self._num_busy += num_more
+        self._rate = self._num_cores / self._num_busy if self._num_busy > self._num_cores else 1.0
