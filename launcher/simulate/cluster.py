@@ -1,6 +1,7 @@
 """What a simulation runs on: instances, their pools and their cost model, for each policy."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from loong.core.cost_model import CostModel
 from loong.core.errors import ConfigError
@@ -95,4 +96,9 @@ class Hardware:
 def unloaded_prefill(cost_model: CostModel, num_instances: int) -> PrefillTime:
     """Seconds of a prefill that so many instances have to themselves, at the best DoP of them."""
     terms_by_dop = [cost_model.prefill_terms(dop + 1) for dop in range(num_instances)]
-    return lambda num_tokens: min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
+
+    @cache  # of many instances that is many terms, and many prompts are as long as another
+    def seconds(num_tokens: int) -> float:
+        return min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
+
+    return seconds
