@@ -1,5 +1,6 @@
 """The one mutable object of the domain: events in, instructions out."""
 
+from operator import attrgetter
 from typing import assert_never
 
 from loong.core.books import Books
@@ -23,6 +24,8 @@ from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Lea
 from loong.core.records import InFlightBatch, LiveRequest
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import RunningBatch, Snapshot
+
+_finish_reason = attrgetter("finish_reason")
 
 
 class ClusterState:
@@ -77,7 +80,7 @@ class ClusterState:
 
         It may on all but tokens with which no request ends, unless their lease comes near its end.
         """
-        if not isinstance(event, TokensProduced) or any(token.finish_reason for token in event.tokens):
+        if not isinstance(event, TokensProduced) or any(map(_finish_reason, event.tokens)):
             return True
         batch = self._books.batches.get(event.batch_id)
         return batch is not None and batch.has_come_near_its_end(event.step)
