@@ -10,6 +10,10 @@ read before it writes again: a sender puts its next queries after it has merged 
 made of the last ones; and its next partials for a master after that master's next queries came, which it puts
 after merging the last partials. So each exchange gives the other one its credit, and a step may lay the
 memory out for other numbers of tokens than the one before.
+
+Where keys and values travel instead, nothing comes back: their rows, of every member, are put into the two
+halves of a mailbox in turn. Who puts the rows of a layer has those that all members put in the layer before,
+which they did after reading the half of the layer before that.
 """
 
 from collections.abc import Callable
@@ -96,6 +100,26 @@ class Mailbox:
 
         return replace(self, queries=first(queries), parts=Partial(first(out), first(lse)))
 
+    def halves(self, num_rows: int, num_kv_heads: int) -> "tuple[Mailbox, Mailbox]":
+        """The rooms for queries and for partials, each as one for the KV of `num_rows` tokens an instance.
+
+        `queries` are keys and values [N, num_rows, 2 K, D] then. Raises `ValueError` beyond `max_kv_rows`.
+        """
+        num_instances, _, _, head_dim = self.queries.shape
+        if num_rows > self.max_kv_rows(num_kv_heads):
+            raise ValueError(f"a mailbox has room for {self.max_kv_rows(num_kv_heads)} rows, not {num_rows}")
+        shape = (num_instances, num_rows, 2 * num_kv_heads, head_dim)
+        first, second = (
+            replace(self, queries=room.view(-1)[: prod(shape)].view(shape))
+            for room in (self.queries, self.parts.out)
+        )
+        return first, second
+
+    def max_kv_rows(self, num_kv_heads: int) -> int:
+        """Of how many tokens an instance each half has room for keys and values."""
+        _, num_tokens, num_heads, _ = self.queries.shape
+        return num_tokens * num_heads // (2 * num_kv_heads)
+
     def offset(self, tensor: Tensor) -> int:
         """Where a tensor of this mailbox begins, in bytes."""
         return tensor.data_ptr() - self.memory.data_ptr()
@@ -130,8 +154,9 @@ def exchange_queries(
 
     Contract:
         q [T, H, D], contiguous, of the mailbox's shape; rows from num_tokens[instance] on are left out.
-        instance: which of the N this one is. Called in turn with `exchange_partials`, for growing epochs.
-        `mailbox.queries` then holds them, until partials are exchanged. Allocates nothing.
+        instance: which of the N this one is. For growing epochs, in turn with `exchange_partials`, or on the
+            two `halves`, where each member has a row at least. `mailbox.queries` then holds them until
+            partials, or the second next rows, are exchanged. Allocates nothing.
     """
     dims = _check(mailbox, peers, patience)
     dims.bind("q", q, "T H D", mailbox.queries.dtype)

@@ -17,6 +17,19 @@ from loong.model.device import AttendTable, Device
 
 
 @dataclass(frozen=True, slots=True)
+class OwnRows:
+    """What an instance brings to a step, as rows of its block and of the room behind it; on the host.
+
+    First the history of each request, then what the step makes of it.
+    """
+
+    history_rows: Tensor  # [n] int64
+    history_slots: Tensor  # [n] int64, where these are in the pool
+    new_rows: Tensor  # [T] int64, of all rows of the step
+    rows_to_store: Tensor  # [m] int64, those of `new_rows` that do not travel: they are behind the block
+
+
+@dataclass(frozen=True, slots=True)
 class RingBlock:
     """The KV that one instance sends round, and what this instance does with it."""
 
@@ -51,31 +64,35 @@ def ring_layout(step: Step, device: Device) -> RingLayout | None:
     """What this instance does in the ring of a step; None if no KV travels."""
     if not step.requests(Transfer.KV):
         return None
-    group = step.batch.group
+    group, own = step.batch.group, own_rows(step)
     sources = (group.source_at(step.instance_id, ring_step) for ring_step in range(group.dop))
-    blocks = tuple(_ring_block(step, source_id, device) for source_id in sources)
+    return RingLayout(
+        ring=group.instance_ids,
+        blocks=tuple(_ring_block(step, source_id, device) for source_id in sources),
+        history_rows=device.upload(own.history_rows),
+        history_slots=device.upload(own.history_slots),
+        new_rows=device.upload(own.new_rows),
+        rows_to_store=device.upload(own.rows_to_store),
+    )
+
+
+def own_rows(step: Step) -> OwnRows:
+    """The rows of the block that this instance brings."""
     history_rows, history_slots = [], []
     first_new_rows: dict[RequestId, int] = {}
-    for request_id, rows in _parts(step, step.instance_id).items():
+    for request_id, rows in parts_of(step, step.instance_id).items():
         history = step.placements[request_id].on(step.instance_id)
         first_new_rows[request_id] = rows.start + sum(map(len, history))
         history_rows.append(row_range(slice(rows.start, first_new_rows[request_id])))
         history_slots.append(step.slots(request_id, history))
-    new_rows, rows_to_store, end = [], [], blocks[0].num_tokens
+    new_rows, rows_to_store, end = [], [], num_rows_of(step, step.instance_id)
     for block in step.blocks:
         first = first_new_rows[block.request_id] if block.transfer is Transfer.KV else end
         new_rows.append(row_range(slice(first, first + len(block.positions))))
         if block.transfer is not Transfer.KV:
             rows_to_store.append(new_rows[-1])
             end += len(block.positions)
-    return RingLayout(
-        ring=group.instance_ids,
-        blocks=blocks,
-        history_rows=device.upload(concatenate(history_rows)),
-        history_slots=device.upload(concatenate(history_slots)),
-        new_rows=device.upload(concatenate(new_rows)),
-        rows_to_store=device.upload(concatenate(rows_to_store)),
-    )
+    return OwnRows(*map(concatenate, (history_rows, history_slots, new_rows, rows_to_store)))
 
 
 def own_block(layout: RingLayout, pool: Tensor, device: Device) -> Tensor:
@@ -116,30 +133,41 @@ def ring_attention(
             block = incoming
 
 
-def _parts(step: Step, source_id: InstanceId) -> Mapping[RequestId, slice]:
-    """The rows of each request in the block that an instance sends round."""
+def parts_of(step: Step, source_id: InstanceId) -> Mapping[RequestId, slice]:
+    """The rows of each request in the block that an instance brings."""
     request_ids = step.requests(Transfer.KV)
     sizes = (sum(map(len, step.kv_on(source_id, request_id))) for request_id in request_ids)
     return dict(zip(request_ids, consecutive_slices(sizes), strict=True))
 
 
+def num_rows_of(step: Step, source_id: InstanceId) -> int:
+    """The size of the block that an instance brings."""
+    return sum(part.stop - part.start for part in parts_of(step, source_id).values())
+
+
+def kept_rows(step: Step, source_id: InstanceId) -> tuple[Tensor, Tensor]:
+    """What of the block that an instance brings is to stay here: its rows [n] int64, and their slots."""
+    rows, slots = [], []
+    for request_id, part in parts_of(step, source_id).items():
+        for its_rows, positions in _kept(step, request_id, step.kv_on(source_id, request_id)):
+            rows.append(part.start + its_rows)
+            slots.append(step.slots(request_id, (positions,)))
+    return concatenate(rows), concatenate(slots)
+
+
 def _ring_block(step: Step, source_id: InstanceId, device: Device) -> RingBlock:
-    parts = _parts(step, source_id)
+    parts = parts_of(step, source_id)
     tasks = [
         tasks_of(block, rows.start, parts[block.request_id].start, step.kv_on(source_id, block.request_id))
         for block, rows in step.rows.items()
         if block.transfer is Transfer.KV and step.meets(block, source_id)
     ]
-    kept_rows, kept_slots = [], []
-    for request_id, part in parts.items():
-        for rows, positions in _kept(step, request_id, step.kv_on(source_id, request_id)):
-            kept_rows.append(part.start + rows)
-            kept_slots.append(step.slots(request_id, (positions,)))
+    rows, slots = kept_rows(step, source_id)
     return RingBlock(
-        num_tokens=max(part.stop for part in parts.values()),
+        num_tokens=num_rows_of(step, source_id),
         tables=tables_of(tasks, device),
-        kept_rows=device.upload(concatenate(kept_rows)),
-        kept_slots=device.upload(concatenate(kept_slots)),
+        kept_rows=device.upload(rows),
+        kept_slots=device.upload(slots),
     )
 
 

@@ -1,4 +1,6 @@
-"""Where the queries of a group's captured step meet its KV: in each layer one exchange out and one back."""
+"""Where the queries of a group's captured step meet its KV: in each layer queries go out and partials come
+back, or KV goes to all.
+"""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -23,7 +25,8 @@ class GroupExchange(Protocol):
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Let the next steps, in the batch that is open, be those of these masters of so many tokens.
 
-        They are all members of the group, and T tokens at most.
+        They are all members of the group, and T tokens at most. Where KV is gathered, tokens are those that
+        each member brings, one at least.
         """
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
@@ -35,11 +38,21 @@ class GroupExchange(Protocol):
     def merge(self, layer: int, part: Partial) -> Tensor:
         """Attention [T, H, D] of this instance's tokens, of what each member has of all: `part` here."""
 
+    def gather_kv(self, layer: int, block: Tensor) -> Tensor:
+        """The KV [N * T, 2, K, D] that members bring, of `block` [T, 2, K, D] on each; rows as in `gather`.
+
+        It is there until the second next layer's is gathered. A step gathers either queries or KV.
+        """
+
+    @property
+    def max_kv_rows(self) -> int:
+        """T of `gather_kv`, at most."""
+
 
 class Alone:
-    """The exchange of an instance that is a group by itself. See GroupExchange."""
+    """The exchange of an instance that is a group by itself, which gathers no KV. See GroupExchange."""
 
-    num_instances = 1
+    num_instances, max_kv_rows = 1, 0
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """See GroupExchange."""
@@ -52,9 +65,15 @@ class Alone:
         """See GroupExchange."""
         return part.out
 
+    def gather_kv(self, layer: int, block: Tensor) -> Tensor:  # noqa: ARG002 - see GroupExchange
+        """See GroupExchange."""
+        return block
+
 
 class FabricExchange:
     """Exchanges by messages of the host, inside the batch that is open. See GroupExchange."""
+
+    max_kv_rows = 2048
 
     def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
         self.num_instances = fabric.world.num_instances
@@ -67,12 +86,7 @@ class FabricExchange:
 
     def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order
         """See GroupExchange."""
-        queries = q.new_zeros(self.num_instances, *q.shape)
-        queries[self._instance_id] = q
-        own = q[: self._num_tokens[self._instance_id]]
-        incoming = {i: queries[i, :count] for i, count in self._num_tokens.items() if i != self._instance_id}
-        self._fabric.exchange(dict.fromkeys(incoming, own), incoming, Channel.QUERIES).wait()
-        return queries.flatten(0, 1)
+        return self._gathered(q, Channel.QUERIES)
 
     def merge(self, layer: int, part: Partial) -> Tensor:  # noqa: ARG002 - messages come in their order
         """See GroupExchange. Out and lse travel in one message, and are merged in the order of ids."""
@@ -89,3 +103,15 @@ class FabricExchange:
         parts = Partial(arrived[..., :-1], arrived[..., -1])
         self._device.merge_into(total, parts, torch.arange(num_own))
         return total.out.to(part.out.dtype)
+
+    def gather_kv(self, layer: int, block: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order
+        """See GroupExchange."""
+        return self._gathered(block, Channel.RING)
+
+    def _gathered(self, own: Tensor, channel: Channel) -> Tensor:
+        rows = own.new_zeros(self.num_instances, *own.shape)
+        rows[self._instance_id] = own
+        incoming = {i: rows[i, :count] for i, count in self._num_tokens.items() if i != self._instance_id}
+        outgoing = dict.fromkeys(incoming, own[: self._num_tokens[self._instance_id]])
+        self._fabric.exchange(outgoing, incoming, channel).wait()
+        return rows.flatten(0, 1)

@@ -32,6 +32,12 @@ class MailboxExchange:
         largest = self._mailbox(MAX_ROWS, shard, _MORE_CHUNKS)
         for size in GROUP_STEP_SIZES:
             self._mailboxes.setdefault(size, largest.for_fewer(size))
+        self.max_kv_rows = min(MAX_ROWS, largest.max_kv_rows(shard.num_kv_heads))
+        self._halves = {
+            size: largest.halves(size, shard.num_kv_heads)
+            for size in GROUP_STEP_SIZES
+            if size <= self.max_kv_rows
+        }
         self._members = torch.zeros(2, self.num_instances, dtype=torch.int64, device=device.torch_device)
         clock = arena.clocks[Clock.DECODE : Clock.DECODE + 1]
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
@@ -55,11 +61,7 @@ class MailboxExchange:
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
         """See GroupExchange."""
-        if layer == 0:
-            self._peers.epoch.add_(self._num_layers)
-        mailbox = self._mailboxes[len(q)]
-        exchange_queries(q, mailbox, self._peers, self._patience, instance=self._instance, layer=layer)
-        return mailbox.queries.flatten(0, 1)
+        return self._gathered(layer, q, self._mailboxes[len(q)])
 
     def merge(self, layer: int, part: Partial) -> Tensor:
         """See GroupExchange. Partials travel in the model's dtype, and are merged in the order of ids."""
@@ -76,6 +78,17 @@ class MailboxExchange:
             out=out,
         )
         return out
+
+    def gather_kv(self, layer: int, block: Tensor) -> Tensor:
+        """See GroupExchange."""
+        mailbox = self._halves[len(block)][layer % 2]
+        return self._gathered(layer, block.flatten(1, 2), mailbox).view(-1, *block.shape[1:])
+
+    def _gathered(self, layer: int, rows: Tensor, mailbox: Mailbox) -> Tensor:
+        if layer == 0:
+            self._peers.epoch.add_(self._num_layers)
+        exchange_queries(rows, mailbox, self._peers, self._patience, instance=self._instance, layer=layer)
+        return mailbox.queries.flatten(0, 1)
 
 
 def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:

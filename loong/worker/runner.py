@@ -26,6 +26,7 @@ from loong.worker.decode_state import BATCH_SIZES
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
+from loong.worker.kv_steps import KVSteps
 from loong.worker.lease_ends import LeaseTerm
 from loong.worker.mixed_steps import MixedSteps
 from loong.worker.sampling import InvalidLogits, SamplingInput, sample
@@ -98,7 +99,7 @@ class BatchRunner:
         self._exchange = backend.query_exchange(fabric, model.shard)
         self._lease: DecodeLease | None = None
         self._steps: DecodeSteps | None = None
-        self._mixed_steps: MixedSteps | None = None
+        self._captured: tuple[MixedSteps | KVSteps, ...] = ()
 
     def warm_up(self) -> None:
         """Do once, before there are requests, what compiles, captures or plans.
@@ -127,9 +128,11 @@ class BatchRunner:
             steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
             steps.capture()
             self._lease, self._steps = DecodeLease(self._instance_id, self._pool, steps, self._fabric), steps
-            mixed_steps = MixedSteps(self._model, self._pool, self._backend, exchange)
-            mixed_steps.capture()
-            self._mixed_steps = mixed_steps
+            self._captured = (MixedSteps(self._model, self._pool, self._backend, exchange),)
+            if exchange is not None:
+                self._captured += (KVSteps(self._model, self._pool, self._backend, exchange),)
+            for captured in self._captured:
+                captured.capture()
 
     def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportTokens) -> int:
         """Take the steps of a batch and return how many; tokens are reported after each.
@@ -211,9 +214,8 @@ class BatchRunner:
 
     def _forward(self, step: Step, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> Tensor:
         """Hidden states of the step's rows; if a captured step has no room for them, the host launches it."""
-        if self._mixed_steps is not None:
-            hidden = self._mixed_steps.forward(step, token_ids, positions, lengths)
-            if hidden is not None:
+        for captured in self._captured:
+            if (hidden := captured.forward(step, token_ids, positions, lengths)) is not None:
                 return hidden
         device = self._backend.device
         attention = ElasticAttention(step, self._fabric, self._exchange, device)

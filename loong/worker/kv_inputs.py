@@ -1,0 +1,108 @@
+"""What captured steps in which KV travels read: memory taken once, and filled for each step."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from loong.attention.local import tasks_of
+from loong.attention.ring import kept_rows, num_rows_of, own_rows, parts_of
+from loong.attention.step import Step, members
+from loong.core.placement import InstanceId
+from loong.core.request import RequestId
+from loong.kernels.attend_task import AttendTask
+from loong.model.device import AttendTable
+from loong.worker.decode_state import set_first
+from loong.worker.mixed_inputs import MAX_ROWS
+
+MAX_BLOCKS = 64  # of prompts, of one master
+_TASK_SIZE = len(AttendTask._fields)
+
+
+class KVInputs:
+    """Parts of one piece of memory, so that one copy fills all of them.
+
+    `memory` is int64 [num_words(num_instances)]. Rows of a step are the tokens of which this instance is the
+    master. Each member brings a block of KV, whose rows are those of `OwnRows`; row r of instance i is row
+    i * size + r of all that come.
+    """
+
+    def __init__(self, memory: Tensor, num_instances: int) -> None:
+        self.memory = memory
+        columns, sources, tasks = torch.split(memory, _parts(num_instances))
+        (
+            self.token_ids,
+            self.positions,
+            self.lengths,
+            self.new_rows,  # of the own block
+            self.history_rows,  # of the own block, or -1
+            self.history_slots,
+        ) = columns.view(6, -1)
+        self.key_rows, self.kept_slots = sources.view(2, -1)  # -1 in the slots: not kept
+        self.table = AttendTable(tasks.view(MAX_BLOCKS, _TASK_SIZE))
+
+    @staticmethod
+    def num_words(num_instances: int) -> int:
+        """The size of its memory."""
+        return sum(_parts(num_instances))
+
+    def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> None:
+        """Take in a step, on the host; columns are of its rows.
+
+        Rows beyond are of no prompt, and of their KV nothing is brought or kept.
+        """
+        self.memory.zero_()
+        for absent in (self.new_rows, self.history_rows, self.kept_slots):
+            absent.fill_(-1)
+        self.token_ids[: len(token_ids)] = token_ids
+        self.positions[: len(token_ids)] = positions
+        self.lengths[: len(token_ids)] = lengths
+        own = own_rows(step)
+        self.new_rows[: len(own.new_rows)] = own.new_rows
+        self.history_slots[: len(own.history_slots)] = own.history_slots
+        self.history_rows[: len(own.history_rows)] = own.history_rows
+        for source_id in step.batch.group.instance_ids:
+            rows, slots = kept_rows(step, source_id)
+            self.kept_slots[source_id * size + rows] = slots
+        self._list_keys(step, size)
+
+    def _list_keys(self, step: Step, size: int) -> None:
+        """All KV of each own prompt, in the order of positions, so that a block attends it in one task."""
+        parts = {i: parts_of(step, i) for i in step.batch.group.instance_ids}
+        tasks: list[int] = []
+        first = 0
+        for request_id in dict.fromkeys(block.request_id for block in step.blocks):
+            num_keys = self._list_keys_of(step, request_id, size, parts, first)
+            for block in step.blocks:
+                if block.request_id == request_id:
+                    for task in tasks_of(block, step.rows[block].start, first, (range(num_keys),)):
+                        tasks.extend(task)
+            first += num_keys
+        set_first(self.table.tasks.view(-1), tasks)
+
+    def _list_keys_of(
+        self,
+        step: Step,
+        request_id: RequestId,
+        size: int,
+        parts: Mapping[InstanceId, Mapping[RequestId, slice]],
+        first: int,
+    ) -> int:
+        """Say where each of a request's keys comes, from key `first` on; returns how many there are."""
+        num_keys = 0
+        for source_id, its_parts in parts.items():
+            part = its_parts[request_id]
+            rows = torch.arange(source_id * size + part.start, source_id * size + part.stop)
+            self.key_rows[first + members(step.kv_on(source_id, request_id))] = rows
+            num_keys += len(rows)
+        return num_keys
+
+
+def num_brought(step: Step) -> Mapping[InstanceId, int]:
+    """How many rows each member brings to a step in which nothing but KV travels: one at least."""
+    return {i: max(1, num_rows_of(step, i)) for i in step.batch.group.instance_ids}
+
+
+def _parts(num_instances: int) -> list[int]:
+    """In words."""
+    return [6 * MAX_ROWS, 2 * num_instances * MAX_ROWS, MAX_BLOCKS * _TASK_SIZE]
