@@ -1,8 +1,8 @@
 """What does a step with a prompt take on a group of GPUs, by what travels in it?
 
-A prompt is striped over two GPUs, alone and beside decodes whose KV lies on both and whose masters they are
+A prompt is striped over the GPUs, alone and beside decodes whose KV lies on all and whose masters they are
 by turns, with dummy weights: the median time from the batch's arrival at its workers to its tokens. Beside
-it, half of the prompt and of the decodes on one GPU, which is what each of the two would take if nothing
+it, one GPU with its share of the prompt and of the decodes, which is what each would take if nothing
 travelled and nobody waited: the ceiling.
 """
 
@@ -63,30 +63,36 @@ def parsed(case: str) -> tuple[Transfer, int, int]:
     return Transfer[transfer.upper()], int(num_tokens), int(num_decodes or 0)
 
 
-def rows_of(gpus: GpuGroup, cases: Sequence[str]) -> list[dict[str, object]]:
+def rows_of(gpus: GpuGroup, group: tuple[InstanceId, ...], cases: Sequence[str]) -> list[dict[str, object]]:
     """All cases, printed as they come."""
-    print(f"{'travels':>8} {'prompt':>7} {'decodes':>8} {'ms':>8} {'half on one GPU':>16}")
+    print(f"{'travels':>8} {'prompt':>7} {'decodes':>8} {'ms':>8} {'share on one':>14}")
     rows: list[dict[str, object]] = []
     for transfer, num_tokens, num_decodes in map(parsed, cases):
-        seconds = measure(gpus, transfer, num_tokens, num_decodes, (0, 1))
-        half = measure(gpus, transfer, num_tokens // 2, num_decodes // 2, (0,))
+        seconds = measure(gpus, transfer, num_tokens, num_decodes, group)
+        share = measure(gpus, transfer, num_tokens // len(group), num_decodes // len(group), (0,))
         name = transfer.name.lower()
-        print(f"{name:>8} {num_tokens:>7} {num_decodes:>8} {seconds * 1e3:>8.1f} {half * 1e3:>16.1f}")
+        print(f"{name:>8} {num_tokens:>7} {num_decodes:>8} {seconds * 1e3:>8.1f} {share * 1e3:>14.1f}")
         row: dict[str, object] = {"travels": name, "prompt": num_tokens, "decodes": num_decodes}
-        rows.append({**row, "seconds": seconds, "half_on_one": half})
+        rows.append({**row, "seconds": seconds, "share_on_one": share})
     return rows
 
 
 def main() -> None:
     parser = script_parser("group_steps", __doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
+    parser.add_argument("--num-gpus", type=int, default=2, help="(%(default)s)")
     parser.add_argument(
         "--cases", nargs="+", default=CASES, help="WHAT:PROMPT or WHAT:PROMPT+DECODES; WHAT is query or kv"
     )
     args = parser.parse_args()
-    gpus = GpuGroup(args.model, 2, NUM_SLOTS)
+    gpus = GpuGroup(args.model, args.num_gpus, NUM_SLOTS)
     print(f"started in {gpus.seconds_to_start:.1f} s")
-    numbers = {"model": args.model, "torch": torch.__version__, "rows": rows_of(gpus, args.cases)}
+    numbers = {
+        "model": args.model,
+        "num_gpus": args.num_gpus,
+        "torch": torch.__version__,
+        "rows": rows_of(gpus, tuple(range(args.num_gpus)), args.cases),
+    }
     print_result("group_steps", numbers, save=args.save)
 
 
