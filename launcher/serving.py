@@ -37,9 +37,9 @@ from loong.model.config import ModelConfig
 from loong.recording.lines import VERSION, Setting
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.dispatch import default_ttft
 from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
+from loong.scheduler.targets import default_ttft
 from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
 from loong.server.cluster_app import cluster_of

@@ -6,6 +6,7 @@ one machine, and the cluster is nearly one, since a prompt can be cut over its i
 after the others, oldest first, but for a share of every step that is the oldest one's.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,7 @@ from loong.core.request import RequestId, RequestView
 from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.equations import FutureKV
 from loong.scheduler.survey import Survey
+from loong.scheduler.targets import FirstTokenTargets
 
 SECOND_CHANCE_COST = 4  # a prompt that has missed its deadline counts as so much longer when one is put off
 USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
@@ -53,7 +55,7 @@ class Prefill:
 
     def is_overdue(self, now: float) -> bool:
         """Whether it has waited for so long that none that came after it begins before it does."""
-        return not self.is_begun and now - self.view.arrival_time > PATIENCE * self.ttft
+        return now - self.view.arrival_time > PATIENCE * self.ttft and not self.is_begun
 
 
 Order: TypeAlias = Callable[[Iterable[Prefill], float, float], list[Prefill]]
@@ -72,10 +74,10 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Prompts that may be computed now, most urgent first, and those that may not."""
+    """Prompts that may be computed now, most urgent first, and those that may not, by the reason."""
 
     prefills: list[Prefill]
-    refused: list[tuple[RequestView, Refusal]]
+    refused: dict[Refusal, list[RequestView]]
 
     def hold_back(self, request_ids: Set[RequestId]) -> None:
         """Leave these out after all."""
@@ -95,7 +97,8 @@ class Dispatch:
         """All prompts at rest."""
         weighed, others = self._weighed()
         dispatched = self._admitted(self._ordered(weighed))
-        dispatched.refused.extend((view, Refusal.NOT_WEIGHED) for view in others)
+        if others:
+            dispatched.refused[Refusal.NOT_WEIGHED] = list(others)
         return dispatched
 
     def _weighed(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
@@ -114,7 +117,8 @@ class Dispatch:
     def _ordered(self, waiting: Sequence[RequestView]) -> list[Prefill]:
         """These and the prompts that have begun, most urgent first."""
         now, num_instances = self.survey.snapshot.now, max(1, self.survey.num_instances)
-        terms, widest = self.cost_model.prefill_terms(1), self.cost_model.prefill_terms(num_instances)
+        terms = self.cost_model.prefill_terms(1)
+        targets = FirstTokenTargets(self.cost_model.prefill_terms(num_instances), self.config)
         speed = USABLE_SPEED * num_instances
         begun = (view for unit in self.survey.resting for view in unit.prefills)
         prefills = []
@@ -122,7 +126,7 @@ class Dispatch:
             num_cached = view.num_computed_tokens
             num_new = view.num_known_tokens - num_cached
             work = prefill_work(num_new, num_cached, terms)
-            ttft = target_ttft(view, widest, self.config)
+            ttft = targets.of(view)
             deadline, is_missed = _deadline(view.arrival_time, ttft, now + work / num_instances)
             prefills.append(Prefill(view, num_new, num_cached, work, ttft, deadline, is_missed))
         if self.config.fairness is Fairness.USER:
@@ -141,7 +145,7 @@ class Dispatch:
         only while no other one holds KV; and if one has found no room for long, none that came after begins.
         """
         now, room = self.survey.snapshot.now, Room(self.survey)
-        found = Dispatched([], [])
+        admitted, refused = list[Prefill](), defaultdict[Refusal, list[RequestView]](list)
         is_late_begun = any(p.is_late and p.is_begun for p in prefills)
         last_arrival = float("inf")
         overdue = [p for p in prefills if p.is_overdue(now)]
@@ -149,45 +153,23 @@ class Dispatch:
         for prefill in dict.fromkeys((*overdue, *prefills)):
             view = prefill.view
             if prefill.is_begun:
-                found.prefills.append(prefill)
+                admitted.append(prefill)
             elif view.arrival_time > last_arrival:
-                found.refused.append((view, Refusal.OVERTAKING))
+                refused[Refusal.OVERTAKING].append(view)
             elif prefill.is_late and is_late_begun:
-                found.refused.append((view, Refusal.PUT_OFF))
+                refused[Refusal.PUT_OFF].append(view)
             elif len(room.refused) == MAX_REFUSED:
-                found.refused.append((view, Refusal.NOT_TRIED))
+                refused[Refusal.NOT_TRIED].append(view)
             elif room.fits(view):
                 room.take(view)
                 is_late_begun |= prefill.is_late
-                found.prefills.append(prefill)
+                admitted.append(prefill)
             else:
-                found.refused.append((view, Refusal.NO_ROOM))
+                refused[Refusal.NO_ROOM].append(view)
                 if prefill.is_overdue(now):
                     last_arrival = min(last_arrival, view.arrival_time)
-        found.prefills.sort(key=attrgetter("rank"))
-        return found
-
-
-def target_ttft(view: RequestView, widest: PrefillTerms, config: PolicyConfig) -> float:
-    """Its own target, or else the config's: some times the quickest prefill, and never under a least one.
-
-    Each step of priority doubles it, or halves it.
-    """
-    ttft = None if view.slo is None else view.slo.ttft
-    if ttft is None:
-        ttft = default_ttft(view.num_prompt_tokens, widest, config)
-    return ttft * 2.0**view.priority
-
-
-def default_ttft(num_tokens: int, widest: PrefillTerms, config: PolicyConfig) -> float:
-    """The target of a prompt of so many tokens that has none of its own."""
-    return max(config.target_ttft, config.ttft_factor * widest.time(num_tokens, 0, num_tokens * num_tokens))
-
-
-def target_tpot(view: RequestView, config: PolicyConfig) -> float:
-    """Its own target, or else the config's."""
-    tpot = None if view.slo is None else view.slo.tpot
-    return config.target_tpot if tpot is None else tpot
+        admitted.sort(key=attrgetter("rank"))
+        return Dispatched(admitted, dict(refused))
 
 
 def prefill_work(num_new: int, num_cached: int, terms: PrefillTerms) -> float:
@@ -274,12 +256,13 @@ class Room:
     def peak_with(self, view: RequestView) -> int:
         """The most slots that those admitted and this one may come to need at once, or a bound that fits."""
         future = FutureKV.of(self.survey.lengths) if self.future is None else self.future
-        for other in self.taken:
-            future = future.adding(other)
-        self.future, self.taken, self.bound = future, [], future.peak
+        if self.taken or self.future is None:
+            for other in self.taken:
+                future = future.adding(other)
+            self.future, self.taken, self.bound = future, [], future.peak
         if self.bound + view.num_final_tokens <= self.survey.capacity:
             return self.bound + view.num_final_tokens
-        return future.adding(view).peak
+        return future.peak_with(view)
 
     def take(self, view: RequestView) -> None:
         """Admit a request."""

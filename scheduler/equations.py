@@ -101,13 +101,27 @@ class FutureKV:
             future = future._adding(view.num_remaining_tokens, 0)
         return future
 
+    def peak_with(self, view: RequestView) -> int:
+        """The peak if one more request were added."""
+        future, num_remaining, num_current = self, view.num_remaining_tokens, view.num_known_tokens - 1
+        for _ in range(view.num_forks):
+            future = future._adding(num_remaining, 0)
+        index, own = future._usage_at_end_of(num_remaining, num_current)
+        before = future.remaining[:index] + future.usage[:index]
+        after = future.usage[index:]
+        return int(max(own, before.max(initial=0) + num_current, after.max(initial=0)))
+
     def _adding(self, num_remaining: int, num_current: int) -> "FutureKV":
-        index = int(self.remaining.searchsorted(num_remaining))
-        shorter, longer = self.remaining[:index], self.remaining[index:]
-        held = int(self.usage[index] - longer[0] * len(longer)) if len(longer) else 0
-        own = held + num_current + num_remaining * (len(longer) + 1)
+        index, own = self._usage_at_end_of(num_remaining, num_current)
         remaining, usage = np.empty((2, len(self.remaining) + 1), np.int64)
-        remaining[:index], remaining[index], remaining[index + 1 :] = shorter, num_remaining, longer
-        usage[:index], usage[index], usage[index + 1 :] = shorter + num_current, own, self.usage[index:]
-        usage[:index] += self.usage[:index]
+        remaining[:index], remaining[index] = self.remaining[:index], num_remaining
+        remaining[index + 1 :], usage[index + 1 :] = self.remaining[index:], self.usage[index:]
+        usage[:index], usage[index] = self.remaining[:index] + self.usage[:index] + num_current, own
         return FutureKV(remaining, usage)
+
+    def _usage_at_end_of(self, num_remaining: int, num_current: int) -> tuple[int, int]:
+        """Before how many others one more does not end, and the slots in use when it ends."""
+        index = int(self.remaining.searchsorted(num_remaining))
+        num_after = len(self.remaining) - index
+        held = int(self.usage[index] - self.remaining[index] * num_after) if num_after else 0
+        return index, held + num_current + num_remaining * (num_after + 1)

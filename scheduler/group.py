@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from loong.core.placement import InstanceId
 from loong.scheduler.dispatch import Prefill
 from loong.scheduler.survey import Unit
 
@@ -39,6 +40,13 @@ class Group:
             self.num_decodes += unit.num_decodes
         self.longest, self.work_to = 0.0, []
         self._note_from(0)
+
+    @property
+    def instance_ids(self) -> tuple[InstanceId, ...]:
+        """All its instances, ascending."""
+        if len(self.units) == 1:
+            return self.units[0].instance_ids
+        return tuple(sorted(i for unit in self.units for i in unit.instance_ids))
 
     def wait_of(self, prefill: Prefill) -> float:
         """Seconds until it begins a prompt: what it does now, and what is due before."""

@@ -11,8 +11,8 @@ from loong.core.plan import KVMigration
 from loong.core.request import RequestView
 from loong.core.work import InstanceWork
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import target_tpot
 from loong.scheduler.survey import Survey, Unit
+from loong.scheduler.targets import target_tpot
 
 PAYING_PART = 0.1  # of the time that a request has left to decode, its migration may take
 

@@ -6,8 +6,6 @@ request is put off. The log writes down what is new of it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from itertools import groupby
-from operator import itemgetter
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel, prefill_time
@@ -68,8 +66,8 @@ def _taken(prefills: Iterable[Prefill], batch_of: BatchOf, survey: Survey) -> se
 def reasons_to_wait(dispatched: Dispatched, groups: Sequence[Group], batch_of: BatchOf) -> Iterator[Decision]:
     """For the prompts that the plan does not go on with: what each waits for."""
     waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
-    for refusal, refused in groupby(dispatched.refused, itemgetter(1)):  # most in a row for one reason
-        waiting[refusal.value] += [view.request_id for view, _ in refused]
+    for refusal, refused in dispatched.refused.items():
+        waiting[refusal.value] += [view.request_id for view in refused]
     place_of = {prefill.view.request_id: i for i, group in enumerate(groups) for prefill in group.prefills}
     reasons: dict[int, str] = {}  # of groups, by their places: many prompts may wait for one
     for prefill in dispatched.prefills:
@@ -98,10 +96,10 @@ def reasons_to_put_off(prefills: Iterable[Prefill], batch_of: BatchOf) -> Iterat
 def _wait_of(group: Group, batch_of: BatchOf) -> str:
     """What its prompts wait for that are not put off."""
     if not group.is_ready:
-        first_id, *other_ids = sorted(i for unit in group.units for i in unit.instance_ids)
-        if not other_ids:
-            return f"it is to run on instance {first_id} once that is free"
-        return f"it is to run on instances {', '.join(map(str, (first_id, *other_ids)))} once all are free"
+        instance_ids = group.instance_ids
+        if len(instance_ids) == 1:
+            return f"it is to run on instance {instance_ids[0]} once that is free"
+        return f"it is to run on instances {', '.join(map(str, instance_ids))} once all are free"
     if any(p.view.request_id in batch_of for p in group.prefills):
         return "the step of its instances is full of more urgent prompts"
     return "its instances decode first, until more prompts have come or slots are free"

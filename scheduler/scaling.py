@@ -9,11 +9,12 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Prefill, prefill_work, target_tpot
+from loong.scheduler.dispatch import Prefill, prefill_work
 from loong.scheduler.group import Group
 from loong.scheduler.leases import SPARED_SHARE
 from loong.scheduler.step import Step, choose_masters
 from loong.scheduler.survey import Survey
+from loong.scheduler.targets import target_tpot
 from loong.scheduler.turns import TPOT_MARGIN, Turns
 
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
@@ -36,10 +37,9 @@ class Scaling:
     def batch(self, group: Group) -> BatchPlan | None:
         """What a group runs; None if it has no room for a step, or nothing to run."""
         decodes = [view for unit in group.units for view in unit.decodes]
-        instance_ids = tuple(sorted(i for unit in group.units for i in unit.instance_ids))
         if group.prefills:
-            return self._with_prompts(instance_ids, decodes, group.prefills)
-        return self.lease(instance_ids, decodes)
+            return self._with_prompts(group.instance_ids, decodes, group.prefills)
+        return self.lease(group.instance_ids, decodes)
 
     def lease(
         self,

@@ -13,7 +13,6 @@ from plans import decode
 from simulation import Run, simulate, timed_request
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
-from loong.core.cost_model import prefill_time
 from loong.core.placement import Placement
 from loong.core.request import SLO, Request, RequestView
 from loong.core.snapshot import Snapshot
@@ -30,8 +29,6 @@ from loong.scheduler.dispatch import (
     by_arrival,
     by_deadline,
     prefill_work,
-    target_tpot,
-    target_ttft,
     with_fair_deadlines,
 )
 from loong.scheduler.survey import survey
@@ -120,26 +117,6 @@ def test_by_arrival_nobody_is_put_off() -> None:
     assert not any(p.is_late for p in ordered)
 
 
-def test_targets_are_the_requests_own_or_grow_with_its_prompt() -> None:
-    config, widest = PolicyConfig(target_ttft=1.0, target_tpot=0.04, ttft_factor=5.0), H200.prefill_terms(8)
-    own = waiting("own", 500_000, slo=SLO(7.0, 0.2))
-    assert (target_ttft(own, widest, config), target_tpot(own, config)) == (7.0, 0.2)
-    short, long = waiting("short", 100), waiting("long", 500_000)
-    assert (target_ttft(short, widest, config), target_tpot(short, config)) == (1.0, 0.04)
-    assert target_ttft(long, widest, config) == pytest.approx(5 * prefill_time(H200, 500_000, 0, 8))
-    for slo, targets in ((SLO(ttft=7.0), (7.0, 0.04)), (SLO(tpot=0.2), (1.0, 0.2))):
-        half = waiting("half", 100, slo=slo)
-        assert (target_ttft(half, widest, config), target_tpot(half, config)) == targets
-
-
-def test_each_step_of_priority_doubles_the_target() -> None:
-    for view in (waiting("r", 100), replace(waiting("r", 100), slo=SLO(2.0, 0.1))):
-        usual = target_ttft(view, CPU.prefill_terms(1), PolicyConfig())
-        for priority in (-3, 0, 5):
-            given = target_ttft(replace(view, priority=priority), CPU.prefill_terms(1), PolicyConfig())
-            assert given == usual * 2.0**priority
-
-
 @given(st.integers(0, 10**6), st.integers(1, 10**5))
 def test_the_work_of_a_prompt_is_that_of_its_chunks(num_cached: int, num_new: int) -> None:
     terms, half = CPU.prefill_terms(1), num_new // 2
@@ -189,14 +166,14 @@ def test_only_what_fits_to_its_declared_end_is_admitted() -> None:
         snapshot = snapshot_of([59, 40], [decoding("d", 40, (0,), 11), view])
         found = dispatched(snapshot)
         assert bool(found.prefills) == admitted
-        assert found.refused == ([] if admitted else [(view, Refusal.NO_ROOM)])
+        assert found.refused == ({} if admitted else {Refusal.NO_ROOM: [view]})
         assert Room(survey(snapshot)).peak_with(view) == (99 if admitted else 100)
 
 
 def test_room_counts_what_was_admitted_before_and_not_what_has_ended() -> None:
     first, second = waiting("a", 50, 11), waiting("b", 30, 11)
     found = dispatched(snapshot_of([99], [first, second]))
-    assert (ids(found.prefills), found.refused) == (["a"], [(second, Refusal.NO_ROOM)])
+    assert (ids(found.prefills), found.refused) == (["a"], {Refusal.NO_ROOM: [second]})
     ended = decoding("ended", 60, (0,))
     batch = running(0, decode([ended], (0,), {"ended": 0}))
     snapshot = snapshot_of([99, 0], [ended, first], [batch])
@@ -227,8 +204,8 @@ def test_who_has_waited_long_for_room_is_overtaken_no_more(now: float, admitted:
     late = waiting("last", 10, 2, arrival_time=now, slo=SLO(99.0, 1.0))
     found = dispatched(snapshot_of([150, 20], [held, large, older, late], now=now))
     assert ids(found.prefills) == (["older", "last"] if admitted else ["older"])
-    reason = {view.request_id: refusal for view, refusal in found.refused}
-    assert reason.get("last") == (None if admitted else Refusal.OVERTAKING)
+    overtaking = found.refused.get(Refusal.OVERTAKING, [])
+    assert [view.request_id for view in overtaking] == ([] if admitted else ["last"])
     assert ids(dispatched(snapshot_of([150, 20], [held, large, new], now=now)).prefills) == (
         ["new"] if admitted else []
     )
@@ -239,7 +216,7 @@ def test_of_a_great_crowd_the_oldest_and_the_newest_are_weighed() -> None:
     views = [waiting(f"r{n:04}", 1, 2, arrival_time=n / 1e4) for n in range(num_waiting)]
     found = dispatched(snapshot_of([99_999], views, now=1.0))
     assert rest == 0
-    assert found.refused == [(view, Refusal.NOT_WEIGHED) for view in views[half:-half]]
+    assert found.refused == {Refusal.NOT_WEIGHED: views[half:-half]}
     assert sorted(ids(found.prefills)) == [v.request_id for v in (*views[:half], *views[-half:])]
     for others in (views[:-3], [replace(view, user="u") for view in views]):
         config = PolicyConfig(fairness=Fairness.USER if others[0].user else Fairness.NONE)
@@ -250,7 +227,7 @@ def test_of_those_put_off_only_one_holds_kv() -> None:
     views = [waiting(name, 5000, 2, slo=SLO(0.3 + number / 10, 1.0)) for number, name in enumerate("abcd")]
     found = dispatched(snapshot_of([99_999], views))
     assert [p.is_late for p in found.prefills] == [False] * (len(found.prefills) - 1) + [True]
-    assert {refusal for _, refusal in found.refused} == {Refusal.PUT_OFF}
+    assert found.refused.keys() == {Refusal.PUT_OFF}
     holding = replace(begun("x", 9000, 10, (0,)), slo=SLO(0.7, 1.0))
     found = dispatched(snapshot_of([99_999], [holding, *views]))
     assert [p.view.request_id for p in found.prefills if p.is_late] == ["x"]

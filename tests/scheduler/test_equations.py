@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,14 @@ def test_adding_one_by_one_is_as_good_as_all_at_once(
     together = future_of(first + others)
     assert future.remaining.tolist() == together.remaining.tolist()
     assert future.peak == together.peak
+
+
+@given(REQUESTS, REQUEST, st.integers(0, 3))
+def test_the_peak_with_one_more_request_is_that_once_it_is_added(
+    requests: list[tuple[int, int]], request: tuple[int, int], num_forks: int
+) -> None:
+    future, more = future_of(requests), replace(view(*request), num_forks=num_forks)
+    assert future.peak_with(more) == future.adding(more).peak
 
 
 @given(REQUESTS, REQUEST)
