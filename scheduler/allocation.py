@@ -31,16 +31,20 @@ class Allocation:
     cost_model: CostModel
     config: PolicyConfig
     groups: list[Group] = field(default_factory=list)
+    least_long: float = field(init=False)  # seconds of work: more keep an instance for many steps
 
     grows: ClassVar[bool] = True  # whether prompts may take more instances at the edges of chunks
+
+    def __post_init__(self) -> None:
+        self.least_long = LONG_STEPS * self.config.max_step_time
 
     def allocate(self, order: Sequence[Prefill]) -> list[Group]:
         """A group for every unit that may be of use, or for several that share a prompt.
 
         A prompt that fits nowhere is left out.
         """
-        shorts = [p for p in order if not p.is_begun and not self.is_long(p)]
-        longs = [p for p in order if self.is_long(p) and (self.grows or not p.is_begun)]
+        shorts = [p for p in order if p.work <= self.least_long and not p.is_begun]
+        longs = [p for p in order if p.work > self.least_long and (self.grows or not p.is_begun)]
         self.groups = self._own_groups(order, self._useful_units(shorts, longs))
         num_kept = self.survey.num_instances // 4 if longs and self._expects_shorts() else 0
         for prefill in longs:
@@ -49,33 +53,29 @@ class Allocation:
         self._batch({p.view.request_id for p in shorts})
         return self.groups
 
-    def is_long(self, prefill: Prefill) -> bool:
-        """Whether a prompt would keep an instance for many steps."""
-        return prefill.work > self._least_long
-
-    @property
-    def _least_long(self) -> float:
-        return LONG_STEPS * self.config.max_step_time
-
     def _expects_shorts(self) -> bool:
         """Whether short prompts came lately, and so may come again."""
-        terms, least_long = self.cost_model.prefill_terms(1), self._least_long
-        return any(terms.time(n, 0, n * n) <= least_long for n in self.survey.snapshot.recent_prompt_lengths)
+        terms, lengths = self.cost_model.prefill_terms(1), self.survey.snapshot.recent_prompt_lengths
+        return any(terms.time(n, 0, n * n) <= self.least_long for n in lengths)
 
     def _useful_units(self, shorts: Sequence[Prefill], longs: Sequence[Prefill]) -> Iterable[Unit]:
         """Where anything rests, and what else these prompts, or decodes that lack room, may want to have.
 
         A short prompt waits for no batch while there is an idle instance for it.
         """
-        idle, num_resting = self.survey.idle, len(self.survey.resting)
-        num_wanted = num_resting + (len(shorts) + MAX_OFFERS if shorts else 0)
-        demand = max(map(self.demand, shorts), default=0)
-        has_place = len(shorts) <= len(idle) and all(
-            self.survey.free[i] >= demand for i in idle[: len(shorts)]
-        )
-        if longs or not has_place:
+        if longs or not self._fit_idle(shorts):
             return self.survey.units
-        return (*self.survey.resting, *(Unit((i,)) for i in idle[:num_wanted]))
+        num_wanted = len(self.survey.resting) + (len(shorts) + MAX_OFFERS if shorts else 0)
+        return (*self.survey.resting, *(Unit((i,)) for i in self.survey.idle[:num_wanted]))
+
+    def _fit_idle(self, shorts: Sequence[Prefill]) -> bool:
+        """Whether each would have an idle instance for itself, which are the roomiest first."""
+        if not shorts:
+            return True
+        idle = self.survey.idle
+        return len(shorts) <= len(idle) and (
+            self.survey.free[idle[len(shorts) - 1]] >= max(map(self.demand, shorts))
+        )
 
     def _own_groups(self, order: Iterable[Prefill], units: Iterable[Unit]) -> list[Group]:
         begun_by_id = {p.view.request_id: p for p in order if p.is_begun}
@@ -123,8 +123,8 @@ class Allocation:
 
     def _place_shorts(self, shorts: Sequence[Prefill]) -> None:
         """Give each, most urgent first, the one group that would finish it first; without any, several."""
-        least_long, full = self._least_long, self.config.max_step_time
-        soonest = Soonest(self.groups, least_long, full)
+        full = self.config.max_step_time
+        soonest = Soonest(self.groups, self.least_long, full)
         least_refused = float("inf")
         for prefill in shorts:
             demand = self.demand(prefill)
@@ -136,7 +136,7 @@ class Allocation:
             num_groups = len(self.groups)
             self._spread(prefill, self.survey.num_instances)
             if len(self.groups) < num_groups:
-                soonest = Soonest(self.groups, least_long, full)
+                soonest = Soonest(self.groups, self.least_long, full)
             else:
                 least_refused = demand  # what is free becomes no more
 
@@ -188,5 +188,6 @@ class Allocation:
         units = [unit for group in chosen for unit in group.units]
         merged = Group(units, sorted(prefills, key=attrgetter("rank")), spare)
         taken = {id(group) for group in chosen}
-        self.groups = [*(group for group in self.groups if id(group) not in taken), merged]
+        self.groups = [group for group in self.groups if id(group) not in taken]
+        self.groups.append(merged)
         return merged

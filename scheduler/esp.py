@@ -182,7 +182,7 @@ class ElasticPlanner:
         return self._num_free(group) >= max(1, sum(len(unit.decodes) for unit in group.units))
 
     def _end_leases(self, units: Iterable[Unit], wish: str) -> None:
-        for unit, batch in ((u, b) for u in units for b in u.batches):
+        for unit, batch in ((u, b) for u in units for b in u.batches if b.can_end_early):
             least = self._least_lease(unit) / (batch.plan.predicted_time or 1.0)
             step = max(batch.num_steps_taken + 1, ceil(least))
             if step < batch.last_step and (end := LeaseEnd(batch.batch_id, step)) not in self.lease_ends:

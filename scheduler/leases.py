@@ -79,9 +79,7 @@ def spread_masters(
 def lease_ends(batches: Iterable[RunningBatch]) -> tuple[LeaseEnd, ...]:
     """Those of `batches` that can end early end after the step that runs now."""
     return tuple(
-        LeaseEnd(batch.batch_id, batch.num_steps_taken + 1)
-        for batch in batches
-        if batch.num_steps_taken + 1 < batch.last_step
+        LeaseEnd(batch.batch_id, batch.num_steps_taken + 1) for batch in batches if batch.can_end_early
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from loong.core.request import RequestId
+from loong.core.value import value
 
 
 class DecisionKind(Enum):
@@ -26,7 +27,7 @@ class Alternative:
     cost: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """What was chosen for these requests, among which alternatives."""
 

@@ -35,6 +35,11 @@ class RunningBatch:
         return 1 < self.plan.num_steps == self.last_step > self.num_steps_taken + 1
 
     @property
+    def can_end_early(self) -> bool:
+        """Whether it would take more steps than the one that runs now."""
+        return self.num_steps_taken + 1 < self.last_step
+
+    @property
     def is_ending(self) -> bool:
         """Whether it is time to extend the lease, if that is wished, for the group to hear of it."""
         return self.num_steps_taken >= self.plan.num_steps - EXTENSION_STEPS and self.is_extendable
