@@ -131,6 +131,22 @@ async def test_nothing_is_told_to_run_or_wait_once_an_engine_has_failed() -> Non
         assert "it fell over" in engine.health().message
 
 
+async def test_whoever_comes_after_an_engine_has_failed_is_told_why_at_once() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers) as engine:
+        held = asyncio.create_task(first_token(engine, with_schema("held")))
+        await until(lambda: "held" in workers.grammars)
+        workers.post(InstanceLost(0.0, 0, "it fell over"))
+        with pytest.raises(ClusterError, match="it fell over"):
+            await held
+        workers.grammars["held"].set_result(None)  # too late for anybody to arrive
+        for late in (REQUEST, with_schema("late")):
+            with pytest.raises(ClusterError, match="it fell over"):
+                await first_token(engine, late)
+        assert engine.snapshot().stats.num_arrived == 0
+        assert "late" not in workers.grammars
+
+
 async def test_a_request_with_a_schema_waits_for_its_grammar_and_holds_up_nobody() -> None:
     workers = IdleWorkers()
     async with running_engine(workers) as engine:
@@ -158,6 +174,24 @@ async def test_a_request_whose_client_leaves_before_its_grammar_is_there_never_a
         assert engine.snapshot().stats.num_arrived == 1
         other.cancel()
         await until_waiting(engine, 0)
+
+
+async def test_a_choice_that_is_left_before_its_grammar_is_there_is_left_alone() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers) as engine:
+        request = with_schema("shared", num_choices=3)
+        left, *others = (choice.request_id for choice in request.choices())
+        engine.submit(request, lambda _: None)
+        engine.abort(left)
+        workers.grammars["shared"].set_result(None)
+        await until(lambda: engine.snapshot().stats.num_ended == 1)
+        assert engine.snapshot().stats.num_arrived == 3
+        assert [view.request_id for view in engine.snapshot().waiting] == others[
+            :1
+        ]  # whose prompt is others'
+        for choice_id in others:
+            engine.abort(choice_id)
+        await until(lambda: engine.snapshot().stats.num_ended == 3)
 
 
 async def test_a_request_whose_grammar_cannot_be_made_fails_alone() -> None:

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from simulation import instances_with, timed_request
 
 from loong.core.cluster_state import ClusterState
-from loong.core.events import (
-    BatchFinished,
-    Event,
-    TokensProduced,
-)
+from loong.core.cost_model import CostModel
+from loong.core.events import BatchFinished, Event, TokensProduced
 from loong.core.instructions import Instruction
-from loong.core.plan import IterationPlan
+from loong.core.plan import Failure, IterationPlan, Preemption
 from loong.core.snapshot import EXTENSION_STEPS, Snapshot
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
@@ -63,6 +60,29 @@ def test_all_that_comes_together_is_planned_for_once() -> None:
     assert len(events) == len(snapshot.waiting) == 50
     times = [snapshot.now for _, snapshot in run.plans]
     assert times == sorted(set(times))  # so each moment has one plan
+
+
+def test_what_a_plan_frees_or_ends_is_planned_for_at_once() -> None:
+    static = make_policy("static-sp", PolicyConfig())
+    told: list[IterationPlan] = []
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        plan = static(snapshot, cost_model)
+        if not told:
+            plan = IterationPlan(failures=(Failure("r000", "it is not wanted"),))
+        elif len(told) == 2:
+            plan = IterationPlan(preemptions=(Preemption("r001"),))
+        told.append(plan)
+        return plan
+
+    requests = [timed_request(number, 20, 3) for number in range(2)]
+    run = seen(policy, SimulatedExecutor(WorkCostModel(), requests))
+    ended, begun, preempted, again = run.plans[:4]
+    for (events, before), (same_events, after) in ((ended, begun), (preempted, again)):
+        assert (after.now, same_events) == (before.now, events)
+    assert [view.request_id for view in begun[1].waiting] == ["r001"]
+    assert (preempted[1].kv_used, again[1].kv_used) == (20, 0)
+    assert not run.plans[-1][1].request
 
 
 def test_tokens_call_for_a_plan_where_a_request_ends_and_where_a_lease_comes_near_its_end() -> None:
