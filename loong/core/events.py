@@ -43,10 +43,6 @@ class TokensProduced:
     step: int
     tokens: tuple[ProducedToken, ...]
 
-    def goes_on(self, other: "TokensProduced") -> bool:
-        """Whether both are of one step."""
-        return self.step == other.step and self.batch_id == other.batch_id
-
 
 @dataclass(frozen=True, slots=True)
 class BatchFinished:

@@ -254,7 +254,11 @@ def joined(events: Iterable[Event]) -> list[Event]:
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None
-        if isinstance(event, TokensProduced) and isinstance(last, TokensProduced) and event.goes_on(last):
+        if (
+            isinstance(event, TokensProduced)
+            and isinstance(last, TokensProduced)
+            and (event.batch_id, event.step) == (last.batch_id, last.step)
+        ):
             found[-1] = TokensProduced(event.time, event.batch_id, event.step, last.tokens + event.tokens)
         else:
             found.append(event)
