@@ -9,7 +9,7 @@ after the others, oldest first, but for a share of every step that is the oldest
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -62,7 +62,7 @@ Order: TypeAlias = Callable[[Iterable[Prefill], float, float], list[Prefill]]
 """Most urgent first, given the time and the seconds of work that the cluster does in a second."""
 
 
-class Refusal(Enum):
+class Refusal(StrEnum):
     """Why a prompt may not begin."""
 
     NO_ROOM = "there would be too little KV for all that run, and it, to reach their last tokens"

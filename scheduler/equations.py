@@ -84,7 +84,7 @@ class FutureKV:
         if forks := [v.num_remaining_tokens for v in lengths.kin.values() for _ in range(v.num_forks)]:
             remaining = np.concatenate((remaining, forks))
             current = np.concatenate((current, np.zeros_like(forks)))
-        order = np.lexsort((current, remaining))
+        order = remaining.argsort(kind="stable")
         remaining, current = remaining[order], current[order]
         num_alive = np.arange(len(remaining), 0, -1)
         return cls(remaining, remaining * num_alive + current[::-1].cumsum()[::-1])

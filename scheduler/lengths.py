@@ -33,3 +33,16 @@ class Lengths:
         for place, view in kin.items():
             final[place] = view.num_final_tokens
         return cls(views, prompt + output, most - output, final, kin)
+
+    def adding(self, views: Sequence[RequestView]) -> "Lengths":
+        """Of these too, after the others."""
+        if not views:
+            return self
+        more, num_before = Lengths.of(views), len(self.views)
+        return Lengths(
+            (*self.views, *views),
+            np.concatenate((self.known, more.known)),
+            np.concatenate((self.remaining, more.remaining)),
+            np.concatenate((self.final, more.final)),
+            {**self.kin, **{num_before + place: view for place, view in more.kin.items()}},
+        )

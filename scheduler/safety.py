@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from loong.core.request import RequestId, RequestView
+from loong.core.request import RequestId
 from loong.scheduler.dispatch import Prefill
 from loong.scheduler.families import shared_by_last
 from loong.scheduler.lengths import Lengths
@@ -94,12 +94,12 @@ class Safety:
 def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Safety:
     """Whom to let go on of those at rest, the oldest first, and of `prefills`, most urgent first."""
     decodes = [view for unit in survey.resting for view in unit.decodes]
-    beginning = Lengths.of([prefill.view for prefill in prefills if not prefill.is_begun])
+    lengths = survey.lengths.adding([prefill.view for prefill in prefills if not prefill.is_begun])
     num_free = sum(survey.free.values())
     num_wished = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
-    if num_free - num_wished >= max(survey.lengths.final.max(initial=0), beginning.final.max(initial=0)):
+    if num_free - num_wished >= lengths.final.max(initial=0):
         return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
-    bank = Bank(_claims(survey, beginning), num_free)
+    bank = Bank(_claims(lengths, survey), num_free)
     wishes = {view.request_id: 1 for view in sorted(decodes, key=attrgetter("arrival_time"))}
     paused_ids = set[RequestId]()
     if not bank.lends(wishes | {prefill.view.request_id: prefill.num_tokens for prefill in prefills}):
@@ -122,23 +122,23 @@ def _paused_prompts(bank: Bank, prefills: Sequence[Prefill], now: float) -> Iter
                 last_arrival = min(last_arrival, view.arrival_time)
 
 
-def _claims(survey: Survey, beginning: Lengths) -> Claims:
+def _claims(lengths: Lengths, survey: Survey) -> Claims:
     """What each holds and needs; what a family shares is free when the one that needs most has ended."""
-    running = survey.lengths
-    views = (*running.views, *beginning.views)
-    num_held = np.array([view.placement.num_tokens for view in views], np.int64)
-    num_held += _reserved(views, survey)
-    num_needed = np.concatenate((running.final, beginning.final)) - num_held
-    needed_by = {view.request_id: int(num_needed[place]) for place, view in running.kin.items()}
-    shared = shared_by_last(running.kin.values(), lambda view: needed_by[view.request_id])
-    for place, view in running.kin.items():
+    request_ids = [view.request_id for view in lengths.views]
+    num_held = np.array([view.placement.num_tokens for view in lengths.views], np.int64)
+    reserved = _reserved(survey)
+    num_held += [reserved.get(request_id, 0) for request_id in request_ids]
+    num_needed = lengths.final - num_held
+    needed_by = {view.request_id: int(num_needed[place]) for place, view in lengths.kin.items()}
+    shared = shared_by_last(lengths.kin.values(), lambda view: needed_by[view.request_id])
+    for place, view in lengths.kin.items():
         num_held[place] += shared.get(view.request_id, 0) - view.shared.num_tokens
-    return Claims([view.request_id for view in views], num_held, num_needed)
+    return Claims(request_ids, num_held, num_needed)
 
 
-def _reserved(views: Iterable[RequestView], survey: Survey) -> list[int]:
-    """Slots that a batch has reserved for each."""
+def _reserved(survey: Survey) -> dict[RequestId, int]:
+    """Slots that a batch has reserved for each of its requests."""
     reserved = dict[RequestId, int]()
     for batch in survey.snapshot.batches:
         reserved |= batch.plan.num_written_tokens
-    return [reserved.get(view.request_id, 0) for view in views]
+    return reserved

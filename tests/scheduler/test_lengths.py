@@ -19,6 +19,15 @@ VIEWS = st.lists(
 )
 
 
+@given(VIEWS, VIEWS)
+def test_columns_can_be_made_one_after_the_other(first: list[RequestView], others: list[RequestView]) -> None:
+    one_by_one, together = Lengths.of(first).adding(others), Lengths.of(first + others)
+    assert list(one_by_one.views) == together.views
+    assert one_by_one.kin == together.kin
+    for column in ("known", "remaining", "final"):
+        assert getattr(one_by_one, column).tolist() == getattr(together, column).tolist()
+
+
 @given(VIEWS)
 def test_columns_hold_what_each_view_says(views: list[RequestView]) -> None:
     lengths = Lengths.of(views)
