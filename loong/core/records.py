@@ -209,7 +209,7 @@ class InFlightBatch:
         """What is stored of a request: all that was reserved, but for the steps that a lease did not take."""
         request_id = live.request.request_id
         writes = self.plan.writes_of(request_id)
-        if not self.is_lease:
+        if live.num_batch_tokens == self.plan.num_steps or not self.is_lease:
             return writes
         stop = self.plan.blocks_of(request_id)[0].positions.start + live.num_batch_tokens
         if all(segment.positions.stop <= stop for segment in writes):
