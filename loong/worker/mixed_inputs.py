@@ -1,7 +1,7 @@
 """What captured steps of prompts and decodes read: memory taken once, and filled for each step."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
@@ -78,11 +78,11 @@ class MixedInputs:
             return None
         num_keys = 0
         for instance_id in batch.group.instance_ids:
-            kvs = [_kv_on(step, instance_id, block) for block in prompts]
-            tasks = (tasks_of(block, 0, 0, kv) for block, kv in zip(prompts, kvs, strict=True))
+            seen = list(_keys_of_blocks(step, instance_id, prompts))
+            tasks = (tasks_of(block, 0, 0, keys.kv) for block, keys in zip(prompts, seen, strict=True))
             if max(map(len, tasks), default=0) > _MAX_ROUNDS:
                 return None
-            num_keys = max(num_keys, sum(len(positions) for kv in kvs for positions in kv))
+            num_keys = max(num_keys, sum(len(positions) for keys in set(seen) for positions in keys.kv))
         if size < _LEAST_COPIED:
             return PromptKeys.IN_POOL
         if num_keys <= _KEYS_A_ROW * size:
@@ -108,10 +108,11 @@ class MixedInputs:
             join([step.store.slots(b.request_id, b.positions) for b in step.blocks], self.new_slots)
         prompts = [one for one in attended if not is_decode(step.batch, one.block)]
         decodes = [one for one in attended if is_decode(step.batch, one.block)]
-        ends = list(accumulate((len(one.slots) for one in (*prompts, *decodes)), initial=0))
-        join([one.slots for one in (*prompts, *decodes)], self._slots)
-        self._list_tasks(prompts, ends)
-        self._list_decodes([one.query_row for one in decodes], ends[len(prompts) :])
+        slots = {one.keys: one.slots for one in (*prompts, *decodes)}  # decodes come after prompts
+        ends = list(accumulate(map(len, slots.values()), initial=0))
+        join(list(slots.values()), self._slots)
+        self._list_tasks(prompts, dict(zip(slots, ends, strict=False)))
+        self._list_decodes([one.query_row for one in decodes], ends[len(slots) - len(decodes) :])
         return _NUM_FIXED + ends[-1]
 
     def attention(
@@ -129,11 +130,8 @@ class MixedInputs:
             is_copied,
         )
 
-    def _list_tasks(self, prompts: "list[_Attended]", starts: list[int]) -> None:
-        tasks = [
-            tasks_of(one.block, one.query_row, start, one.kv)
-            for one, start in zip(prompts, starts, strict=False)
-        ]
+    def _list_tasks(self, prompts: "list[_Attended]", starts: "Mapping[_Keys, int]") -> None:
+        tasks = [tasks_of(one.block, one.query_row, starts[one.keys], one.keys.kv) for one in prompts]
         for number, tasks_now in enumerate(zip_longest(*tasks)):
             lines = chain.from_iterable(task for task in tasks_now if task is not None)
             set_first(self._tasks[number * _TABLE_SIZE :], list(lines))
@@ -156,32 +154,51 @@ def is_decode(batch: BatchPlan, block: QueryBlock) -> bool:
     return len(block.positions) == 1 and len(batch.blocks_of(block.request_id)) == 1
 
 
+class _Keys(NamedTuple):
+    """The positions of a request of which an instance has KV that a block may see.
+
+    Where blocks of several masters see the same, it is listed, and copied, once for all of them.
+    """
+
+    request_id: RequestId
+    kv: tuple[range, ...]
+
+
 class _Attended(NamedTuple):
-    """What a block attends here: KV `kv`, which is in `slots` [n]; `query_row` is its first."""
+    """What a block attends here: keys that are in `slots` [n]; `query_row` is its first."""
 
     block: QueryBlock
     query_row: int
-    kv: tuple[range, ...]
+    keys: _Keys
     slots: Tensor
 
 
 def _attended(step: Step, size: int) -> Iterator[_Attended]:
     num_rows: Counter[InstanceId] = Counter()
-    is_alone = step.batch.group.dop == 1
-    for block in step.batch.queries:
+    slots: dict[_Keys, Tensor] = {}
+    is_alone, blocks = step.batch.group.dop == 1, step.batch.queries
+    for block, keys in zip(blocks, _keys_of_blocks(step, step.instance_id, blocks), strict=True):
         row = num_rows[block.master_id]
         num_rows[block.master_id] += len(block.positions)
-        if kv := _kv_on(step, step.instance_id, block):
-            slots = [step.store.slots(block.request_id, positions) for positions in kv]
+        if keys.kv:
+            if keys not in slots:
+                pieces = [step.store.slots(block.request_id, positions) for positions in keys.kv]
+                slots[keys] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             query_row = row if is_alone else block.master_id * size + row
-            yield _Attended(block, query_row, kv, slots[0] if len(slots) == 1 else torch.cat(slots))
+            yield _Attended(block, query_row, keys, slots[keys])
 
 
-def _kv_on(step: Step, instance_id: InstanceId, block: QueryBlock) -> tuple[range, ...]:
-    """The positions of which an instance has KV that a block may see."""
+def _keys_of_blocks(step: Step, instance_id: InstanceId, blocks: Iterable[QueryBlock]) -> Iterator[_Keys]:
+    """What each block may see on an instance."""
     if step.batch.group.dop == 1:  # it has all of it
-        return (range(block.positions.stop),)
-    return coalesce(step.kv_on(instance_id, block.request_id))
+        yield from (_Keys(block.request_id, (range(block.positions.stop),)) for block in blocks)
+        return
+    found: dict[RequestId, _Keys] = {}
+    for block in blocks:
+        request_id = block.request_id
+        if request_id not in found:
+            found[request_id] = _Keys(request_id, coalesce(step.kv_on(instance_id, request_id)))
+        yield found[request_id]
 
 
 def _most_keys(step: Step, request_id: RequestId) -> int:
