@@ -53,6 +53,11 @@ class Prefill:
         """Whether some of its KV exists, so that it is bound to instances."""
         return self.num_cached > 0
 
+    @property
+    def cost(self) -> float:
+        """Of the prompts that cannot all be in time, the one that costs most is put off."""
+        return self.work * (SECOND_CHANCE_COST if self.is_missed else 1)
+
     def is_overdue(self, now: float) -> bool:
         """Whether it has waited for so long that none that came after it begins before it does."""
         return now - self.view.arrival_time > PATIENCE * self.ttft and not self.is_begun
@@ -183,13 +188,16 @@ def by_deadline(prefills: Iterable[Prefill], now: float, speed: float) -> list[P
     `speed` is the seconds of work that the cluster does in a second.
     """
     by_deadline = sorted(prefills, key=attrgetter("deadline", "view.request_id"))
-    dearest: list[tuple[float, int]] = []  # a heap of (-cost, index)
+    dearest: list[tuple[float, int]] = []  # a heap of (-cost, index) of those that were `counted`
     put_off: set[int] = set()
-    end = now
+    end, counted = now, 0
     for index, prefill in enumerate(by_deadline):
-        cost = prefill.work * (SECOND_CHANCE_COST if prefill.is_missed else 1)
-        heappush(dearest, (-cost, index))
         end += prefill.work / speed
+        if end <= prefill.deadline:
+            continue
+        for taken in range(counted, index + 1):
+            heappush(dearest, (-by_deadline[taken].cost, taken))
+        counted = index + 1
         while dearest and end > prefill.deadline:  # the dearest may be too short
             _, removed = heappop(dearest)
             put_off.add(removed)

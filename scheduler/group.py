@@ -39,7 +39,8 @@ class Group:
             self.is_ready = self.is_ready and unit.is_ready
             self.num_decodes += unit.num_decodes
         self.longest, self.work_to = 0.0, []
-        self._note_from(0)
+        if self.prefills:
+            self._note_from(0)
 
     @property
     def instance_ids(self) -> tuple[InstanceId, ...]:

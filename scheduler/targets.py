@@ -1,5 +1,6 @@
 """When tokens are due: a request's own targets, or else the config's."""
 
+from functools import cache
 from math import inf
 
 from loong.core.cost_model import PrefillTerms
@@ -11,7 +12,8 @@ class FirstTokenTargets:
     """Seconds to first tokens, where the quickest prefill is that of `widest`."""
 
     def __init__(self, widest: PrefillTerms, config: PolicyConfig) -> None:
-        self._widest, self._config = widest, config
+        self._config = config
+        self._default = cache(lambda num_tokens: default_ttft(num_tokens, widest, config))
         seconds = config.target_ttft / config.ttft_factor
         self._num_usual = widest.max_tokens(seconds, 0) if seconds < inf else inf
 
@@ -21,7 +23,7 @@ class FirstTokenTargets:
         if ttft is None and view.num_prompt_tokens <= self._num_usual:  # as most are: no need to reckon
             ttft = self._config.target_ttft
         elif ttft is None:
-            ttft = default_ttft(view.num_prompt_tokens, self._widest, self._config)
+            ttft = self._default(view.num_prompt_tokens)
         return ttft * 2.0**view.priority
 
 
