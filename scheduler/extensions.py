@@ -3,7 +3,6 @@
 What is extended is what a plan at the lease's end would do again: the same requests, masters and instances.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -43,16 +42,23 @@ def _extensions(
     for batch in plan.batches:
         for instance_id, num_tokens in batch.num_stored_tokens.items():
             free[instance_id] -= num_tokens
-    # Whoever is first to end must find room, and so do the others then: see `safety.py`.
-    num_spared = sum(free.values()) - max(view.num_final_tokens for view in snapshot.running)
+    wished = []
     for running in ending:
         views = [snapshot.request[request_id] for request_id in running.plan.request_ids]
         live = [view for view in views if not view.has_ended]
         if len(live) >= LIVE_SHARE * len(views) and _belong_together(running.plan, live):
             num_more = _num_more(running.plan, live, free, lease_steps)
-            if num_more and num_more * len(live) <= num_spared:
-                num_spared -= num_more * len(live)
-                yield LeaseExtension(running.batch_id, running.plan.num_steps + num_more)
+            if num_more:
+                extension = LeaseExtension(running.batch_id, running.plan.num_steps + num_more)
+                wished.append((extension, num_more * len(live)))
+    # Whoever is first to end must find room, and so do the others then: see `safety.py`.
+    num_spared = sum(free.values()) - snapshot.most_tokens  # or more, if who came to most has ended
+    if sum(num_slots for _, num_slots in wished) > num_spared:
+        num_spared = sum(free.values()) - max(view.num_final_tokens for view in snapshot.running)
+    for extension, num_slots in wished:
+        if num_slots <= num_spared:
+            num_spared -= num_slots
+            yield extension
 
 
 def _num_more(
@@ -60,7 +66,7 @@ def _num_more(
 ) -> int:
     """By how many steps a lease is extended; 0 if all end before, or there is room for few."""
     master_ids = [plan.blocks_of(view.request_id)[0].master_id for view in live]
-    num_spared = min(int(SPARED_SHARE * free[i]) // count for i, count in Counter(master_ids).items())
+    num_spared = min(int(SPARED_SHARE * free[i]) // master_ids.count(i) for i in set(master_ids))
     num_left = max(view.num_final_tokens - view.num_computed_tokens for view in live) - plan.num_steps
     least = min(lease_steps, num_left)
     long, is_alone = LONG_LEASES * lease_steps, plan.group.dop == 1
