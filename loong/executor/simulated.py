@@ -122,12 +122,16 @@ class SimulatedExecutor:
     async def next_events(self) -> Sequence[Event]:
         """All that happens at the next moment at which something does, at once."""
         events: list[Event] = []
-        while (time := min(self._processors.next_end, self._next_due)) < inf:
-            if events and time > self._now:
-                break
-            if (event := self._pass()) is not None:
+        while True:
+            next_end, next_due = self._processors.next_end, self._next_due
+            time = min(next_end, next_due)
+            if time == inf or (events and time > self._now):
+                return events
+            self._now = time
+            if next_end < next_due:
+                events.append(self._end_step(self._processors.end()))
+            elif (event := self._take_due()) is not None:
                 events.append(event)
-        return events
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Put what follows from these on the clock."""
@@ -143,13 +147,9 @@ class SimulatedExecutor:
     def _next_due(self) -> float:
         return self._due[0][0] if self._due else inf
 
-    def _pass(self) -> Event | None:
-        """Go on to the next thing that happens, which there is; None if it is nothing to tell."""
-        next_end = self._processors.next_end
-        if next_end < self._next_due:
-            self._now = next_end
-            return self._end_step(self._processors.end())
-        self._now, _, item = heapq.heappop(self._due)
+    def _take_due(self) -> Event | None:
+        """Do what is due first; None if it is nothing to tell."""
+        _, _, item = heapq.heappop(self._due)
         if isinstance(item, tuple):
             self._carry_out(item)
             return None
