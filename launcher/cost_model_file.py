@@ -10,7 +10,7 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.roofline import DEVICES, ModelShape
+from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
 
 FORMAT = 3
 
@@ -76,7 +76,7 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def cost_model(self, num_instances: int) -> WorkCostModel:
         """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
-        captured = DEVICES[self.device].captured
+        captured = captured_steps(ModelShape(**self.shape), DEVICES[self.device])
         return WorkCostModel(Coefficients(**self.coefficients), self.overlap, captured, num_instances)
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:

@@ -52,7 +52,8 @@ class WorkCostModel:
 
     `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
     goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `captured` start
-    none one by one. Instances from `first_host_tier_id` on are host tiers.
+    none one by one, and all their KV travels before it is attended. Instances from `first_host_tier_id` on
+    are host tiers.
     """
 
     coefficients: Coefficients = Coefficients()
@@ -86,27 +87,26 @@ class WorkCostModel:
             + seconds.part_pair * work.num_part_pairs
             + seconds.key * work.num_keys
         )
-        computing = seconds.decode_key * work.num_decode_keys + attention
+        computing, is_captured = seconds.decode_key * work.num_decode_keys + attention, False
         if work.num_tokens and not work.num_keys:
             computing += hypot(seconds.weights, seconds.token * work.num_tokens)
         elif work.num_tokens:
-            launch = self._launch_time(work)
+            launch = 0.0 if (is_captured := self.captured.has(work)) else self._launch_time(work)
             hidden = self.overlap * launch
             floor = seconds.weights + launch - hidden
             computing = max(hidden, computing + hypot(floor, seconds.token * work.num_tokens))
+        hiding = 0.0 if is_captured else self.overlap * attention
         return (
             computing
             + seconds.segment * work.num_segments
             + seconds.attend * work.num_attends
-            + max(0.0, seconds.ring_key * work.num_ring_keys - self.overlap * attention)
+            + max(0.0, seconds.ring_key * work.num_ring_keys - hiding)
             + seconds.sent_query * work.num_sent_queries
             + seconds.kept_key * work.num_kept_keys
         )
 
     def _launch_time(self, work: InstanceWork) -> float:
-        """What an instance takes to start the kernels of a step with a prompt."""
-        if self.captured.has(work):
-            return 0.0
+        """What an instance takes to start the kernels of a step with a prompt, one by one."""
         seconds = self.coefficients
         launch = seconds.launch + (seconds.mixed if work.num_decode_keys else 0.0)
         if work.num_sent_queries:
@@ -118,14 +118,15 @@ class WorkCostModel:
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances, as is their history, with queries that travel.
 
-        But they launch what is launched where KV travels, as it does in the last chunk, if that is more.
+        But they launch what is launched where KV travels, as it does in the last chunk, if that is more. What
+        can be captured is taken to be, as longer steps hide most of their launches.
         """
-        seconds = self.coefficients
-        launch = 0.0 if self.captured.most_rows else seconds.launch
+        seconds, captured = self.coefficients, self.captured
+        launch = 0.0 if captured.most_rows else seconds.launch
         if dop > 1:
+            exchange_launch = 0.0 if captured.most_rows else seconds.launch + seconds.exchange_launch
             ring_launch = seconds.launch + seconds.ring_launch + seconds.hop_launch * (dop - 1)
-            exchange_launch = 0.0 if self.captured.most_rows else seconds.launch + seconds.exchange_launch
-            launch = max(exchange_launch, ring_launch)
+            launch = max(exchange_launch, 0.0 if captured.most_kv_rows else ring_launch)
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),

@@ -192,8 +192,16 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             offloaded_key=kv_bytes / device.host_bandwidth,
         ),
         overlap=device.overlap,
-        captured=device.captured,
+        captured=captured_steps(shape, device),
     )
+
+
+def captured_steps(shape: ModelShape, device: Device) -> CapturedSteps:
+    """What workers of `shape` capture on a device. Where KV travels, it has the room that queries have."""
+    captured = device.captured
+    most_rows = captured.most_rows_in_group
+    most_kv_rows = min(most_rows, most_rows * shape.num_heads // (2 * shape.num_kv_heads))
+    return replace(captured, most_kv_rows=most_kv_rows)
 
 
 def kv_capacity(shape: ModelShape, device: Device, tp_size: int = 1, memory_utilization: float = 0.9) -> int:

@@ -12,13 +12,14 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Prefill, prefill_work
 from loong.scheduler.group import Group
 from loong.scheduler.leases import SPARED_SHARE
-from loong.scheduler.step import Step, choose_masters
+from loong.scheduler.masters import choose_masters
+from loong.scheduler.step import Step
 from loong.scheduler.survey import Survey
 from loong.scheduler.targets import target_tpot
 from loong.scheduler.turns import TPOT_MARGIN, Turns
 
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
-TURNS_GAIN = 1.5  # times the speed of prompts beside decodes, from which they go in turn
+TURNS_GAIN = 1.1  # times the speed of prompts beside decodes, from which they go in turn
 LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
 READING_PART = 1 / 8  # of a step of prompts, at most, to read the history of the first
 
@@ -183,7 +184,7 @@ class Scaling:
         if step.dop == 1:
             return step.add_whole(prefill.view, step.instance_ids[0], budget)
         held = prefill.view.placement.instance_ids
-        if is_alone or len(held) > 1:
+        if is_alone or len(held) > 1 or step.count.has_ring:
             return step.add_striped(prefill.view, budget)
         fitting = {
             i: min(prefill.num_tokens, step.free[i], step.num_fitting(i, prefill.num_cached, budget))

@@ -1,9 +1,10 @@
 """One step in the making: requests are added to a group until its time, its tokens or its room is used up."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, sqrt
+from operator import attrgetter
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.instance import ESPGroup
@@ -11,6 +12,7 @@ from loong.core.placement import InstanceId, striped
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.core.work import InstanceWork, StepWork, WorkCount
+from loong.scheduler.masters import num_stored
 from loong.scheduler.striping import (
     Share,
     batch_of,
@@ -74,7 +76,7 @@ class Step:
     @property
     def prompt_speed(self) -> float:
         """Tokens of prompts that it computes in a second."""
-        return sum(len(block.positions) for share in self.shares for block in share.queries) / self.seconds
+        return sum(share.num_tokens for share in self.shares) / self.seconds
 
     def plan(self) -> BatchPlan:
         """The batch."""
@@ -91,7 +93,7 @@ class Step:
         self.decodes += masters
         if self.dop == 1:
             (only_id,) = self.instance_ids
-            self.free[only_id] -= _num_stored([view for view, _ in masters], self.num_steps)
+            self.free[only_id] -= num_stored([view for view, _ in masters], self.num_steps)
             self.count.add_lone_decodes([view.placement for view, _ in masters])
             return
         for view, master_id in masters:
@@ -121,47 +123,53 @@ class Step:
     def add_striped(self, view: RequestView, budget: float) -> int:
         """As much of a prompt as all instances compute within a step of `budget`, in stripes.
 
-        The last chunk of a prompt that has all its KV on one instance, or none yet, goes round the ring, and
-        its KV stays on that instance, so that the group is free again; so do the chunks before, if its decode
-        is no slower for that. Other chunks stay where they are made, and travel by the quicker way. Where not
-        all have room for that, either those that have compute alone, though all attend to their queries, or
-        all compute, and KV goes round the ring to where room is. Returns the number of tokens.
+        They travel by the way that computes more, or as many sooner. Where KV goes round the ring in the last
+        chunk of a prompt that has all its KV on one instance, or none yet, it stays on that instance, so that
+        the group is free again; so it does in the chunks before, if its decode is no slower for that. Other
+        chunks stay where they are made. Where not all have room for that, either those that have compute
+        alone, though all attend to their queries, or all compute, and KV goes round the ring to where room
+        is. Returns the number of tokens.
         """
         held = view.placement.tokens_by_instance()
-        by_ring = self._num_ringed(held, budget)
-        keepers = self._keeper(view, by_ring)
-        if not keepers:
-            by_exchange = self._num_exchanged(held, budget, self.instance_ids)
-            num_wished = min(max(by_exchange, by_ring), view.num_uncomputed_tokens)
-            keepers = self._roomiest(num_wished)
-            room = len(keepers) * min(keepers.values())
-            if len(keepers) < self.dop or room < num_wished:
-                by_exchange = min(room, self._num_exchanged(held, budget, tuple(keepers)))
-                by_ring = min(by_ring, sum(self.free.values()))
-            is_by_ring = by_ring > by_exchange or (
-                by_ring == by_exchange and self._least_ring_seconds(held) < self._least_exchange_seconds(held)
-            )
-            if not is_by_ring:
-                return self._add_stripes(view, by_exchange, keepers, Transfer.QUERY)
-            if room < num_wished:
-                keepers = {i: slots for i, slots in self.free.items() if slots}
-        return self._add_stripes(view, by_ring, keepers, Transfer.KV)
-
-    def _add_stripes(
-        self, view: RequestView, num_tokens: int, keepers: Mapping[InstanceId, int], transfer: Transfer
-    ) -> int:
-        """At most so many tokens, as far as `keepers` have room; they compute alone where queries travel."""
-        num_tokens = min(num_tokens, view.num_uncomputed_tokens, sum(keepers.values()))
-        if len(keepers) < num_tokens < view.num_uncomputed_tokens:
-            num_tokens -= num_tokens % len(keepers)  # so that the next chunk goes on in the same stripes
-        if num_tokens <= 0:
+        share = self._sooner(view, self._ringed(view, held, budget), self._exchanged(view, held, budget))
+        if share is None:
             return 0
-        if transfer is Transfer.QUERY:
-            self._add(view, striped_share(view, num_tokens, ESPGroup(tuple(keepers)), transfer))
-        else:
-            self._add(view, retained_share(view, num_tokens, self.ring, keepers))
+        self._add(view, share)
         self.reckon()
-        return num_tokens
+        return share.num_tokens
+
+    def _sooner(self, view: RequestView, ringed: Share | None, exchanged: Share | None) -> Share | None:
+        """The way in which more of a prompt is computed, or as much in less time."""
+        if ringed is None or exchanged is None:
+            return ringed or exchanged
+        if ringed.num_tokens != exchanged.num_tokens:
+            return max(ringed, exchanged, key=attrgetter("num_tokens"))
+        return min(ringed, exchanged, key=lambda share: self._seconds_with(view, share))
+
+    def _seconds_with(self, view: RequestView, share: Share) -> float:
+        count = self.count.copy()
+        count.add(share.queries, share.writes, view.placement)
+        return self.cost_model.step_time(count.step(self.ring))
+
+    def _ringed(self, view: RequestView, held: Mapping[InstanceId, int], budget: float) -> Share | None:
+        """A chunk in stripes of all instances whose KV travels, and stays where it is wanted, or has room."""
+        num_tokens = min(self._num_ringed(held, budget), view.num_uncomputed_tokens)
+        keepers = self._keeper(view, num_tokens) or self._roomiest(num_tokens)
+        if len(keepers) * min(keepers.values()) < num_tokens:
+            keepers = {i: slots for i, slots in self.free.items() if slots}
+        num_tokens = _even(view, min(num_tokens, sum(keepers.values())), len(keepers))
+        return retained_share(view, num_tokens, self.ring, keepers) if num_tokens else None
+
+    def _exchanged(self, view: RequestView, held: Mapping[InstanceId, int], budget: float) -> Share | None:
+        """A chunk in stripes of those that have room, which send their queries."""
+        num_tokens = min(self._num_exchanged(held, budget, self.instance_ids), view.num_uncomputed_tokens)
+        makers = self._roomiest(num_tokens)
+        room = len(makers) * min(makers.values())
+        if len(makers) < self.dop or room < num_tokens:
+            num_tokens = min(num_tokens, room, self._num_exchanged(held, budget, tuple(makers)))
+        num_tokens = _even(view, num_tokens, len(makers))
+        ring = ESPGroup(tuple(makers))
+        return striped_share(view, num_tokens, ring, Transfer.QUERY) if num_tokens else None
 
     def _keeper(self, view: RequestView, by_ring: int) -> dict[InstanceId, int]:
         """The one instance that is to keep all of a prompt, and its room; none if there is no such one."""
@@ -229,7 +237,14 @@ class Step:
         """
         in_step, count = seconds - self.wide.per_prompt, self.count.instances[instance_id]
         left = in_step - self.used[instance_id] - self.cost_model.instance_time(least)
-        starting = self._least(replace(least, num_decode_keys=min(1, count.num_decode_keys)))
+        starting = self._least(
+            replace(
+                least,
+                num_blocks=least.num_blocks + (not least.num_hops),
+                num_decode_keys=min(1, count.num_decode_keys),
+                num_hops=max(least.num_hops, count.num_hops),
+            )
+        )
         num_tokens, (slope, square) = 0, curve
         if in_step >= starting and left > LEAST_PART * seconds:
             num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
@@ -255,33 +270,56 @@ class Step:
     def _num_ringed(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if KV travels: an instance attends its stripe to everything.
 
-        What of the ring attention does not hide takes time too, most where least is held.
+        What of the ring attention does not hide takes time too, most where least is held; and where most is,
+        it is known whether the step is captured.
         """
         num_cached = sum(held.values())
-        num_foreign = num_cached - min(held.get(i, 0) for i in self.instance_ids)
-
-        def seconds(num_tokens: int) -> float:
-            stripe = num_tokens / self.dop
-            num_pairs = stripe * (num_cached + num_tokens / 2)
-            work = InstanceWork(
-                num_keys=num_cached + num_tokens,
-                num_pairs=num_pairs,
-                num_part_pairs=num_pairs - stripe * stripe / 2,
-                num_ring_keys=num_foreign + round(num_tokens - stripe),
-                num_hops=self.dop - 1,
-            )
-            return self.alone.per_token * stripe + self.cost_model.instance_time(work)
-
         slope = self.alone.per_token / self.dop + self.wide.per_cached_pair * num_cached
         busiest = max(self.used, key=self.used.__getitem__)
         left = budget - self._ring_overhead
-        curve, least = (
-            (slope, self.wide.per_new_pair),
-            InstanceWork(num_keys=num_cached, num_hops=self.dop - 1),
-        )
-        most = self._largest(busiest, curve, least, left, self.dop)
-        left -= self.wide.per_prompt + self.used[busiest]
+        most = self._largest(busiest, (slope, self.wide.per_new_pair), self._least_ring(held), left, self.dop)
+        by_held = sorted(self.instance_ids, key=lambda i: held.get(i, 0))
+        telling = {busiest, by_held[0], by_held[-1]}
+
+        def seconds(num_tokens: int) -> float:
+            works = (self._with_stripe(i, held.get(i, 0), num_cached, num_tokens) for i in telling)
+            return max(map(self.cost_model.instance_time, works))
+
+        left -= self.wide.per_prompt
         return max(self.min_tokens, bisect_right(range(most + 1), left, key=seconds) - 1)
+
+    def _with_stripe(
+        self, instance_id: InstanceId, num_held: int, num_cached: int, num_tokens: int
+    ) -> InstanceWork:
+        """What an instance would do that computes its stripe of a prompt too, whose KV travels."""
+        count, stripe = self.count.instances[instance_id], num_tokens / self.dop
+        num_pairs = stripe * (num_cached + num_tokens / 2)
+        return replace(
+            count,
+            num_tokens=count.num_tokens + ceil(stripe),
+            num_blocks=count.num_blocks + 1 + self._num_staying,
+            num_ring_blocks=count.num_ring_blocks + 1,
+            num_keys=count.num_keys + num_cached + num_tokens,
+            num_pairs=count.num_pairs + num_pairs,
+            num_part_pairs=count.num_part_pairs + num_pairs - stripe * stripe / 2,
+            num_ring_keys=count.num_ring_keys + num_cached - num_held + int(num_tokens - stripe),
+            num_hops=self.dop - 1,
+        )
+
+    @property
+    def _num_staying(self) -> int:
+        """Query blocks to which no KV travels, decodes among them."""
+        return sum(work.num_blocks - work.num_ring_blocks for work in self.count.instances.values())
+
+    def _least_ring(self, held: Mapping[InstanceId, int]) -> InstanceWork:
+        """Of whoever holds most: what a prompt's history is to it, if that travels."""
+        num_cached = sum(held.values())
+        return InstanceWork(
+            num_blocks=self._num_staying,
+            num_keys=num_cached,
+            num_ring_keys=num_cached - max(held.values(), default=0),
+            num_hops=self.dop - 1,
+        )
 
     def least_seconds(self, view: RequestView) -> float:
         """Of a step without decodes and with a chunk of a prompt, however short, that goes the best way."""
@@ -308,8 +346,7 @@ class Step:
         return self._exchange_overhead + self._least(InstanceWork(num_keys=num_keys, num_sent_queries=1))
 
     def _least_ring_seconds(self, held: Mapping[InstanceId, int]) -> float:
-        work = InstanceWork(num_keys=sum(held.values()), num_hops=self.dop - 1)
-        return self._ring_overhead + self._least(work)
+        return self._ring_overhead + self._least(self._least_ring(held))
 
     def _least(self, work: InstanceWork) -> float:
         """Seconds that an instance takes to compute a token of a prompt, and all that it reads and starts."""
@@ -342,37 +379,7 @@ class Step:
         self.count.add(share.queries, share.writes, view.placement)
 
 
-def choose_masters(
-    views: Sequence[RequestView], free: Mapping[InstanceId, int], num_steps: int
-) -> list[tuple[RequestView, InstanceId]] | None:
-    """A master with room for `num_steps` tokens for each decoding request; None if there is none for one.
-
-    A request stays with the instance of its newest KV while that has no more than its share, so that its KV
-    is in few pieces. Then come instances that hold some of it, which keeps groups small, and of these those
-    that are master of fewer.
-    """
-    room = dict(free)
-    if len(room) == 1:
-        (only_id,) = room
-        fits = _num_stored(views, num_steps) <= room[only_id]
-        return [(view, only_id) for view in views] if fits else None
-    num_requests, fair_share = dict.fromkeys(room, 0), ceil(len(views) / len(room))
-    masters = []
-    for view in views:
-        num_tokens = min(num_steps, view.num_remaining_tokens)
-        master_id = view.placement.segments[-1].instance_id
-        if num_requests[master_id] >= fair_share or room[master_id] < num_tokens:
-            holders = [i for i in view.placement.instance_ids if room[i] >= num_tokens]
-            able = holders or [i for i in room if room[i] >= num_tokens]
-            if not able:
-                return None
-            master_id = min(able, key=lambda i: (num_requests[i], -room[i], i))
-        masters.append((view, master_id))
-        room[master_id] -= num_tokens
-        num_requests[master_id] += 1
-    return masters
-
-
-def _num_stored(views: Iterable[RequestView], num_steps: int) -> int:
-    """Slots that so many decode steps take, of which a request takes no more than it may."""
-    return sum([min(num_steps, view.num_remaining_tokens) for view in views])
+def _even(view: RequestView, num_tokens: int, num_parts: int) -> int:
+    """So many tokens or a few less, so that the next chunk goes on in the same stripes, if there is one."""
+    is_cut = num_parts < num_tokens < view.num_uncomputed_tokens
+    return num_tokens - num_tokens % num_parts if is_cut else num_tokens

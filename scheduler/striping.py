@@ -18,6 +18,11 @@ class Share:
     queries: tuple[QueryBlock, ...]
     writes: tuple[KVSegment, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(len(block.positions) for block in self.queries)
+
 
 def batch_of(
     group: ESPGroup, shares: Iterable[Share], num_steps: int = 1, predicted_time: float | None = None

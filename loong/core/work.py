@@ -1,6 +1,7 @@
 """What a step makes each instance do: counts, from which a cost model makes seconds."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from enum import Enum
 
@@ -23,6 +24,7 @@ class InstanceWork:
     num_segments: int = 0  # of their KV before the step, likewise
     num_tokens: int = 0  # computed as a master, from embedding to output
     num_blocks: int = 0  # query blocks that it is master of
+    num_ring_blocks: int = 0  # of these, to which KV travels
     num_attends: int = 0  # attention calls, a layer
     num_decode_keys: int = 0  # read for single queries
     num_keys: int = 0  # read for longer blocks
@@ -138,6 +140,12 @@ class WorkCount:
         self.num_requests += num_decodes
         self.num_segments += sum([len(placement.segments) for placement in placements])
 
+    def copy(self) -> "WorkCount":
+        """One to which other requests can be added."""
+        other = copy(self)
+        other.instances = {instance_id: copy(work) for instance_id, work in self.instances.items()}
+        return other
+
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
         """All of it, for a group with all instances that have a part in it."""
         instances = {instance_id: self.instances[instance_id] for instance_id in group.instance_ids}
@@ -210,6 +218,7 @@ def _add_ring(
         if num_queries:
             work.num_tokens += num_queries
             work.num_blocks += 1
+            work.num_ring_blocks += 1
             work.num_attends += num_holders
             work.num_keys += num_new + num_cached
             num_pairs = num_queries * (num_cached + (num_new + 1) / 2)

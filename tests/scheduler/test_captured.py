@@ -1,5 +1,7 @@
 """Which steps the cost model takes for captured ones, and what these do not cost."""
 
+from dataclasses import replace
+
 import pytest
 from machines import H200
 
@@ -26,19 +28,57 @@ def test_its_limits_are_those_of_workers() -> None:
         (InstanceWork(num_tokens=1025, num_keys=1025), False),
         (InstanceWork(num_tokens=2048, num_keys=2048, num_sent_queries=2048), True),
         (InstanceWork(num_tokens=2049, num_keys=2049, num_sent_queries=2049), False),
-        (InstanceWork(num_tokens=16, num_keys=16, num_hops=1), False),
         (InstanceWork(num_tokens=200, num_keys=100_000), True),
         (InstanceWork(num_tokens=600, num_keys=10_000), True),
         (InstanceWork(num_tokens=600, num_keys=30_000), False),
     ],
 )
-def test_a_step_is_captured_up_to_some_rows_and_keys_unless_kv_travels(
+def test_a_step_in_which_no_kv_travels_is_captured_up_to_some_rows_and_keys(
     work: InstanceWork, is_captured: bool
 ) -> None:
     assert CAPTURED.has(work) is is_captured
     assert not NOTHING_CAPTURED.has(work)
 
 
+# Of two members that compute a thousand tokens each, behind as many, and keep what they make.
+RINGED = InstanceWork(
+    num_tokens=1000, num_blocks=1, num_ring_blocks=1, num_keys=4000, num_ring_keys=2000, num_hops=1
+)
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_captured"),
+    [
+        ({}, True),
+        ({"num_keys": 4048}, True),  # 2,048 of its own
+        ({"num_keys": 4049}, False),
+        ({"num_ring_keys": 2049}, False),
+        ({"num_ring_keys": 2 * 2048, "num_keys": 6000, "num_hops": 2}, True),
+        ({"num_decode_keys": 1}, False),
+        ({"num_sent_queries": 1}, False),
+        ({"num_blocks": 2}, False),  # of a prompt whose KV stays
+    ],
+)
+def test_a_step_is_captured_if_nothing_but_kv_travels_up_to_some_rows_of_each_member(
+    beside: dict[str, int], is_captured: bool
+) -> None:
+    work = replace(RINGED, **beside)
+    assert CAPTURED.has(work) is is_captured
+    assert not NOTHING_CAPTURED.has(work)
+    assert not replace(CAPTURED, most_kv_rows=999).has(work)
+
+
 def test_a_captured_step_takes_no_launches() -> None:
-    few, many = (InstanceWork(num_tokens=n, num_keys=n, num_hops=hops) for n, hops in ((16, 0), (16, 1)))
-    assert H200.instance_time(many) - H200.instance_time(few) > H200.coefficients.ring_launch
+    few = replace(RINGED, num_tokens=10, num_keys=40, num_ring_keys=20)
+    launches = H200.coefficients.launch + H200.coefficients.ring_launch + H200.coefficients.hop_launch
+    assert H200.instance_time(few) < launches / 2
+    assert H200.instance_time(replace(few, num_blocks=2)) >= launches
+
+
+def test_what_travels_in_a_captured_step_hides_under_nothing() -> None:
+    longer = replace(RINGED, num_pairs=1e9)  # attention enough to hide any ring
+    still = replace(longer, num_ring_keys=1953)
+    transfer = H200.coefficients.ring_key * (2000 - 1953)
+    assert H200.instance_time(longer) - H200.instance_time(still) == pytest.approx(transfer)
+    launched, unsent = (replace(work, num_blocks=2) for work in (longer, still))
+    assert H200.instance_time(launched) == pytest.approx(H200.instance_time(unsent))

@@ -11,6 +11,7 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.core.work import step_work
+from loong.scheduler.captured import NOTHING_CAPTURED
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
 from loong.scheduler.striping import batch_of, decode_share, striped_share
@@ -75,7 +76,9 @@ def test_a_slower_link_costs_only_what_travels() -> None:
 
 def test_a_ring_hides_from_a_length_that_the_model_knows() -> None:
     """Transfers grow with the stripe, attention with its square."""
-    free = replace(H200, hop_delay=0.0, launch=0.0, ring_launch=0.0, hop_launch=0.0, wave=0)
+    free = replace(
+        H200, captured=NOTHING_CAPTURED, hop_delay=0.0, launch=0.0, ring_launch=0.0, hop_launch=0.0, wave=0
+    )
     model = roofline(LLAMA_8B, free)
     exposed = replace(model, overlap=0.0)
     group = ESPGroup((0, 1))

@@ -16,7 +16,8 @@ from loong.core.positions import is_partition
 from loong.core.request import RequestId, RequestView
 from loong.core.work import step_work
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.step import LEAST_PART, Step, choose_masters
+from loong.scheduler.masters import choose_masters
+from loong.scheduler.step import LEAST_PART, Step
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 UNLIMITED = 1 << 40
