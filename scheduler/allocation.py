@@ -5,7 +5,7 @@ the groups that together would finish it first, short ones are batched over what
 `program.py`, and groups that share a prompt become one.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import ClassVar
@@ -47,8 +47,10 @@ class Allocation:
         longs = [p for p in order if p.work > self.least_long and (self.grows or not p.is_begun)]
         self.groups = self._own_groups(order, self._useful_units(shorts, longs))
         num_kept = self.survey.num_instances // 4 if longs and self._expects_shorts() else 0
+        num_urgent = sum(not prefill.is_late for prefill in order)
+        share = (self.survey.num_instances - num_kept) // max(1, num_urgent)
         for prefill in longs:
-            self._spread(prefill, self.survey.num_instances - num_kept)
+            self._spread(prefill, max(1, share))
         self._place_shorts(shorts)
         self._batch({p.view.request_id for p in shorts})
         return self.groups
@@ -95,14 +97,15 @@ class Allocation:
     def _spread(self, prefill: Prefill, max_dop: int) -> None:
         """Give a prompt the groups that together would finish it first, its own among them if it has one.
 
-        Together they have at most `max_dop` instances, unless one group alone has more, or it would be late.
+        Together they have at most `max_dop` instances, or while it would be late twice as many, and so on;
+        unless one group alone has more.
         """
         waits = {id(group): group.wait_of(prefill) for group in self.groups}
         own = [group for group in self.groups if any(p is prefill for p in group.prefills)]
         others = [g for g in self.groups if not own or not g.prefills]
         by_wait = sorted(others, key=lambda g: (waits[id(g)], -g.spare))
         demand = 0 if own else self.demand(prefill)
-        for limit in (max_dop, self.survey.num_instances):
+        for limit in _doubled(max_dop, self.survey.num_instances):
             chosen, least = own, float("inf")
             for base in own or by_wait[:MAX_OFFERS]:
                 together, dop, spare, wait = [base], base.dop, base.spare, waits[id(base)]
@@ -191,3 +194,11 @@ class Allocation:
         self.groups = [group for group in self.groups if id(group) not in taken]
         self.groups.append(merged)
         return merged
+
+
+def _doubled(least: int, most: int) -> Iterator[int]:
+    """`least`, twice that, and so on to `most`."""
+    while least < most:
+        yield least
+        least *= 2
+    yield most

@@ -9,6 +9,7 @@ from machines import H200, H200_CAPACITY
 from plans import decode
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
+from loong.core.cost_model import CostModel
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.allocation import MAX_DEMANDS, Allocation
@@ -25,11 +26,14 @@ class _Narrow(Allocation):
 
 
 def allocated(
-    snapshot: Snapshot, config: PolicyConfig | None = None, kind: type[Allocation] = Allocation
+    snapshot: Snapshot,
+    config: PolicyConfig | None = None,
+    kind: type[Allocation] = Allocation,
+    cost_model: CostModel = H200,
 ) -> list[Group]:
     found, config = survey(snapshot), config or PolicyConfig()
-    order = Dispatch(found, H200, config, by_deadline).dispatch().prefills
-    return kind(found, H200, config).allocate(order)
+    order = Dispatch(found, cost_model, config, by_deadline).dispatch().prefills
+    return kind(found, cost_model, config).allocate(order)
 
 
 def instances_of(group: Group) -> list[int]:
@@ -206,8 +210,20 @@ def test_a_lone_prompt_spreads_more_than_one_in_a_crowd(num_tokens: int) -> None
 
 
 def test_a_short_prompt_stays_alone_where_launching_a_ring_takes_longer() -> None:
+    launching = replace(H200, captured=replace(H200.captured, most_kv_rows=0))
     for num_tokens in (4, SHORT):
-        assert dops(allocated(snapshot_of([H200_CAPACITY] * 8, [waiting("p", num_tokens)])))["p"] == 1
+        snapshot = snapshot_of([H200_CAPACITY] * 8, [waiting("p", num_tokens)])
+        assert dops(allocated(snapshot, cost_model=launching))["p"] == 1
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(100.0, 2), (2.5, 4), (1.3, 8)])
+def test_prompts_that_compete_have_equal_shares_but_for_those_that_would_be_late(
+    seconds: float, expected: int
+) -> None:
+    others = [waiting(f"p{n}", LONG // 2, slo=SLO(100.0, 0.05)) for n in range(3)]
+    urgent = waiting("urgent", LONG // 2, slo=SLO(seconds, 0.05))
+    groups = allocated(snapshot_of([H200_CAPACITY] * 8, [urgent, *others]))
+    assert dops(groups)["urgent"] == expected
 
 
 def test_short_prompts_that_begin_together_are_spread_over_the_groups() -> None:
