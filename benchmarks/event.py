@@ -195,6 +195,8 @@ def main() -> None:
     parser.add_argument("--bursts", type=int, nargs="*", default=[])
     args = parser.parse_args()
     policy = refill if args.policy == "refill" else make_policy(args.policy, PolicyConfig())
+    gc.collect()
+    gc.freeze()  # as a server does when it is up
     print(f"us an event, policy {args.policy}: median (P95)\n")
     columns = "".join(f"{column:>18}" for column in (*PARTS, "all", REST))
     print(f"{'instances':>9}{'live':>6}{'events':>8}{'growth':>8}{columns}")
