@@ -13,6 +13,7 @@ from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel
 from loong.kernels import Partial
 from loong.model.device import Device
+from loong.worker.kv_inputs import MAX_KV_ROWS
 
 
 class GroupExchange(Protocol):
@@ -73,7 +74,7 @@ class Alone:
 class FabricExchange:
     """Exchanges by messages of the host, inside the batch that is open. See GroupExchange."""
 
-    max_kv_rows = 2048
+    max_kv_rows = MAX_KV_ROWS
 
     def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
         self.num_instances = fabric.world.num_instances

@@ -13,8 +13,10 @@ from loong.core.request import RequestId
 from loong.kernels.attend_task import AttendTask
 from loong.model.device import AttendTable
 from loong.worker.decode_state import set_first
-from loong.worker.mixed_inputs import MAX_ROWS
+from loong.worker.mixed_inputs import GROUP_STEP_SIZES
 
+KV_SIZES = (*GROUP_STEP_SIZES, 2560, 3072, 3584, 4096)  # rows that a member makes, or brings
+MAX_KV_ROWS = KV_SIZES[-1]
 MAX_BLOCKS = 64  # of prompts, of one master
 _TASK_SIZE = len(AttendTask._fields)
 
@@ -105,4 +107,4 @@ def num_brought(step: Step) -> Mapping[InstanceId, int]:
 
 def _parts(num_instances: int) -> list[int]:
     """In words."""
-    return [6 * MAX_ROWS, 2 * num_instances * MAX_ROWS, MAX_BLOCKS * _TASK_SIZE]
+    return [6 * MAX_KV_ROWS, 2 * num_instances * MAX_KV_ROWS, MAX_BLOCKS * _TASK_SIZE]

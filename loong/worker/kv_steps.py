@@ -19,9 +19,8 @@ from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.group_exchange import GroupExchange
-from loong.worker.kv_inputs import MAX_BLOCKS, KVInputs, num_brought
+from loong.worker.kv_inputs import KV_SIZES, MAX_BLOCKS, KVInputs, num_brought
 from loong.worker.kv_pool import KVPool
-from loong.worker.mixed_inputs import GROUP_STEP_SIZES
 
 
 class KVSteps:
@@ -29,7 +28,7 @@ class KVSteps:
 
     def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: GroupExchange) -> None:
         self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
-        self._sizes = tuple(size for size in GROUP_STEP_SIZES if size <= exchange.max_kv_rows)
+        self._sizes = tuple(size for size in KV_SIZES if size <= exchange.max_kv_rows)
         device, config = backend.device, model.shard.config
         num_words = KVInputs.num_words(exchange.num_instances)
         self._host = KVInputs(device.host_words(num_words), exchange.num_instances)

@@ -12,6 +12,7 @@ from loong.kernels.mailbox import Mailbox, Peers, await_members, exchange_partia
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.decode_state import GROUP_SIZES
+from loong.worker.kv_inputs import KV_SIZES, MAX_KV_ROWS
 from loong.worker.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS
 
 _NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them where rows are many
@@ -29,14 +30,12 @@ class MailboxExchange:
         self._instance, self._tp_rank = arena.world.place(arena.rank)
         self._num_layers = shard.config.num_layers
         self._mailboxes = {size: self._mailbox(size, shard, _NUM_CHUNKS) for size in GROUP_SIZES}
-        largest = self._mailbox(MAX_ROWS, shard, _MORE_CHUNKS)
+        largest = self._mailbox(_room(shard), shard, _MORE_CHUNKS)
         for size in GROUP_STEP_SIZES:
             self._mailboxes.setdefault(size, largest.for_fewer(size))
-        self.max_kv_rows = min(MAX_ROWS, largest.max_kv_rows(shard.num_kv_heads))
+        self.max_kv_rows = min(MAX_KV_ROWS, largest.max_kv_rows(shard.num_kv_heads))
         self._halves = {
-            size: largest.halves(size, shard.num_kv_heads)
-            for size in GROUP_STEP_SIZES
-            if size <= self.max_kv_rows
+            size: largest.halves(size, shard.num_kv_heads) for size in KV_SIZES if size <= self.max_kv_rows
         }
         self._members = torch.zeros(2, self.num_instances, dtype=torch.int64, device=device.torch_device)
         clock = arena.clocks[Clock.DECODE : Clock.DECODE + 1]
@@ -94,4 +93,9 @@ class MailboxExchange:
 def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
     """Room that the mailboxes of a world of so many instances take in an arena, at most."""
     row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
-    return num_instances * (sum(GROUP_SIZES) + MAX_ROWS) * row + (1 << 20)
+    return num_instances * (sum(GROUP_SIZES) + _room(shard)) * row + (1 << 20)
+
+
+def _room(shard: Shard) -> int:
+    """For how many queries the largest mailbox has room: for the KV of as many tokens in each half, too."""
+    return MAX_ROWS * max(1, -(-2 * shard.num_kv_heads // shard.num_heads))
