@@ -32,6 +32,7 @@ class Coefficients:
     exchange_launch: float = 0.0  # likewise if queries travel
     ring_launch: float = 0.0  # likewise if keys and values travel
     hop_launch: float = 0.0  # and for each of their hops
+    beside_ring: float = 0.0  # and if there are queries to which none travel
     token: float = 20e-6  # computing a token
     attend: float = 0.0  # an attention call a layer
     decode_key: float = 50e-9  # a key and value that single queries meet
@@ -113,6 +114,8 @@ class WorkCostModel:
             launch += seconds.exchange_launch
         if work.num_hops:
             launch += seconds.ring_launch + seconds.hop_launch * work.num_hops
+            if work.num_blocks > work.num_ring_blocks:
+                launch += seconds.beside_ring
         return launch
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:

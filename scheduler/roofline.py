@@ -67,6 +67,7 @@ class Device:
     exchange_launch: float = 0.0  # and of queries that travel
     ring_launch: float = 0.0  # and of KV that travels
     hop_launch: float = 0.0  # and of each of its hops
+    beside_ring_launch: float = 0.0  # and of queries to which none travels
     overlap: float = 1.0
 
 
@@ -98,6 +99,7 @@ _H200 = Device(
     exchange_launch=3.7e-4,
     ring_launch=2.8e-4,
     hop_launch=2.8e-4,
+    beside_ring_launch=3.7e-3,
 )
 # In proportion to published peaks.
 _H100 = replace(
@@ -175,6 +177,7 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             exchange_launch=shape.num_layers * device.exchange_launch,
             ring_launch=shape.num_layers * device.ring_launch,
             hop_launch=shape.num_layers * device.hop_launch,
+            beside_ring=shape.num_layers * device.beside_ring_launch,
             weights=num_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
             token=2 * shape.num_layer_parameters / tp_size / device.linear_flops
             + summed_bytes / device.link_bandwidth,
