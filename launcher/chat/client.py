@@ -51,10 +51,13 @@ class ChatServer:
             response = self._ask(connection, "POST", "/v1/chat/completions", body)
             try:
                 for line in response:
-                    if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                    if line.startswith(b"data:"):
+                        if (data := line[5:].strip()) == b"[DONE]":
+                            return
                         yield _text(json.loads(data))
             except (ValueError, OSError, http.client.HTTPException) as error:
                 raise ChatError(f"the answer broke off: {error}") from None
+            raise ChatError("the answer broke off: the server hung up")  # which looks like any end of lines
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.base_url)

@@ -15,6 +15,7 @@ from scripted_engine import ScriptedEngine, say
 from loong.core.errors import ConfigError
 from loong.launcher.chat.client import ChatError, ChatServer
 from loong.launcher.chat.session import Session
+from loong.launcher.cli import main
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.tokenizer import Tokenizer
 
@@ -121,6 +122,50 @@ async def test_what_a_server_of_another_kind_streams_is_told_in_a_line(event: st
     async with TestServer(app) as server:
         with pytest.raises(ChatError, match=told):
             await asyncio.to_thread(read, str(server.make_url("")).rstrip("/"))
+
+
+async def test_an_answer_that_breaks_off_is_told_in_a_line() -> None:
+    async def break_off(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'data: {"choices": [{"delta": {"content": "well"}}]}\n\n')
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", break_off)
+    async with TestServer(app) as server:
+        session = Session(ChatServer(str(server.make_url("")).rstrip("/")), {}, out=io.StringIO())
+        told = await take(session, "hello")
+    assert "error: the answer broke off: the server hung up" in told
+    assert not session.messages
+
+
+async def test_a_refusal_without_a_reason_is_told_by_its_status() -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=502, text="<html>Bad Gateway</html>")
+
+    app = web.Application()
+    app.router.add_get("/v1/models", refuse)
+    async with TestServer(app) as server:
+        with pytest.raises(ChatError, match="answers with status 502"):
+            await asyncio.to_thread(ChatServer(str(server.make_url("")).rstrip("/")).model)
+
+
+async def test_the_command_answers_each_line_it_is_given_until_there_are_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/nonsense\n\nand now?\n"))
+    engine = ScriptedEngine(say("Well."))
+    tokenizer = Tokenizer.from_folder(tiny_model(tmp_path), CONFIG.eos_token_ids)
+    async with serving_with(tokenizer)(engine) as url:
+        words = ["chat", "--base-url", url, "--seed", "7", "--max-tokens", "50"]
+        assert await asyncio.to_thread(main, words) == 0
+    answers = [line for line in capsys.readouterr().out.splitlines() if line == "Well."]
+    assert len(answers) == len(engine.requests) == 2
+    assert [r.sampling_params.seed for r in engine.requests] == [7, 7]
+    assert engine.requests[0].sampling_params.max_tokens == 50
 
 
 @pytest.mark.parametrize(
