@@ -5,20 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
-from tqdm import tqdm
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-
-
-def done(
-    work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int, unit: str
-) -> Iterator[tuple[int, Result]]:
-    """Do all tasks in so many processes, under a progress bar; yields (index, result) as they are done."""
-    with tqdm(total=len(tasks), unit=unit, disable=None) as bar:
-        for result in _done(work, tasks, min(num_jobs, len(tasks))):
-            bar.update()
-            yield result
 
 
 def in_order(work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int) -> list[Result]:

@@ -68,7 +68,7 @@ def run_point(
         timeline.history() if keeps_history else None,
     )
     if is_told:
-        print(run_tables.line(result), flush=True)
+        print(f"{run_tables.line(result)}\n", end="", flush=True)  # in one piece: other processes print, too
     return result
 
 
