@@ -298,6 +298,14 @@ def test_a_flag_that_cannot_work_is_named(flags: list[str], complaint: str) -> N
     assert "\n" not in str(error.value)
 
 
+def test_arguments_that_cannot_be_split_are_refused_with_their_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        run_bench("--extra-server-args='--api-key")
+    assert '--extra-server-args: "\'--api-key" cannot be split into words' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["0", "-1/2", "1/0", "tiny"])
 def test_a_scale_that_is_no_ratio_is_refused_with_its_flag(
     value: str, capsys: pytest.CaptureFixture[str]

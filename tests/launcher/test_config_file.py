@@ -9,13 +9,13 @@ from loong.launcher.cli import build_parser
 from loong.launcher.config_file import apply_config_file
 
 
-def parsed(tmp_path: Path, text: str, *typed: str) -> dict[str, object]:
-    """What `loong serve` is told by a file and by what is typed after it."""
-    path = tmp_path / "serve.yaml"
+def parsed(tmp_path: Path, text: str, *typed: str, command: str = "serve") -> dict[str, object]:
+    """What a command is told by a file and by what is typed after it."""
+    path = tmp_path / f"{command}.yaml"
     path.write_text(text)
-    words = ["serve", "--config", str(path), *typed]
-    parser, commands = build_parser(["serve"])
-    apply_config_file(commands["serve"], words)
+    words = [command, "--config", str(path), *typed]
+    parser, commands = build_parser([command])
+    apply_config_file(commands[command], words)
     return vars(parser.parse_args(words))
 
 
@@ -35,6 +35,11 @@ def test_a_flag_that_may_be_repeated_takes_a_list_or_what_is_typed_instead(tmp_p
     keys = "api-key: [one, two]\n"
     assert parsed(tmp_path, keys)["api_key"] == ["one", "two"]
     assert parsed(tmp_path, keys, "--api-key", "three")["api_key"] == ["three"]
+
+
+def test_a_flag_of_several_values_takes_a_list(tmp_path: Path) -> None:
+    bounds = "goodput: ['ttft:2000', 'tpot:50']\n"
+    assert parsed(tmp_path, bounds, command="bench")["goodput"] == ["ttft:2000", "tpot:50"]
 
 
 @pytest.mark.parametrize(

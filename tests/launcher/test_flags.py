@@ -9,7 +9,7 @@ import pytest
 
 from loong.launcher.cli import main
 from loong.launcher.embedded import ENTRY
-from loong.launcher.flags import or_auto, part, positive, ratio, token_count
+from loong.launcher.flags import or_auto, part, positive, ratio, seconds, share, token_count
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,19 @@ def test_a_ratio_is_a_number_or_a_fraction(text: str, value: float) -> None:
 def test_what_is_no_ratio_is_refused_by_name(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"^{text!r} is no number above 0"):
         ratio(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "", "x", "1s", "nan", "inf"])
+def test_what_is_no_time_is_refused_by_name(text: str) -> None:
+    assert seconds("0.5") == 0.5
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{text!r} is no number of seconds above 0"):
+        seconds(text)
+
+
+def test_a_share_is_a_ratio_of_at_most_1() -> None:
+    assert (share("1/4"), share("1")) == (0.25, 1.0)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'5/4' is above 1"):
+        share("5/4")
 
 
 @pytest.mark.parametrize("text", ["-0.1", "1.1", "", "x", "nan"])

@@ -9,6 +9,7 @@ from decision_logs import Teller, prefill_two, told
 from eventful_run import LATE, LONG, SHORT, eventful_run
 from simulation import instances_with
 
+from loong.core.events import InstanceLost, RequestAborted
 from loong.core.plan import IterationPlan, Preemption
 from loong.decision_log.log import decision_log
 from loong.launcher.cli import main
@@ -61,6 +62,18 @@ def test_the_list_tells_what_went_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     heading, _, _, *rows = shown(capsys, tmp_path / "log").splitlines()
     assert heading == "2 requests, most delayed first."
     assert [row.split(maxsplit=10)[-1] for row in rows] == ["preempted once, not over"] * 2
+
+
+def test_the_list_tells_who_lost_kv_and_who_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def script(teller: Teller) -> None:
+        prefill_two(teller)
+        teller.tell(InstanceLost(2.0, 1, "it was silent"))
+        teller.tell(RequestAborted(3.0, "r001"))
+
+    told(tmp_path / "log", instances_with([20] * 3), script)
+    rows = {row.split()[0]: row for row in shown(capsys, tmp_path / "log").splitlines()[3:]}
+    assert rows["r000"].endswith("lost its KV once, not over")
+    assert rows["r001"].endswith(" abort")
 
 
 def test_programs_get_one_object(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,12 @@
 from pathlib import Path
 
+from decision_logs import Teller, prefill_two, told
 from eventful_run import LONG, eventful_run
+from plans import decode, move
+from simulation import instances_with
 
+from loong.core.events import InstanceLost
+from loong.core.plan import IterationPlan
 from loong.launcher.plot.logged_history import history_of_log
 
 
@@ -32,3 +37,15 @@ def test_no_pool_holds_more_than_it_can(tmp_path: Path) -> None:
     for batch in history.batches:
         for instance_id, tokens in batch.kv_reserved:
             assert 0 <= tokens <= history.kv_capacity[instance_id]
+
+
+def test_what_was_under_way_on_an_instance_that_was_lost_never_ends(tmp_path: Path) -> None:
+    def script(teller: Teller) -> None:
+        first, second = prefill_two(teller)
+        teller.plan(2.0, IterationPlan((decode([first], (0, 1), {"r000": 0}),), move(second, 2, 1)))
+        teller.tell(InstanceLost(3.0, 1, "it was silent"))
+
+    told(tmp_path / "log", instances_with([20] * 3), script)
+    history = history_of_log(tmp_path / "log")
+    assert [(batch.batch_id, batch.ended_at) for batch in history.batches] == [(1, 1.0), (2, 1.0)]
+    assert not history.moves

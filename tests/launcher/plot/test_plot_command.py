@@ -69,6 +69,15 @@ def test_what_cannot_be_drawn_is_one_clear_line(
     assert words in capsys.readouterr().err
 
 
+def test_a_file_that_only_looks_like_a_trace_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.json").write_text('{"traceEvents": [1]}')
+    assert plot(tmp_path / "trace.json", "--output-dir", tmp_path / "out") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'trace.json'} is no trace of loong" in line
+
+
 @pytest.mark.parametrize("window", ["3", "6:3", "a:b", "-1:2"])
 def test_a_window_that_is_none_is_refused(window: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -135,6 +135,7 @@ def test_a_profile_says_what_is_simulated_where_no_flag_does(
         (["--rate", "1", "--slo", "tight", "--slo", "tight"], "--slo tight is given twice"),
         (["--rate", "1", "--slo", "ttft:20", "--slo", "ttft:20.0"], "--slo ttft:20.0 is given twice"),
         (["--rate", "1", "--seed", "-1"], "--seed -1"),
+        (["--rate", "1", "--attainment", "101"], "--attainment 101"),
         (["--replay", "log", "--policy", "nonsense"], "no use for --policy"),
         (["--replay", "log", "--num_requests", "2"], "no use for --num-requests"),
         (["--replay", "log", "--cost-model", "x"], "no use for --cost-model"),
