@@ -1,6 +1,7 @@
 """Coefficients from a model's shape and a device's rates, where nothing was measured."""
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from loong.core.errors import ConfigError
 from loong.scheduler.captured import NOTHING_CAPTURED, CapturedSteps
@@ -33,8 +34,8 @@ class ModelShape:
             )
 
 
-# What a worker captures: MixedSteps' rows, and the pairs beyond which it launches instead.
-_CAPTURED = CapturedSteps(most_rows=1024, most_rows_in_group=2048, most_pairs=1 << 23)
+# What a worker captures: rows of MixedSteps, the pairs beyond which it launches instead, and rows of KVSteps.
+_CAPTURED = CapturedSteps(most_rows=1024, most_rows_in_group=2048, most_pairs=1 << 23, most_kv_rows=4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ _H200 = Device(
     link_bandwidth=383e9,
     host_bandwidth=54e9,
     all_reduce_delay=13e-6,
-    exchange_delay=8.5e-6,
+    exchange_delay=38e-6,
     hop_delay=11e-6,
     step_delay=4e-4,
     message_delay=5e-5,
@@ -120,7 +121,7 @@ _A100 = replace(
     link_bandwidth=250e9,
     host_bandwidth=25e9,
     all_reduce_delay=15e-6,
-    exchange_delay=12e-6,
+    exchange_delay=54e-6,
     hop_delay=15e-6,
     wave=108 * 128,
 )
@@ -200,11 +201,14 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
 
 
 def captured_steps(shape: ModelShape, device: Device) -> CapturedSteps:
-    """What workers of `shape` capture on a device. Where KV travels, it has the room that queries have."""
-    captured = device.captured
-    most_rows = captured.most_rows_in_group
-    most_kv_rows = min(most_rows, most_rows * shape.num_heads // (2 * shape.num_kv_heads))
-    return replace(captured, most_kv_rows=most_kv_rows)
+    """What workers of `shape` capture on a device.
+
+    Where KV travels it has the room of as many numbers of queries, or of twice as many where heads are alike.
+    """
+    captured, num_kv_heads = device.captured, 2 * shape.num_kv_heads
+    num_heads = shape.num_heads * max(1, ceil(num_kv_heads / shape.num_heads))
+    most_rows = captured.most_rows_in_group * num_heads // num_kv_heads
+    return replace(captured, most_kv_rows=min(captured.most_kv_rows, most_rows))
 
 
 def kv_capacity(shape: ModelShape, device: Device, tp_size: int = 1, memory_utilization: float = 0.9) -> int:

@@ -8,7 +8,8 @@ from machines import H200
 from loong.core.work import InstanceWork
 from loong.scheduler import captured
 from loong.scheduler.captured import NOTHING_CAPTURED
-from loong.worker import mixed_inputs, mixed_steps
+from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
+from loong.worker import kv_inputs, mixed_inputs, mixed_steps
 
 CAPTURED = H200.captured
 
@@ -17,8 +18,18 @@ def test_its_limits_are_those_of_workers() -> None:
     assert CAPTURED.most_rows == mixed_steps._SIZES[-1]
     assert CAPTURED.most_rows_in_group == mixed_inputs.MAX_ROWS
     assert CAPTURED.most_pairs == mixed_inputs._MOST_PAIRS
+    assert CAPTURED.most_kv_rows == kv_inputs.MAX_KV_ROWS
     assert captured._ALWAYS_ROWS == mixed_inputs._LEAST_COPIED
     assert captured._KEYS_A_ROW == mixed_inputs._KEYS_A_ROW
+
+
+@pytest.mark.parametrize(("num_kv_heads", "most_kv_rows"), [(32, 2048), (16, 2048), (8, 4096), (4, 4096)])
+def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_values(
+    num_kv_heads: int, most_kv_rows: int
+) -> None:
+    shape = ModelShape(32, 4096, 32, num_kv_heads, 128, 0, 0)
+    assert captured_steps(shape, DEVICES["h200"]).most_kv_rows == most_kv_rows
+    assert captured_steps(shape, DEVICES["cpu"]).most_kv_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -50,10 +61,10 @@ RINGED = InstanceWork(
     ("beside", "is_captured"),
     [
         ({}, True),
-        ({"num_keys": 4048}, True),  # 2,048 of its own
-        ({"num_keys": 4049}, False),
-        ({"num_ring_keys": 2049}, False),
-        ({"num_ring_keys": 2 * 2048, "num_keys": 6000, "num_hops": 2}, True),
+        ({"num_keys": 6096}, True),  # 4,096 of its own
+        ({"num_keys": 6097}, False),
+        ({"num_ring_keys": 4097}, False),
+        ({"num_ring_keys": 2 * 4096, "num_keys": 10_000, "num_hops": 2}, True),
         ({"num_decode_keys": 1}, False),
         ({"num_sent_queries": 1}, False),
         ({"num_blocks": 2}, False),  # of a prompt whose KV stays
