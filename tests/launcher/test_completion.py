@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from loong.launcher.cli import COMMANDS, build_parser
+from loong.launcher.cli import COMMANDS, build_parser, main
 from loong.launcher.completion import script
 
 
@@ -28,6 +28,17 @@ def test_commands_flags_and_values_are_offered(completion: str) -> None:
     assert offered(completion, "serve", "--device", "") == ["cpu", "cuda"]
     assert offered(completion, "bench", "--num-in") == ["--num-instances"]
     assert "--num-instances" not in offered(completion, "explain", "--")
+
+
+def test_the_command_prints_what_a_shell_takes(completion: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for shell in ("bash", "zsh"):
+        assert main(["completion", shell]) == 0
+        printed.append(capsys.readouterr().out)
+    for_bash, for_zsh = printed
+    assert for_bash == completion
+    assert for_zsh.endswith(for_bash)
+    assert "bashcompinit" in for_zsh.removesuffix(for_bash)
 
 
 def test_files_are_offered_where_files_are_meant(completion: str) -> None:
