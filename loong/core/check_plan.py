@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import InstanceKind
@@ -107,13 +108,11 @@ def check_tp_sizes(case: Case) -> None:
 
 def check_requests_are_at_rest(case: Case) -> None:
     """A request is in at most one thing at a time: a batch, migrations, a preemption, or a failure."""
-    uses: Counter[RequestId] = Counter()
-    for batch in case.plan.batches:
-        uses.update(batch.request_ids)
-    uses.update({migration.segment.owner_id for migration in case.plan.migrations})
-    uses.update(preemption.request_id for preemption in case.plan.preemptions)
-    uses.update(failure.request_id for failure in case.plan.failures)
-    for request_id, count in uses.items():
+    batched = chain.from_iterable([batch.request_ids for batch in case.plan.batches])
+    moved = {migration.segment.owner_id for migration in case.plan.migrations}
+    preempted = [preemption.request_id for preemption in case.plan.preemptions]
+    failed = [failure.request_id for failure in case.plan.failures]
+    for request_id, count in Counter(chain(batched, moved, preempted, failed)).items():
         view = case.view(request_id)
         if not view.is_plannable:
             raise InvalidPlanError(f"request {request_id} is in batch {view.batch_id}, migrating or over")
@@ -298,7 +297,7 @@ def check_lease_ends(case: Case) -> None:
 def check_lease_extensions(case: Case) -> None:
     """Only leases go on that nobody ends, with steps that they did not have, while there is time to tell."""
     ended_ids = {end.batch_id for end in case.plan.lease_ends}
-    extended_ids = Counter(extension.batch_id for extension in case.plan.lease_extensions)
+    extended_ids = [extension.batch_id for extension in case.plan.lease_extensions]
     for extension in case.plan.lease_extensions:
         batch_id, batch = extension.batch_id, case.snapshot.batch.get(extension.batch_id)
         if batch is None or not batch.is_extendable:
@@ -308,7 +307,7 @@ def check_lease_extensions(case: Case) -> None:
                 f"the lease of batch {batch_id} is to be extended to {extension.num_steps} steps, "
                 f"but has {batch.plan.num_steps}"
             )
-        if batch_id in ended_ids or extended_ids[batch_id] > 1:
+        if batch_id in ended_ids or extended_ids.count(batch_id) > 1:
             raise InvalidPlanError(f"the lease of batch {batch_id} is given two ends at once")
 
 

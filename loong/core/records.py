@@ -97,16 +97,16 @@ class LiveRequest:
         params = self.request.sampling_params if stop == num_prompt + len(outputs) else None
         needs_prompt = params is not None and params.has_penalties
         needs_output = params is not None and params.needs_output
-        return RequestInput(
-            request_id=self.request.request_id,
-            token_ids=token_ids,
-            num_prompt_tokens=num_prompt,
-            num_output_tokens=len(outputs),
-            placement=self.placement,
-            sampling_params=params,
-            prompt_token_ids=prompt if needs_prompt else (),
-            output_token_ids=tuple(outputs) if needs_output else (),
-            forks=tuple([fork.as_fork() for fork in self.forks]) if self.forks and params else (),
+        return RequestInput(  # by position, as above
+            self.request.request_id,
+            token_ids,
+            num_prompt,
+            len(outputs),
+            self.placement,
+            params,
+            prompt if needs_prompt else (),
+            tuple(outputs) if needs_output else (),
+            tuple([fork.as_fork() for fork in self.forks]) if self.forks and params else (),
         )
 
     def as_fork(self) -> Fork:
