@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, sqrt
 from operator import attrgetter
 
@@ -237,14 +237,11 @@ class Step:
         """
         in_step, count = seconds - self.wide.per_prompt, self.count.instances[instance_id]
         left = in_step - self.used[instance_id] - self.cost_model.instance_time(least)
-        starting = self._least(
-            replace(
-                least,
-                num_blocks=least.num_blocks + (not least.num_hops),
-                num_decode_keys=min(1, count.num_decode_keys),
-                num_hops=max(least.num_hops, count.num_hops),
-            )
-        )
+        beside = least.copy()
+        beside.num_blocks += not least.num_hops
+        beside.num_decode_keys = min(1, count.num_decode_keys)
+        beside.num_hops = max(least.num_hops, count.num_hops)
+        starting = self._least(beside)
         num_tokens, (slope, square) = 0, curve
         if in_step >= starting and left > LEAST_PART * seconds:
             num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
@@ -292,19 +289,17 @@ class Step:
         self, instance_id: InstanceId, num_held: int, num_cached: int, num_tokens: int
     ) -> InstanceWork:
         """What an instance would do that computes its stripe of a prompt too, whose KV travels."""
-        count, stripe = self.count.instances[instance_id], num_tokens / self.dop
+        work, stripe = self.count.instances[instance_id].copy(), num_tokens / self.dop
         num_pairs = stripe * (num_cached + num_tokens / 2)
-        return replace(
-            count,
-            num_tokens=count.num_tokens + ceil(stripe),
-            num_blocks=count.num_blocks + 1 + self._num_staying,
-            num_ring_blocks=count.num_ring_blocks + 1,
-            num_keys=count.num_keys + num_cached + num_tokens,
-            num_pairs=count.num_pairs + num_pairs,
-            num_part_pairs=count.num_part_pairs + num_pairs - stripe * stripe / 2,
-            num_ring_keys=count.num_ring_keys + num_cached - num_held + int(num_tokens - stripe),
-            num_hops=self.dop - 1,
-        )
+        work.num_tokens += ceil(stripe)
+        work.num_blocks += 1 + self._num_staying
+        work.num_ring_blocks += 1
+        work.num_keys += num_cached + num_tokens
+        work.num_pairs += num_pairs
+        work.num_part_pairs += num_pairs - stripe * stripe / 2
+        work.num_ring_keys += num_cached - num_held + int(num_tokens - stripe)
+        work.num_hops = self.dop - 1
+        return work
 
     @property
     def _num_staying(self) -> int:
@@ -350,7 +345,10 @@ class Step:
 
     def _least(self, work: InstanceWork) -> float:
         """Seconds that an instance takes to compute a token of a prompt, and all that it reads and starts."""
-        return self.cost_model.instance_time(replace(work, num_tokens=1, num_keys=work.num_keys + 1))
+        first = work.copy()
+        first.num_tokens = 1
+        first.num_keys += 1
+        return self.cost_model.instance_time(first)
 
     @property
     def _exchange_overhead(self) -> float:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from enum import Enum
+from operator import attrgetter
 
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment, Placement
@@ -34,6 +35,13 @@ class InstanceWork:
     num_hops: int = 0  # blocks of these, a layer
     num_sent_queries: int = 0  # queries that go to another instance, and come back as partials
     num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
+
+    def copy(self) -> "InstanceWork":
+        """One to which other work can be added."""
+        return InstanceWork(*_counts(self))
+
+
+_counts = attrgetter(*(count.name for count in fields(InstanceWork)))
 
 
 class Phase(Enum):
@@ -143,7 +151,7 @@ class WorkCount:
     def copy(self) -> "WorkCount":
         """One to which other requests can be added."""
         other = copy(self)
-        other.instances = {instance_id: copy(work) for instance_id, work in self.instances.items()}
+        other.instances = {instance_id: work.copy() for instance_id, work in self.instances.items()}
         return other
 
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:

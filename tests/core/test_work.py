@@ -1,7 +1,7 @@
 """What a step is counted to do is what attention, by its definition, has to do."""
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, fields
 
 import pytest
 from chaotic_batches import chaotic_batches
@@ -111,3 +111,11 @@ def test_decodes_on_one_instance_count_the_same_together_as_one_by_one() -> None
     for placement in placements:
         one_by_one.add_decode(0, placement)
     assert together == one_by_one
+
+
+def test_what_is_added_to_a_copy_is_not_added_to_what_it_is_of() -> None:
+    work = InstanceWork(*range(1, 1 + len(fields(InstanceWork))))
+    other = work.copy()
+    assert other == work
+    other.num_tokens += 1
+    assert other != work
