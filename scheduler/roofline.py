@@ -35,7 +35,7 @@ class ModelShape:
 
 
 # What a worker captures: rows of MixedSteps, the pairs beyond which it launches instead, and rows of KVSteps.
-_CAPTURED = CapturedSteps(most_rows=1024, most_rows_in_group=2048, most_pairs=1 << 23, most_kv_rows=4096)
+_CAPTURED = CapturedSteps(most_rows=2048, most_pairs=1 << 24, most_pairs_in_group=1 << 25, most_kv_rows=4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ def captured_steps(shape: ModelShape, device: Device) -> CapturedSteps:
     """
     captured, num_kv_heads = device.captured, 2 * shape.num_kv_heads
     num_heads = shape.num_heads * max(1, ceil(num_kv_heads / shape.num_heads))
-    most_rows = captured.most_rows_in_group * num_heads // num_kv_heads
+    most_rows = captured.most_rows * num_heads // num_kv_heads
     return replace(captured, most_kv_rows=min(captured.most_kv_rows, most_rows))
 
 

@@ -31,7 +31,8 @@ _MAX_PROMPTS = 64  # blocks of them, in all the group
 _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
 _LEAST_COPIED = 256  # rows: with so many it pays to copy the prompts' keys out of the pool first
 _KEYS_A_ROW = 2  # of what is copied
-_MOST_PAIRS = 1 << 23  # of many rows and what is not copied: beyond, GPUs work longer than hosts launch
+# Of many rows and what is not copied: beyond, GPUs work longer than hosts launch.
+_MOST_PAIRS, _MOST_PAIRS_IN_GROUP = 1 << 24, 1 << 25
 _TASK_SIZE = len(AttendTask._fields)
 _TABLE_SIZE = _MAX_PROMPTS * _TASK_SIZE
 _PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE]  # in words
@@ -87,7 +88,8 @@ class MixedInputs:
             return PromptKeys.IN_POOL
         if num_keys <= _KEYS_A_ROW * size:
             return PromptKeys.COPIED
-        return PromptKeys.IN_POOL if size * num_keys <= _MOST_PAIRS else None
+        most_pairs = _MOST_PAIRS if batch.group.dop == 1 else _MOST_PAIRS_IN_GROUP
+        return PromptKeys.IN_POOL if size * num_keys <= most_pairs else None
 
     def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
         """Take in a step, on the host, and return how many words of memory it takes; columns are of its rows.

@@ -15,9 +15,9 @@ CAPTURED = H200.captured
 
 
 def test_its_limits_are_those_of_workers() -> None:
-    assert CAPTURED.most_rows == mixed_steps._SIZES[-1]
-    assert CAPTURED.most_rows_in_group == mixed_inputs.MAX_ROWS
+    assert CAPTURED.most_rows == mixed_steps._SIZES[-1] == mixed_inputs.MAX_ROWS
     assert CAPTURED.most_pairs == mixed_inputs._MOST_PAIRS
+    assert CAPTURED.most_pairs_in_group == mixed_inputs._MOST_PAIRS_IN_GROUP
     assert CAPTURED.most_kv_rows == kv_inputs.MAX_KV_ROWS
     assert captured._ALWAYS_ROWS == mixed_inputs._LEAST_COPIED
     assert captured._KEYS_A_ROW == mixed_inputs._KEYS_A_ROW
@@ -35,13 +35,15 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
 @pytest.mark.parametrize(
     ("work", "is_captured"),
     [
-        (InstanceWork(num_tokens=1024, num_keys=1024), True),
-        (InstanceWork(num_tokens=1025, num_keys=1025), False),
+        (InstanceWork(num_tokens=2048, num_keys=2048), True),
+        (InstanceWork(num_tokens=2049, num_keys=2049), False),
         (InstanceWork(num_tokens=2048, num_keys=2048, num_sent_queries=2048), True),
         (InstanceWork(num_tokens=2049, num_keys=2049, num_sent_queries=2049), False),
         (InstanceWork(num_tokens=200, num_keys=100_000), True),
-        (InstanceWork(num_tokens=600, num_keys=10_000), True),
+        (InstanceWork(num_tokens=600, num_keys=25_000), True),
         (InstanceWork(num_tokens=600, num_keys=30_000), False),
+        (InstanceWork(num_tokens=600, num_keys=55_000, num_sent_queries=600), True),
+        (InstanceWork(num_tokens=600, num_keys=60_000, num_sent_queries=600), False),
     ],
 )
 def test_a_step_in_which_no_kv_travels_is_captured_up_to_some_rows_and_keys(
