@@ -13,8 +13,8 @@ class CapturedSteps:
     """Steps of up to so many tokens that an instance computes in which no KV travels.
 
     Behind long histories GPUs work longer than hosts take to start kernels: there, tokens times keys are at
-    most `most_pairs`, or `most_pairs_in_group`. And steps in which nothing but KV travels, up to `most_kv_rows`
-    from each instance.
+    most `most_pairs`, or `most_pairs_in_group`. And steps in which nothing but KV travels, up to
+    `most_kv_rows` from each instance.
     """
 
     most_rows: int
