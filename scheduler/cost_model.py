@@ -76,7 +76,7 @@ class WorkCostModel:
             binding += seconds.exchange
         if work.has_ring:
             binding += seconds.ring * num_others
-        if seconds.beside and work.phase is Phase.MIXED:
+        if seconds.beside and not work.is_lease and work.phase is Phase.MIXED:
             binding += seconds.beside
         return binding + max(map(self.instance_time, work.instances.values()))
 
