@@ -186,7 +186,7 @@ class InFlightBatch:
     def has_come_near_its_end(self, step: int) -> bool:
         """Whether `step`, the one taken last, is the first after which the lease is ending."""
         running, first = self.running, max(1, self.plan.num_steps - EXTENSION_STEPS)
-        return running.is_ending and step + 1 == running.num_steps_taken == first
+        return step + 1 == running.num_steps_taken == first and running.is_ending
 
     def extend(self, plan: BatchPlan) -> None:
         """Go on with `plan`, the same lease with more steps."""
