@@ -1,4 +1,4 @@
-"""The two exchanges of a decode layer, by puts into the memory of the group's members.
+"""The exchanges of a captured layer, by puts into the memory of the group's members.
 
 Every member has the same `Mailbox` at the same place of its memory. First, each master puts the queries of
 its tokens into all mailboxes, and everyone waits for those of all. Then each member puts its attention of a
@@ -13,7 +13,8 @@ memory out for other numbers of tokens than the one before.
 
 Where keys and values travel instead, nothing comes back: their rows, of every member, are put into the two
 halves of a mailbox in turn. Who puts the rows of a layer has those that all members put in the layer before,
-which they did after reading the half of the layer before that.
+which they did after reading the half of the layer before that. That holds within a step. A batch has one such
+step, and a batch begins on the device once all its members have ended the last one (`await_members`).
 """
 
 from collections.abc import Callable

@@ -136,13 +136,17 @@ def ring_attention(
 def parts_of(step: Step, source_id: InstanceId) -> Mapping[RequestId, slice]:
     """The rows of each request in the block that an instance brings."""
     request_ids = step.requests(Transfer.KV)
-    sizes = (sum(map(len, step.kv_on(source_id, request_id))) for request_id in request_ids)
-    return dict(zip(request_ids, consecutive_slices(sizes), strict=True))
+    return dict(zip(request_ids, consecutive_slices(_sizes(step, source_id)), strict=True))
 
 
 def num_rows_of(step: Step, source_id: InstanceId) -> int:
     """The size of the block that an instance brings."""
-    return sum(part.stop - part.start for part in parts_of(step, source_id).values())
+    return sum(_sizes(step, source_id))
+
+
+def _sizes(step: Step, source_id: InstanceId) -> Iterator[int]:
+    for request_id in step.requests(Transfer.KV):
+        yield sum(map(len, step.kv_on(source_id, request_id)))
 
 
 def kept_rows(step: Step, source_id: InstanceId) -> tuple[Tensor, Tensor]:
@@ -173,11 +177,11 @@ def _ring_block(step: Step, source_id: InstanceId, device: Device) -> RingBlock:
 
 def _kept(step: Step, request_id: RequestId, kv: Iterable[range]) -> Iterator[tuple[Tensor, range]]:
     """Which rows [n] int64 of a request's part of a block are to stay here, and their positions."""
+    here = [s.positions for s in step.batch.writes_of(request_id) if s.instance_id == step.instance_id]
     offset = 0
     for positions in kv:
-        for segment in step.batch.writes_of(request_id):
-            common = intersection(positions, segment.positions)
-            if common and segment.instance_id == step.instance_id:
+        for written in here:
+            if common := intersection(positions, written):
                 rows = range(positions.index(common[0]), positions.index(common[-1]) + 1)
                 yield offset + members((rows[:: common.step // positions.step],)), common
         offset += len(positions)

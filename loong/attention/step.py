@@ -63,16 +63,31 @@ class Step:
 
     def requests(self, transfer: Transfer) -> tuple[RequestId, ...]:
         """The requests of the batch of which this travels."""
-        return tuple(dict.fromkeys(b.request_id for b in self.batch.queries if b.transfer is transfer))
+        return self._requests[transfer]
 
     def kv_on(self, source_id: InstanceId, request_id: RequestId) -> tuple[range, ...]:
         """The positions of which an instance has KV in this step, in the order in which it travels.
 
         First what was there before, then what the step makes.
         """
-        fresh = fresh_segments(self.batch, request_id)
-        made = (segment.positions for segment in fresh if segment.instance_id == source_id)
-        return (*self.placements[request_id].on(source_id), *made)
+        known = self._kv.get((source_id, request_id))
+        if known is None:
+            fresh = fresh_segments(self.batch, request_id)
+            made = (segment.positions for segment in fresh if segment.instance_id == source_id)
+            known = self._kv[source_id, request_id] = (*self.placements[request_id].on(source_id), *made)
+        return known
+
+    @cached_property
+    def _requests(self) -> Mapping[Transfer, tuple[RequestId, ...]]:
+        return {
+            transfer: tuple(dict.fromkeys(b.request_id for b in self.batch.queries if b.transfer is transfer))
+            for transfer in Transfer
+        }
+
+    @cached_property
+    def _kv(self) -> dict[tuple[InstanceId, RequestId], tuple[range, ...]]:
+        """What `kv_on` has found."""
+        return {}
 
     def slots(self, request_id: RequestId, positions: Iterable[range]) -> Tensor:
         """This instance's slots [n] int64 of several ranges, one after the other."""

@@ -52,7 +52,7 @@ class Backend(Protocol):
         """How steps that the host launches exchange queries, over a fabric that `connect` gave."""
 
     def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> GroupExchange | None:
-        """How captured steps of groups exchange queries, over a fabric that `connect` gave.
+        """How captured steps of groups exchange queries or KV, over a fabric that `connect` gave.
 
         None if they cannot, so that groups take steps which the host launches.
         """

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from loong.attention.local import tasks_of
 from loong.attention.ring import kept_rows, num_rows_of, own_rows, parts_of
-from loong.attention.step import Step, members
+from loong.attention.step import Step
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 from loong.kernels.attend_task import AttendTask
@@ -91,12 +92,14 @@ class KVInputs:
         first: int,
     ) -> int:
         """Say where each of a request's keys comes, from key `first` on; returns how many there are."""
-        num_keys = 0
+        key_rows, num_keys = self.key_rows.numpy()[first:], 0
         for source_id, its_parts in parts.items():
-            part = its_parts[request_id]
-            rows = torch.arange(source_id * size + part.start, source_id * size + part.stop)
-            self.key_rows[first + members(step.kv_on(source_id, request_id))] = rows
-            num_keys += len(rows)
+            row = source_id * size + its_parts[request_id].start
+            for positions in step.kv_on(source_id, request_id):
+                rows = np.arange(row, row + len(positions))
+                key_rows[positions.start : positions.stop : positions.step] = rows
+                row += len(rows)
+                num_keys += len(rows)
         return num_keys
 
 

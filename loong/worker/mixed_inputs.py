@@ -66,8 +66,8 @@ class MixedInputs:
         """The size of its memory, for lists of so many slots."""
         return _NUM_FIXED + max(num_slots, _KEYS_A_ROW * MAX_ROWS)
 
-    def prompt_keys(self, step: Step, size: int) -> PromptKeys | None:
-        """How all members, each of which finds the same, take a step of up to `size` rows a master.
+    def prompt_keys(self, step: Step, num_rows: int) -> PromptKeys | None:
+        """How all members, each of which finds the same, take a step of up to `num_rows` rows a master.
 
         None if it has no room on one of them, or is better launched by the host.
         """
@@ -84,12 +84,12 @@ class MixedInputs:
             if max(map(len, tasks), default=0) > _MAX_ROUNDS:
                 return None
             num_keys = max(num_keys, sum(len(positions) for keys in set(seen) for positions in keys.kv))
-        if size < _LEAST_COPIED:
+        if num_rows < _LEAST_COPIED:
             return PromptKeys.IN_POOL
-        if num_keys <= _KEYS_A_ROW * size:
+        if num_keys <= _KEYS_A_ROW * num_rows:
             return PromptKeys.COPIED
         most_pairs = _MOST_PAIRS if batch.group.dop == 1 else _MOST_PAIRS_IN_GROUP
-        return PromptKeys.IN_POOL if size * num_keys <= most_pairs else None
+        return PromptKeys.IN_POOL if num_rows * num_keys <= most_pairs else None
 
     def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
         """Take in a step, on the host, and return how many words of memory it takes; columns are of its rows.

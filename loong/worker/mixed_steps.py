@@ -83,8 +83,9 @@ class MixedSteps:
         num_rows = Counter(dict.fromkeys(batch.group.instance_ids, 0))
         for block in batch.queries:
             num_rows[block.master_id] += len(block.positions)
-        size = self._size_of(step, max(num_rows.values()))
-        way = None if size is None else self._host.prompt_keys(step, size)
+        most_rows = max(num_rows.values())
+        size = self._size_of(step, most_rows)
+        way = None if size is None else self._host.prompt_keys(step, most_rows)
         if size is None or way is None:
             return None
         num_words = self._host.fill(step, size, token_ids, positions, lengths)
