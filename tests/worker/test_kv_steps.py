@@ -2,24 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
-import torch
-from bare_instance import BareInstance, Outcome
+from bare_instance import Outcome
 from bare_worlds import run_commands
+from captured_runs import run_by_mailboxes, run_on_gpus
 from families import write_tiny_model
-from mailbox_backend import MailboxBackend
 from plans import prefill
 from requests_for_tests import expected, greedy_request, random_prompt
-from socket_worlds import Carrier, run_in_world
 
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
 from loong.core.records import LiveRequest
-from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel
-from loong.fabric.world import World
 
 Group = tuple[InstanceId, ...]
 
@@ -91,42 +86,19 @@ def test_so_do_those_of_instances_of_two_ranks(folder: Path) -> None:
         story.check(by_rank[tp_rank::2])
 
 
-def run(
-    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
-) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend())
-    instance.poison()
-    return [instance.carry_out(command) for command in commands]
-
-
 def test_so_do_those_whose_kv_is_put_into_mailboxes_and_is_in_no_message(folder: Path) -> None:
     story = Story(folder, 7, 12)
     story.chunk((0, 1), (0, 1), (0, 1), (0, 1), 5)
-    story.chunk((0, 1), (1, 0), (1,), (0,), 12)
-    ran = run_in_world(run, World(2, 1), folder, story.commands, carrier=Carrier.ARENAS)
-    by_rank = cast("list[list[Outcome]]", ran)
+    story.chunk((0,), (1, 2, 0), (2, 0), (1,), 12)  # a member that brings nothing, and keeps all
+    story.chunk((1,), (2, 1, 0), (1, 2), (1, 0), 12)
+    by_rank = run_by_mailboxes(folder, 3, story.commands)
     story.check(by_rank)
     assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)
-
-
-def run_on_gpus(
-    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
-) -> list[Outcome]:
-    from loong.worker.cuda_backend import CudaBackend  # not at the top: it needs Triton for GPUs
-
-    torch.set_default_device("cpu")
-    backend = CudaBackend(instance_id % torch.cuda.device_count(), torch.float32)
-    backend.warm_up_lengths = ()
-    instance = BareInstance(fabric, instance_id, folder, None, backend)
-    instance.poison()
-    return [instance.carry_out(command) for command in commands]
 
 
 @pytest.mark.multigpu
 def test_so_do_those_on_gpus(folder: Path) -> None:
     story = a_story(folder)
-    carrier = Carrier.GPU_ARENAS
-    ran = run_in_world(run_on_gpus, World(3, 1), folder, story.commands, carrier=carrier, seconds=150.0)
-    by_rank = cast("list[list[Outcome]]", ran)
+    by_rank = run_on_gpus(folder, 3, story.commands)
     story.check(by_rank)
     assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)

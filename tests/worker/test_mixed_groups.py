@@ -2,25 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
-import torch
-from bare_instance import BareInstance, Outcome
+from bare_instance import Outcome
 from bare_worlds import run_commands
+from captured_runs import run_by_mailboxes, run_on_gpus
 from families import write_tiny_model
-from mailbox_backend import MailboxBackend
 from plans import both, decode, prefill
 from requests_for_tests import expected, greedy_request, random_prompt
-from socket_worlds import Carrier, run_in_world
 
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.records import LiveRequest
-from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel
-from loong.fabric.world import World
 
 Group = tuple[InstanceId, ...]
 
@@ -99,39 +94,17 @@ def test_so_do_those_of_instances_of_two_ranks(folder: Path) -> None:
         story.check(by_rank[tp_rank::2])
 
 
-def run_on_gpus(
-    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
-) -> list[Outcome]:
-    from loong.worker.cuda_backend import CudaBackend  # not at the top: it needs Triton for GPUs
-
-    torch.set_default_device("cpu")
-    backend = CudaBackend(instance_id % torch.cuda.device_count(), torch.float32)
-    backend.warm_up_lengths = ()
-    instance = BareInstance(fabric, instance_id, folder, None, backend)
-    return [instance.carry_out(command) for command in commands]
-
-
 @pytest.mark.multigpu
 def test_so_do_those_on_gpus(folder: Path) -> None:
     story = a_story(folder)
-    carrier = Carrier.GPU_ARENAS
-    ran = run_in_world(run_on_gpus, World(3, 1), folder, story.commands, carrier=carrier, seconds=150.0)
-    story.check(cast("list[list[Outcome]]", ran))
-
-
-def run(
-    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
-) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend())
-    return [instance.carry_out(command) for command in commands]
+    story.check(run_on_gpus(folder, 3, story.commands))
 
 
 def test_so_do_those_that_exchange_by_mailboxes_and_no_message(folder: Path) -> None:
     story = Story(folder, 7, 12)
     story.step((0, 1), (0, 1), 7, 2)
     story.step((1, 0), (0, 1), 7, 2)
-    ran = run_in_world(run, World(2, 1), folder, story.commands, carrier=Carrier.ARENAS)
-    by_rank = cast("list[list[Outcome]]", ran)
+    by_rank = run_by_mailboxes(folder, 2, story.commands)
     story.check(by_rank)
     traffic = [outcome.traffic[Channel.QUERIES] for outcomes in by_rank for outcome in outcomes]
     assert all(sent.messages == 0 for sent in traffic)
