@@ -123,7 +123,8 @@ class Step:
     def add_striped(self, view: RequestView, budget: float) -> int:
         """As much of a prompt as all instances compute within a step of `budget`, in stripes.
 
-        They travel by the way that computes more, or as many sooner. Where KV goes round the ring in the last
+        They travel by the way that computes more; of two that compute as many by the ring if their KV then
+        stays on one instance, or else by the sooner one. Where KV goes round the ring in the last
         chunk of a prompt that has all its KV on one instance, or none yet, it stays on that instance, so that
         the group is free again; so it does in the chunks before, if its decode is no slower for that. Other
         chunks stay where they are made. Where not all have room for that, either those that have compute
@@ -139,11 +140,13 @@ class Step:
         return share.num_tokens
 
     def _sooner(self, view: RequestView, ringed: Share | None, exchanged: Share | None) -> Share | None:
-        """The way in which more of a prompt is computed, or as much in less time."""
+        """The way that computes more of a prompt, or as much to be kept on one instance, or in less time."""
         if ringed is None or exchanged is None:
             return ringed or exchanged
         if ringed.num_tokens != exchanged.num_tokens:
             return max(ringed, exchanged, key=attrgetter("num_tokens"))
+        if len({segment.instance_id for segment in ringed.writes}) == 1:
+            return ringed
         return min(ringed, exchanged, key=lambda share: self._seconds_with(view, share))
 
     def _seconds_with(self, view: RequestView, share: Share) -> float:
