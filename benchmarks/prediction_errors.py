@@ -1,0 +1,78 @@
+"""How far off predicted times were, from the decision logs of real runs, by kinds of batches.
+
+Of each batch the log has what one of its steps was predicted to take when it was planned, corrected by the
+batches before it, and what it took. Errors are predicted over measured seconds, less 1.
+
+    python benchmarks/reality.py ... --output-dir out
+    python benchmarks/prediction_errors.py out/mixed/measured/decisions-*.jsonl
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+from result import print_result, script_parser
+
+from loong.decision_log.lines import Batch, BatchEnded, Planned
+from loong.decision_log.reader import read_log
+from loong.workloads.report import table
+
+
+def errors_of(path: Path) -> Iterator[tuple[str, float]]:
+    """The kind of each batch that was predicted, and its error."""
+    batches: dict[int, Batch] = {}
+    for line in read_log(path):
+        if isinstance(line, Planned):
+            batches |= {batch.batch_id: batch for batch in line.batches}
+        elif isinstance(line, BatchEnded) and line.predicted_seconds:
+            yield _kind(batches[line.batch_id]), line.predicted_seconds / line.seconds - 1
+
+
+def _kind(batch: Batch) -> str:
+    where = "group" if batch.dop > 1 else "one instance"
+    if not batch.chunks:
+        return f"{where}, decodes"
+    return f"{where}, prompts and decodes" if batch.decodes else f"{where}, prompts"
+
+
+def summary(errors: Sequence[float]) -> dict[str, float]:
+    """What errors come to."""
+    sizes = sorted(map(abs, errors))
+    return {
+        "number": len(errors),
+        "bias": median(errors),
+        "mean": fmean(sizes),
+        "median": median(sizes),
+        "p95": sizes[int(0.95 * len(sizes))],
+    }
+
+
+def by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, dict[str, float]]:
+    """A summary of all, of those with prompts, and of each kind."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for kind, error in errors:
+        for name in ("all", *(["with prompts"] if "prompts" in kind else []), kind):
+            found[name].append(error)
+    return {name: summary(found[name]) for name in sorted(found)}
+
+
+def main() -> None:
+    parser = script_parser("prediction_errors", __doc__)
+    parser.add_argument("logs", type=Path, nargs="+", help="decision logs")
+    args = parser.parse_args()
+    rows = by_kind(error for log in args.logs for error in errors_of(log))
+    print(
+        table(
+            ("batches", "number", "bias", "mean size", "median size", "P95"),
+            [
+                (name, f"{row['number']:.0f}", *(f"{row[k]:.1%}" for k in ("bias", "mean", "median", "p95")))
+                for name, row in rows.items()
+            ],
+        )
+    )
+    print_result("prediction_errors", {"logs": list(map(str, args.logs)), "errors": rows}, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
