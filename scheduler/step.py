@@ -124,12 +124,12 @@ class Step:
         """As much of a prompt as all instances compute within a step of `budget`, in stripes.
 
         They travel by the way that computes more; of two that compute as many by the ring if their KV then
-        stays on one instance, or else by the sooner one. Where KV goes round the ring in the last
-        chunk of a prompt that has all its KV on one instance, or none yet, it stays on that instance, so that
-        the group is free again; so it does in the chunks before, if its decode is no slower for that. Other
-        chunks stay where they are made. Where not all have room for that, either those that have compute
-        alone, though all attend to their queries, or all compute, and KV goes round the ring to where room
-        is. Returns the number of tokens.
+        stays on one instance, or else by the sooner one. Where KV goes round the ring in the last chunk of a
+        prompt that has all its KV on one instance, or none yet, it stays on that instance, so that the group
+        is free again; so it does in the chunks before, if its decode is no slower for that. Other chunks stay
+        where they are made. Where not all have room for that, either those that have compute alone, though
+        all attend to their queries, or all compute, and KV goes round the ring to where room is. Returns the
+        number of tokens.
         """
         held = view.placement.tokens_by_instance()
         share = self._sooner(view, self._ringed(view, held, budget), self._exchanged(view, held, budget))
@@ -279,29 +279,36 @@ class Step:
         left = budget - self._ring_overhead
         most = self._largest(busiest, (slope, self.wide.per_new_pair), self._least_ring(held), left, self.dop)
         by_held = sorted(self.instance_ids, key=lambda i: held.get(i, 0))
-        telling = {busiest, by_held[0], by_held[-1]}
+        joining = [self._joining_ring(i, held) for i in {busiest, by_held[0], by_held[-1]}]
 
         def seconds(num_tokens: int) -> float:
-            works = (self._with_stripe(i, held.get(i, 0), num_cached, num_tokens) for i in telling)
+            works = (self._with_stripe(work, num_cached, num_tokens) for work in joining)
             return max(map(self.cost_model.instance_time, works))
 
         left -= self.wide.per_prompt
         return max(self.min_tokens, bisect_right(range(most + 1), left, key=seconds) - 1)
 
-    def _with_stripe(
-        self, instance_id: InstanceId, num_held: int, num_cached: int, num_tokens: int
-    ) -> InstanceWork:
-        """What an instance would do that computes its stripe of a prompt too, whose KV travels."""
-        work, stripe = self.count.instances[instance_id].copy(), num_tokens / self.dop
+    def _joining_ring(self, instance_id: InstanceId, held: Mapping[InstanceId, int]) -> InstanceWork:
+        """What an instance would do with the history of a prompt too, if its KV travels."""
+        work, num_cached = self.count.instances[instance_id].copy(), sum(held.values())
+        work.num_ring_blocks += 1
+        work.num_blocks = (
+            work.num_ring_blocks + self._num_staying
+        )  # one decides for all whether it is captured
+        work.num_keys += num_cached
+        work.num_ring_keys += num_cached - held.get(instance_id, 0)
+        work.num_hops = self.dop - 1
+        return work
+
+    def _with_stripe(self, joining: InstanceWork, num_cached: int, num_tokens: int) -> InstanceWork:
+        """And with its stripe of so many tokens of it."""
+        work, stripe = joining.copy(), num_tokens / self.dop
         num_pairs = stripe * (num_cached + num_tokens / 2)
         work.num_tokens += ceil(stripe)
-        work.num_blocks += 1 + self._num_staying
-        work.num_ring_blocks += 1
-        work.num_keys += num_cached + num_tokens
+        work.num_keys += num_tokens
         work.num_pairs += num_pairs
         work.num_part_pairs += num_pairs - stripe * stripe / 2
-        work.num_ring_keys += num_cached - num_held + int(num_tokens - stripe)
-        work.num_hops = self.dop - 1
+        work.num_ring_keys += int(num_tokens - stripe)
         return work
 
     @property
