@@ -26,7 +26,7 @@ from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice
 from loong.worker.config import WorkerConfig
 from loong.worker.cuda_backend import CudaBackend
-from loong.worker.group_exchange import GroupExchange
+from loong.worker.group_exchange import KVExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.lease_ends import LeaseEnds
 from loong.worker.runner import BatchRunner
@@ -81,9 +81,9 @@ class Ran:
 class KeepingBackend(CudaBackend):
     """A backend that lets its exchange be used beside the runner."""
 
-    exchange: GroupExchange | None = None
+    exchange: KVExchange | None = None
 
-    def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> GroupExchange | None:
+    def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> KVExchange | None:
         """See Backend."""
         self.exchange = super().group_exchange(fabric, instance_id, shard)
         return self.exchange

@@ -15,7 +15,7 @@ from loong.kernels.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.draw import uniform
-from loong.worker.group_exchange import FabricExchange, GroupExchange
+from loong.worker.group_exchange import FabricExchange, KVExchange
 from loong.worker.sampling import Sampler, TorchSampler
 
 
@@ -51,7 +51,7 @@ class Backend(Protocol):
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """How steps that the host launches exchange queries, over a fabric that `connect` gave."""
 
-    def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> GroupExchange | None:
+    def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> KVExchange | None:
         """How captured steps of groups exchange queries or KV, over a fabric that `connect` gave.
 
         None if they cannot, so that groups take steps which the host launches.
@@ -100,7 +100,7 @@ class CpuBackend:
         fabric: Fabric,
         instance_id: InstanceId,
         shard: Shard,  # noqa: ARG002 - see Backend
-    ) -> GroupExchange | None:
+    ) -> KVExchange | None:
         """See Backend."""
         return FabricExchange(fabric, instance_id, self.device)
 

@@ -19,7 +19,7 @@ from loong.model.tensor_parallel import Shard
 from loong.model.tiles import TileSizes
 from loong.worker.backend import Reading
 from loong.worker.cuda_sampler import CudaSampler
-from loong.worker.group_exchange import GroupExchange
+from loong.worker.group_exchange import KVExchange
 from loong.worker.mailbox_exchange import MailboxExchange, num_mailbox_bytes
 
 _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN have a way of their own for each
@@ -77,7 +77,7 @@ class CudaBackend:
         fabric: Fabric,
         instance_id: InstanceId,  # noqa: ARG002 - see Backend
         shard: Shard,
-    ) -> GroupExchange | None:
+    ) -> KVExchange | None:
         """See Backend."""
         if not isinstance(fabric, SymmetricFabric) or fabric.world.num_instances == 1:
             return None

@@ -26,8 +26,7 @@ class GroupExchange(Protocol):
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Let the next steps, in the batch that is open, be those of these masters of so many tokens.
 
-        They are all members of the group, and T tokens at most. Where KV is gathered, tokens are those that
-        each member brings, one at least.
+        They are all members of the group, and T tokens at most.
         """
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
@@ -39,10 +38,17 @@ class GroupExchange(Protocol):
     def merge(self, layer: int, part: Partial) -> Tensor:
         """Attention [T, H, D] of this instance's tokens, of what each member has of all: `part` here."""
 
+
+class KVExchange(GroupExchange, Protocol):
+    """One that takes KV to all, too: where a step gathers that, tokens are those that each member brings.
+
+    Each brings one at least, and such a step gathers no queries.
+    """
+
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:
         """The KV [N * T, 2, K, D] that members bring, of `block` [T, 2, K, D] on each; rows as in `gather`.
 
-        It is there until the second next layer's is gathered. A step gathers either queries or KV.
+        It is there until the second next layer's is gathered.
         """
 
     @property
@@ -51,9 +57,9 @@ class GroupExchange(Protocol):
 
 
 class Alone:
-    """The exchange of an instance that is a group by itself, which gathers no KV. See GroupExchange."""
+    """The exchange of an instance that is a group by itself. See GroupExchange."""
 
-    num_instances, max_kv_rows = 1, 0
+    num_instances = 1
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """See GroupExchange."""
@@ -66,13 +72,9 @@ class Alone:
         """See GroupExchange."""
         return part.out
 
-    def gather_kv(self, layer: int, block: Tensor) -> Tensor:  # noqa: ARG002 - see GroupExchange
-        """See GroupExchange."""
-        return block
-
 
 class FabricExchange:
-    """Exchanges by messages of the host, inside the batch that is open. See GroupExchange."""
+    """Exchanges by messages of the host, inside the batch that is open. See KVExchange."""
 
     max_kv_rows = MAX_KV_ROWS
 
@@ -106,7 +108,7 @@ class FabricExchange:
         return total.out.to(part.out.dtype)
 
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order
-        """See GroupExchange."""
+        """See KVExchange."""
         return self._gathered(block, Channel.RING)
 
     def _gathered(self, own: Tensor, channel: Channel) -> Tensor:

@@ -18,7 +18,7 @@ from loong.kernels import Partial
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
-from loong.worker.group_exchange import GroupExchange
+from loong.worker.group_exchange import KVExchange
 from loong.worker.kv_inputs import KV_SIZES, MAX_BLOCKS, KVInputs, num_brought
 from loong.worker.kv_pool import KVPool
 
@@ -26,7 +26,7 @@ from loong.worker.kv_pool import KVPool
 class KVSteps:
     """The forward passes of steps in which nothing but KV travels."""
 
-    def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: GroupExchange) -> None:
+    def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: KVExchange) -> None:
         self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
         self._sizes = tuple(size for size in KV_SIZES if size <= exchange.max_kv_rows)
         device, config = backend.device, model.shard.config
@@ -73,7 +73,7 @@ class _OwnQueries:
     """Attention of the own queries over the KV of all members; see `transformer.Attention`."""
 
     def __init__(
-        self, pool: KVPool, inputs: KVInputs, size: int, device: Device, exchange: GroupExchange
+        self, pool: KVPool, inputs: KVInputs, size: int, device: Device, exchange: KVExchange
     ) -> None:
         self._pool, self._inputs, self._size, self._device = pool, inputs, size, device
         self._exchange, self._num_sources = exchange, exchange.num_instances * size

@@ -19,7 +19,7 @@ _NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of the
 
 
 class MailboxExchange:
-    """Exchanges over an arena, with a mailbox in it for every size of a step. See GroupExchange.
+    """Exchanges over an arena, with a mailbox in it for every size of a step. See KVExchange.
 
     An exchange's epoch is that of its step and layer; their clock goes on by all layers a step.
     """
@@ -30,7 +30,7 @@ class MailboxExchange:
         self._instance, self._tp_rank = arena.world.place(arena.rank)
         self._num_layers = shard.config.num_layers
         self._mailboxes = {size: self._mailbox(size, shard, _NUM_CHUNKS) for size in GROUP_SIZES}
-        largest = self._mailbox(_room(shard), shard, _MORE_CHUNKS)
+        largest = self._mailbox(query_room(shard.num_heads, shard.num_kv_heads), shard, _MORE_CHUNKS)
         for size in GROUP_STEP_SIZES:
             self._mailboxes.setdefault(size, largest.for_fewer(size))
         self.max_kv_rows = min(MAX_KV_ROWS, largest.max_kv_rows(shard.num_kv_heads))
@@ -79,7 +79,7 @@ class MailboxExchange:
         return out
 
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:
-        """See GroupExchange."""
+        """See KVExchange."""
         mailbox = self._halves[len(block)][layer % 2]
         return self._gathered(layer, block.flatten(1, 2), mailbox).view(-1, *block.shape[1:])
 
@@ -93,9 +93,10 @@ class MailboxExchange:
 def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
     """Room that the mailboxes of a world of so many instances take in an arena, at most."""
     row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
-    return num_instances * (sum(GROUP_SIZES) + _room(shard)) * row + (1 << 20)
+    room = query_room(shard.num_heads, shard.num_kv_heads)
+    return num_instances * (sum(GROUP_SIZES) + room) * row + (1 << 20)
 
 
-def _room(shard: Shard) -> int:
+def query_room(num_heads: int, num_kv_heads: int) -> int:
     """For how many queries the largest mailbox has room: for the KV of as many tokens in each half, too."""
-    return MAX_ROWS * max(1, -(-2 * shard.num_kv_heads // shard.num_heads))
+    return MAX_ROWS * max(1, -(-2 * num_kv_heads // num_heads))

@@ -9,7 +9,7 @@ from loong.core.work import InstanceWork
 from loong.scheduler import captured
 from loong.scheduler.captured import NOTHING_CAPTURED
 from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
-from loong.worker import kv_inputs, mixed_inputs, mixed_steps
+from loong.worker import kv_inputs, mailbox_exchange, mixed_inputs, mixed_steps
 
 CAPTURED = H200.captured
 
@@ -29,6 +29,8 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
 ) -> None:
     shape = ModelShape(32, 4096, 32, num_kv_heads, 128, 0, 0)
     assert captured_steps(shape, DEVICES["h200"]).most_kv_rows == most_kv_rows
+    room = mailbox_exchange.query_room(32, num_kv_heads) * 32 // (2 * num_kv_heads)
+    assert most_kv_rows == min(kv_inputs.MAX_KV_ROWS, room)
     assert captured_steps(shape, DEVICES["cpu"]).most_kv_rows == 0
 
 

@@ -1,6 +1,6 @@
 """Commands on instances whose captured steps exchange by the kernels of GPUs, interpreted or on GPUs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -18,45 +18,39 @@ from loong.worker.backend import Backend
 
 def run_by_mailboxes(folder: Path, num_instances: int, commands: Sequence[RunBatch]) -> list[list[Outcome]]:
     """The outcomes of all commands on each instance, on processors."""
-    ran = run_in_world(_interpreted, World(num_instances, 1), folder, commands, carrier=Carrier.ARENAS)
+    world, carrier = World(num_instances, 1), Carrier.ARENAS
+    ran = run_in_world(_run, world, folder, commands, _interpreted, carrier=carrier)
     return cast("list[list[Outcome]]", ran)
 
 
 def run_on_gpus(folder: Path, num_instances: int, commands: Sequence[RunBatch]) -> list[list[Outcome]]:
     """The outcomes of all commands on each instance."""
     world, carrier = World(num_instances, 1), Carrier.GPU_ARENAS
-    ran = run_in_world(_on_gpu, world, folder, commands, carrier=carrier, seconds=150.0)
+    ran = run_in_world(_run, world, folder, commands, _on_gpu, carrier=carrier, seconds=150.0)
     return cast("list[list[Outcome]]", ran)
 
 
-def _interpreted(
-    fabric: Fabric,
-    instance_id: InstanceId,
-    tp_rank: int,
-    folder: Path,
-    commands: Sequence[RunBatch],
-) -> list[Outcome]:
-    return _outcomes(fabric, instance_id, folder, commands, MailboxBackend())
+def _interpreted(instance_id: InstanceId) -> Backend:
+    return MailboxBackend()
 
 
-def _on_gpu(
-    fabric: Fabric,
-    instance_id: InstanceId,
-    tp_rank: int,
-    folder: Path,
-    commands: Sequence[RunBatch],
-) -> list[Outcome]:
+def _on_gpu(instance_id: InstanceId) -> Backend:
     from loong.worker.cuda_backend import CudaBackend  # not at the top: it needs Triton for GPUs
 
     torch.set_default_device("cpu")
     backend = CudaBackend(instance_id % torch.cuda.device_count(), torch.float32)
     backend.warm_up_lengths = ()
-    return _outcomes(fabric, instance_id, folder, commands, backend)
+    return backend
 
 
-def _outcomes(
-    fabric: Fabric, instance_id: InstanceId, folder: Path, commands: Sequence[RunBatch], backend: Backend
+def _run(
+    fabric: Fabric,
+    instance_id: InstanceId,
+    tp_rank: int,
+    folder: Path,
+    commands: Sequence[RunBatch],
+    backend_of: Callable[[InstanceId], Backend],
 ) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, backend)
+    instance = BareInstance(fabric, instance_id, folder, None, backend_of(instance_id))
     instance.poison()
     return [instance.carry_out(command) for command in commands]

@@ -5,7 +5,7 @@ from loong.fabric.protocol import Fabric
 from loong.fabric.symmetric import SymmetricFabric
 from loong.model.tensor_parallel import Shard
 from loong.worker.backend import CpuBackend
-from loong.worker.group_exchange import GroupExchange
+from loong.worker.group_exchange import KVExchange
 from loong.worker.mailbox_exchange import MailboxExchange
 
 
@@ -15,7 +15,7 @@ class MailboxBackend(CpuBackend):
     def __init__(self) -> None:
         super().__init__(takes_leases=True)
 
-    def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> GroupExchange | None:
+    def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> KVExchange | None:
         """See Backend."""
         assert isinstance(fabric, SymmetricFabric)
         return MailboxExchange(fabric.arena, shard, self.device)

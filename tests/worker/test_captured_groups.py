@@ -7,7 +7,6 @@ from typing import cast
 import pytest
 import torch
 from bare_instance import BareInstance, Outcome
-from families import write_tiny_model
 from group_leases import NUM_TOKENS, Lease, Story
 from socket_worlds import Carrier, run_in_world
 
@@ -56,11 +55,6 @@ def run_all(folder: Path, num_instances: int, commands: Commands, way: bool) -> 
     assert len(set(counts)) == 1
     assert (counts[0] > 0) is way
     return list(outcomes)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from bare_instance import BareInstance, Outcome, Stop
-from families import write_tiny_model
 from plans import decode, prefill
 from requests_for_tests import random_prompt, sampled_request
 
@@ -22,11 +21,6 @@ from loong.worker.backend import CpuBackend
 from loong.worker.decode_lease import DecodeLease
 
 SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

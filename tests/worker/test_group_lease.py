@@ -6,18 +6,12 @@ from pathlib import Path
 import pytest
 from bare_instance import Outcome, Stop
 from bare_worlds import run_commands
-from families import write_tiny_model
 from group_leases import NUM_TOKENS, PROMPTS, Lease, Story
 from requests_for_tests import expected
 
 from loong.core.events import ProducedToken
 from loong.core.request import FinishReason
 from loong.fabric.traffic import Channel
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
 
 
 def told(outcomes: Sequence[Outcome]) -> list[list[tuple[int, ProducedToken]]]:

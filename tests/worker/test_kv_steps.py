@@ -7,7 +7,6 @@ import pytest
 from bare_instance import Outcome
 from bare_worlds import run_commands
 from captured_runs import run_by_mailboxes, run_on_gpus
-from families import write_tiny_model
 from plans import prefill
 from requests_for_tests import expected, greedy_request, random_prompt
 
@@ -17,11 +16,6 @@ from loong.core.records import LiveRequest
 from loong.fabric.traffic import Channel
 
 Group = tuple[InstanceId, ...]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
 
 
 class Story:

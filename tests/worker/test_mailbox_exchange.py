@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 from bare_instance import BareInstance, Outcome
-from families import write_tiny_model
 from group_leases import NUM_TOKENS, Lease, Story
 from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
@@ -29,11 +28,6 @@ def run(
 ) -> list[Outcome]:
     instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend())
     return [instance.carry_out(command) for command in commands]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
 
 
 def test_groups_that_change_between_leases_give_the_tokens_of_transformers(folder: Path) -> None:

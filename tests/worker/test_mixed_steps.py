@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from bare_instance import BareInstance
-from families import write_tiny_model
 from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
 
@@ -78,11 +77,6 @@ def prefill_and_decode(
     decodes = [view for view in views if view.is_decoding]
     chunks = prefill(prompts, (0,), num_tokens=num_tokens, transfer=transfer)
     return both(chunks, decode(decodes, (0,), {view.request_id: 0 for view in decodes}))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
