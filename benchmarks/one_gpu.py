@@ -15,6 +15,7 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
+from loong.core.work import StepWork, step_work
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.model.config import ModelConfig
@@ -63,6 +64,16 @@ class Floors:
             kv_bytes=config.kv_bytes_per_token,
             pair_flops=4 * config.num_layers * config.num_heads * config.head_dim,
         )
+
+
+@dataclass(frozen=True)
+class PromptStep:
+    """A chunk of a prompt, behind those cached, and beside decodes of `context` tokens each."""
+
+    num_tokens: int
+    num_cached: int
+    num_decodes: int
+    context: int
 
 
 class OneGpu:
@@ -117,15 +128,30 @@ class OneGpu:
         _, times = self._run_all(decodes, num_steps)
         return [later - earlier for earlier, later in pairwise(times)]
 
-    def prompt_beside_decodes(self, num_tokens: int, num_decodes: int, context: int) -> float:
-        """Seconds of one step of a prompt of random tokens and of decodes, as a server takes it."""
-        positions = range(num_tokens)
-        block, segment = QueryBlock("prompt", positions, 0, Transfer.QUERY), KVSegment("prompt", positions, 0)
-        tokens = torch.randint(1000, (num_tokens,)).tolist()
-        given = RequestInput("prompt", tokens, num_tokens, 0, Placement(), PARAMS)
-        decodes = [self._decode_of(number, context, 1) for number in range(num_decodes)]
-        seconds, _ = self._run_all([(block, segment, given), *decodes], 1)
+    def run_prompt(self, step: PromptStep) -> float:
+        """Seconds of such a step, as a server takes it."""
+        seconds, _ = self._run_all(self._parts_of(step), 1)
         return seconds
+
+    def work_of(self, step: PromptStep) -> StepWork:
+        """What there is to do in it once the worker was told of it."""
+        queries, writes, inputs = zip(*self._parts_of(step), strict=True)
+        placements = {given.request_id: given.placement for given in inputs}
+        for request_id in placements:
+            self._pool.release(request_id)
+        return step_work(BatchPlan(ESPGroup((0,)), queries, writes), placements, is_first=False)
+
+    def _parts_of(self, step: PromptStep) -> list[_Part]:
+        """The tokens are random, and the KV before them is whatever lies in the pool."""
+        history = range(step.num_cached)
+        positions = range(step.num_cached, step.num_cached + step.num_tokens)
+        self._pool.allocate("prompt", history)
+        held = Placement((KVSegment("prompt", history, 0),) if history else ())
+        block, segment = QueryBlock("prompt", positions, 0, Transfer.QUERY), KVSegment("prompt", positions, 0)
+        tokens = torch.randint(1000, (step.num_tokens,)).tolist()
+        given = RequestInput("prompt", tokens, positions.stop, 0, held, PARAMS)
+        decodes = [self._decode_of(number, step.context, 1) for number in range(step.num_decodes)]
+        return [(block, segment, given), *decodes]
 
     def _decode_of(self, number: int, context: int, num_steps: int) -> _Part:
         owner_id = f"request-{number}"

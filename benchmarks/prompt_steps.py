@@ -1,9 +1,10 @@
-"""What does the host pay for a step with a prompt, on one GPU?
+"""What does a step with a prompt take on one GPU, what of it is the host's, and what says the roofline?
 
-Steps of a prompt alone, and beside decodes whose context is 1,024, with dummy weights: the median time from
-the batch's arrival at its worker to its tokens, beside how long the GPU works in one such step and how many
-calls of the driver the host makes for it, from a trace. What is above the GPU's work is the host's.
-`--launched`: without captured steps. Ceiling: 2 ms above the GPU's work.
+Steps of a prompt or of a chunk behind its history, alone and beside decodes whose context is 1,024, with
+dummy weights: the median time from the batch's arrival at its worker to its tokens, beside what the roofline
+of an H200 predicts without what it takes to tell a worker of a batch, how long the GPU works in one such step
+and how many calls of the driver the host makes for it, from a trace. What is above the GPU's work is the
+host's. `--launched`: without captured steps. Ceiling: 2 ms above the GPU's work.
 """
 
 import cProfile
@@ -14,25 +15,31 @@ from functools import partial
 from statistics import median
 
 import torch
-from one_gpu import OneGpu
+from one_gpu import OneGpu, PromptStep
 from result import print_result, script_parser
 from torch.profiler import ProfilerActivity, profile
+
+from loong.launcher.model_shape import shape_of
+from loong.model.shapes import find_config
+from loong.scheduler.roofline import DEVICES, roofline
 
 CASES = ("20", "256", "1024", "20+32", "512+64")
 CALLS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")  # names begin with these
 CONTEXT = 1024
 NUM_SLOTS = 131072
-NUM_RUNS = 20
+LEAST_RUNS, MOST_RUNS, SECONDS = 3, 20, 1.0
 NUM_PROFILED = 10
+WIDTH = 13  # of a column
 
 Step = Callable[[], float]
 
 
-def cases(given: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Tokens of a prompt, and decodes beside it."""
+def cases(given: Sequence[str]) -> Iterator[PromptStep]:
+    """As the command line names them."""
     for case in given:
-        num_tokens, _, num_decodes = case.partition("+")
-        yield int(num_tokens), int(num_decodes or 0)
+        prompt, _, num_decodes = case.partition("+")
+        num_tokens, _, num_cached = prompt.partition("@")
+        yield PromptStep(int(num_tokens), int(num_cached or 0), int(num_decodes or 0), CONTEXT)
 
 
 def measure(
@@ -43,18 +50,21 @@ def measure(
     gpu = OneGpu(model, NUM_SLOTS, is_captured=is_captured)
     gib = (before - torch.cuda.mem_get_info()[0]) / 2**30
     print(f"started in {gpu.seconds_to_start:.1f} s, {gib:.2f} GiB with weights and KV of 131,072 tokens")
-    print(f"{'prompt':>7} {'decodes':>8} {'ms':>8} {'GPU works ms':>13} {'calls':>6}")
+    names = "prompt", "behind", "decodes", "ms", "roofline", "GPU works ms", "calls"
+    print("".join(f"{name:>{WIDTH}}" for name in names))
+    cost_model = roofline(shape_of(find_config(model, "dummy")), DEVICES["h200"])
     rows: list[dict[str, object]] = [{"start_seconds": gpu.seconds_to_start, "gib": gib}]
-    for num_tokens, num_decodes in cases(given):
-        step = partial(gpu.prompt_beside_decodes, num_tokens, num_decodes, CONTEXT)
-        for _ in range(3):
-            step()
-        seconds = median(step() for _ in range(NUM_RUNS))
+    for case in cases(given):
+        step, predicted = partial(gpu.run_prompt, case), cost_model.step_time(gpu.work_of(case))
+        warm = min(step() for _ in range(3))
+        num_runs = max(LEAST_RUNS, min(MOST_RUNS, int(SECONDS / warm)))
+        seconds = median(step() for _ in range(num_runs))
         busy, calls, kernels = traced(step)
-        row = {"prompt": num_tokens, "decodes": num_decodes, "seconds": seconds, "busy_seconds": busy}
-        rows.append({**row, "calls": dict(calls)})
-        shown = f"{seconds * 1e3:>8.2f} {busy * 1e3:>13.2f} {calls.total():>6}"
-        print(f"{num_tokens:>7} {num_decodes:>8} {shown}  {dict(calls.most_common())}")
+        row = {"prompt": case.num_tokens, "cached": case.num_cached, "decodes": case.num_decodes}
+        times = {"seconds": seconds, "predicted_seconds": predicted, "busy_seconds": busy}
+        rows.append({**row, **times, "calls": dict(calls)})
+        shown = [*row.values(), *(f"{time * 1e3:.2f}" for time in times.values()), calls.total()]
+        print("".join(f"{value:>{WIDTH}}" for value in shown), dict(calls.most_common()))
         for name, (count, microseconds) in kernels[:num_kernels]:
             print(f"{count:>16} x {microseconds / count:>8.1f} us  {name[:80]}")
         if num_functions:
@@ -96,7 +106,7 @@ def print_functions(step: Step, num_functions: int) -> None:
 def main() -> None:
     parser = script_parser("prompt_steps", __doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
-    parser.add_argument("--cases", nargs="+", default=CASES, help="PROMPT or PROMPT+DECODES (%(default)s)")
+    parser.add_argument("--cases", nargs="+", default=CASES, help="PROMPT[@HISTORY][+DECODES] (%(default)s)")
     parser.add_argument("--launched", action="store_true", help="let the host launch every kernel")
     parser.add_argument("--kernels", type=int, default=0, help="show so many of each case (%(default)s)")
     parser.add_argument(
