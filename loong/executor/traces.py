@@ -29,12 +29,12 @@ class WorkerTraces:
         self._writes: set[asyncio.Task[Path]] = set()
 
     def start(self) -> None:
-        """Begin with the next batches; what was traced and not written is dropped."""
+        """Begin with the next steps; what was traced and not written is dropped."""
         self._executor.start_trace()
         self._is_started = True
 
     async def write(self) -> Path:
-        """End after the batches in flight; the one file with what all workers did.
+        """End after the steps in flight; the one file with what all workers did.
 
         Raises `InvalidRequestError` if no trace was started. It is written even if who waits for it leaves:
         workers write into a folder that must last until they have.

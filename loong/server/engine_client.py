@@ -99,9 +99,9 @@ class Tracing(Protocol):
     """Traces of all workers of an engine."""
 
     def start(self) -> None:
-        """Begin with the next batches."""
+        """Begin with the next steps."""
         ...
 
     async def write(self) -> Path:
-        """End after the batches in flight; the one file with what all workers did."""
+        """End after the steps in flight; the one file with what all workers did."""
         ...

@@ -18,7 +18,7 @@ from loong.worker.kv_pool import KVPool
 from loong.worker.lease_ends import LeaseTerm
 from loong.worker.lease_slots import LeaseSlots, masters_inputs
 
-ReportTokens = Callable[[int, tuple[ProducedToken, ...]], None]
+ReportStep = Callable[[int, tuple[ProducedToken, ...]], None]
 
 
 class DecodeLease:
@@ -52,7 +52,7 @@ class DecodeLease:
             by_instance[segment.instance_id] += len(segment.positions)
         return max(by_instance.values()) <= self._steps.max_num_slots
 
-    def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportTokens) -> int:
+    def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportStep) -> int:
         """As `BatchRunner.run`. What is computed beyond the end of a request or of the lease is dropped.
 
         A group learns that its leader stops the lease while it takes the next step, which then counts.
@@ -74,7 +74,7 @@ class DecodeLease:
         return max(command.plan.num_steps, num_steps)
 
     def _take_steps(
-        self, command: RunBatch, slots: LeaseSlots, lease_end: LeaseTerm, report: ReportTokens
+        self, command: RunBatch, slots: LeaseSlots, lease_end: LeaseTerm, report: ReportStep
     ) -> int:
         plan, is_alone = command.plan, self._is_alone(command)
         rows = dict(enumerate(masters_inputs(command, self._instance_id)))
@@ -94,8 +94,7 @@ class DecodeLease:
             following = self._steps.launch() if step + 1 < min(end, slots.num_steps) else None
             tokens = tuple(_take_tokens(reading.wait(), step, rows))
             self._fabric.check()
-            if tokens:
-                report(step, tokens)
+            report(step, tokens)
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
             live -= ended
             if not is_alone and following is not None:

@@ -106,7 +106,8 @@ class Worker:
         self._mover = SegmentMover(config, self._pools, self._fabric)
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
-        self._batches: SimpleQueue[RunBatch | StartTrace | WriteTrace] = SimpleQueue()
+        self._batches: SimpleQueue[RunBatch | None] = SimpleQueue()  # None: look for what to trace
+        self._tracing: SimpleQueue[StartTrace | WriteTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._lease_ends = LeaseEnds(config.deadline)
 
@@ -132,8 +133,11 @@ class Worker:
 
     def _take(self, command: Instruction | PrepareGrammar | StartTrace | WriteTrace) -> None:
         match command:
-            case RunBatch() | StartTrace() | WriteTrace():
+            case RunBatch():
                 self._batches.put(command)
+            case StartTrace() | WriteTrace():
+                self._tracing.put(command)
+                self._batches.put(None)
             case ExtendLease():
                 self._lease_ends.extend(command.batch_id, command.num_steps)
             case StopLease():
@@ -178,25 +182,31 @@ class Worker:
         reports.send(WorkerReady(instance_id, tp_rank))
         tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
         while True:
-            match command := self._batches.get():
-                case RunBatch():
-                    num_steps = self._run_batch(command, runner, reports)
-                    self._lease_ends.forget_up_to(command.batch_id)
-                    reports.send(BatchDone(command.batch_id, instance_id, tp_rank, num_steps))
+            if (command := self._batches.get()) is not None:
+                num_steps = self._run_batch(command, runner, reports, tracer)
+                self._lease_ends.forget_up_to(command.batch_id)
+                reports.send(BatchDone(command.batch_id, instance_id, tp_rank, num_steps))
+            self._trace(tracer, reports)
+
+    def _run_batch(self, command: RunBatch, runner: BatchRunner, reports: Reports, tracer: Tracer) -> int:
+        def report_step(step: int, tokens: tuple[ProducedToken, ...]) -> None:
+            if tokens and self._config.tp_rank == 0:  # all ranks sample the same
+                reports.send(StepDone(command.batch_id, step, tokens))
+            self._trace(tracer, reports)  # a lease that goes on and on has no edge to wait for
+
+        return runner.run(command, self._lease_ends.of(command), report_step)
+
+    def _trace(self, tracer: Tracer, reports: Reports) -> None:
+        """Begin and end traces as told meanwhile."""
+        while not self._tracing.empty():
+            match command := self._tracing.get():
                 case StartTrace():
                     tracer.start()
                 case WriteTrace():
                     tracer.write(Path(command.path))
-                    reports.send(TraceWritten(instance_id, tp_rank))
+                    reports.send(TraceWritten(self._config.instance_id, self._config.tp_rank))
                 case _:
                     assert_never(command)
-
-    def _run_batch(self, command: RunBatch, runner: BatchRunner, reports: Reports) -> int:
-        def report_tokens(step: int, tokens: tuple[ProducedToken, ...]) -> None:
-            if self._config.tp_rank == 0:  # all ranks sample the same
-                reports.send(StepDone(command.batch_id, step, tokens))
-
-        return runner.run(command, self._lease_ends.of(command), report_tokens)
 
     def _run_migrations(self) -> None:
         reports = self._reports()

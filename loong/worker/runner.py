@@ -21,7 +21,7 @@ from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.constraints import Constraints
-from loong.worker.decode_lease import DecodeLease, ReportTokens
+from loong.worker.decode_lease import DecodeLease, ReportStep
 from loong.worker.decode_state import BATCH_SIZES
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
@@ -134,8 +134,8 @@ class BatchRunner:
             for captured in self._captured:
                 captured.capture()
 
-    def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportTokens) -> int:
-        """Take the steps of a batch and return how many; tokens are reported after each.
+    def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportStep) -> int:
+        """Take the steps of a batch and return how many; each is reported with its tokens of this instance.
 
         A lease ends before the step that `lease_end` of the group's leader names, or when all its requests
         have ended. All instances end at the same step.
@@ -150,8 +150,7 @@ class BatchRunner:
                 step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
                 tokens = self._take_step(step_plan, requests)
                 self._fabric.check()
-                if tokens:
-                    report(step, tokens)
+                report(step, tokens)
                 if plan.num_steps == 1:
                     break
                 ended = {token.request_id for token in tokens if token.finish_reason is not None}

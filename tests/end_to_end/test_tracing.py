@@ -32,6 +32,23 @@ def test_a_trace_tells_what_every_worker_did_and_where_it_began(tmp_path: Path) 
     )
 
 
+def test_a_trace_begins_and_ends_while_a_lease_goes_on(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "2", "--trace-dir", "traces") as server:
+        stream = server.client.completions.create(
+            model="loong-tiny", prompt=[5] * 40, max_tokens=3000, stream=True
+        )
+        tokens = iter(stream)
+        for _ in range(20):
+            next(tokens)
+        post(f"{server.url}/start_profile")
+        for _ in range(300):
+            next(tokens)
+        written = Path(post(f"{server.url}/stop_profile")["trace"])
+        assert sum(1 for _ in tokens) > 1000, "the request had not ended"
+    names = [event.get("name") for event in json.loads((tmp_path / written).read_text())["traceEvents"]]
+    assert names.count("step") > 0
+
+
 def post(url: str) -> Mapping[str, str]:
     with urlopen(Request(url, method="POST"), timeout=60) as answer:
         told: Mapping[str, str] = json.load(answer)
