@@ -13,14 +13,15 @@ from torch import Tensor
 
 Argument: TypeAlias = Tensor | int
 _IS_INTERPRETED = triton.knobs.runtime.interpret
-_MOST_BITS = 31  # of an integer that is passed in 32
+_WIDE = 1 << 62  # an integer of 64 bits, as which Triton compiles for all
 
 
 class Launcher:
     """A kernel of Triton, and its options.
 
     Contract of the kernel: constants come last; of all tensors the alignment does not matter or is that of an
-        allocation; no integer is specialized on (`do_not_specialize`). Every process has one device.
+        allocation; no integer is specialized on (`do_not_specialize`), and all are passed in 64 bits. Every
+        process has one device.
     """
 
     def __init__(self, kernel: object, **options: int) -> None:
@@ -38,14 +39,11 @@ class Launcher:
         if _IS_INTERPRETED:
             self._kernel[(grid,)](*arguments, *constants, **self._options)  # type: ignore[index]  # Triton's own
             return
-        key = (constants, *map(_kind, arguments))
+        tensors = (argument for argument in arguments if isinstance(argument, Tensor))
+        key = (constants, *(tensor.dtype for tensor in tensors))
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._kernel.warmup(*arguments, *constants, grid=(grid,), **self._options)  # type: ignore[attr-defined]
+            wide = (_WIDE if isinstance(argument, int) else argument for argument in arguments)
+            compiled = self._kernel.warmup(*wide, *constants, grid=(grid,), **self._options)  # type: ignore[attr-defined]
             self._compiled[key] = compiled
         compiled[grid, 1, 1](*arguments, *constants, stream=stream)  # type: ignore[index]  # Triton's own
-
-
-def _kind(argument: Argument) -> Hashable:
-    """What a kernel is compiled for."""
-    return argument.dtype if isinstance(argument, Tensor) else argument.bit_length() > _MOST_BITS

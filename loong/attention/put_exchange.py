@@ -54,16 +54,12 @@ class PutExchange:
         self._clock.add_(self._num_layers)
         if questions.is_empty or questions.most_rows > self._most_rows:
             return self._others.begin(questions)
-        peers = self._peers(questions)
-        members = Peers(peers.addresses, self._nobodys_tokens, peers.ranks, peers.epoch)
-        await_members(self._opened, members, self._patience)
-        return self._step(questions, peers)
+        return self._opened_step(questions)
 
     def warm_up(self) -> None:
         """Let the kernels be compiled, of which each layer uses three."""
         heads, dtype = self._mailbox.queries.shape[2:], self._mailbox.queries.dtype
-        nothing = Questions({}, {}, 0)
-        step = self._step(nothing, self._peers(nothing))
+        step = self._opened_step(Questions({}, {}, 0))
         for part_dtype in {dtype, torch.float32}:
             q = self._mailbox.queries.new_empty(0, *heads)
             lse = q.new_empty(0, heads[0], dtype=torch.float32)
@@ -71,7 +67,10 @@ class PutExchange:
             step.questions()
             step.answer(Partial(q.to(part_dtype), lse), Partial(q.float(), lse))
 
-    def _step(self, questions: Questions, peers: RowPeers) -> StepExchange:
+    def _opened_step(self, questions: Questions) -> StepExchange:
+        peers = self._peers(questions)
+        members = Peers(peers.addresses, self._nobodys_tokens, peers.ranks, peers.epoch)
+        await_members(self._opened, members, self._patience)
         came = {peer_id: self._mailbox.queries[peer_id, :n] for peer_id, n in questions.num_served.items()}
         return _Puts(RowExchange(self._mailbox, peers, self._patience, self._instance), came)
 

@@ -25,6 +25,7 @@ class CudaLane:
         self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         self._is_long = plane is Plane.MIGRATION
         self._ahead = deque[torch.cuda.Event]()  # one behind each transfer that the host has not seen done
+        self._load_kernels()
 
     def follow(self) -> None:
         """See Lane."""
@@ -68,6 +69,15 @@ class CudaLane:
     def aside(self) -> AbstractContextManager[object]:
         """See Lane."""
         return torch.cuda.stream(self._beside)
+
+    def _load_kernels(self) -> None:
+        """Load them by telling nobody, and waiting for nothing.
+
+        Later a driver that loads a kernel may first let the device finish: say, a step of a group, which
+        waits for another process, whose driver does the same.
+        """
+        self.signal(0, 0, 0)
+        self.wait(0, 0, 0)
 
     def _copy(self, target: int, source: int, num_bytes: int) -> None:
         """Copy, but in a migration never run far ahead: a driver whose queue is full blocks all threads.

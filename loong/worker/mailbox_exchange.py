@@ -42,6 +42,7 @@ class MailboxExchange:
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
         ranks = torch.tensor(self._ranks, device=device.torch_device)
         self._peers = Peers(self._members[0], self._members[1], ranks, clock)
+        self.begin({})  # loads its kernel before there are steps that wait for others
 
     def _mailbox(self, size: int, shard: Shard, max_num_chunks: int) -> Mailbox:
         shape = (self.num_instances, size, shard.num_heads, shard.config.head_dim)
