@@ -153,9 +153,7 @@ class Dispatch:
         admitted, refused = list[Prefill](), defaultdict[Refusal, list[RequestView]](list)
         is_late_begun = any(p.is_late and p.is_begun for p in prefills)
         last_arrival = float("inf")
-        overdue = [p for p in prefills if p.is_overdue(now)]
-        overdue.sort(key=lambda p: p.view.arrival_time)
-        for prefill in dict.fromkeys((*overdue, *prefills)):
+        for prefill in overdue_first(prefills, now):
             view = prefill.view
             if prefill.is_begun:
                 admitted.append(prefill)
@@ -165,8 +163,7 @@ class Dispatch:
                 refused[Refusal.PUT_OFF].append(view)
             elif len(room.refused) == MAX_REFUSED:
                 refused[Refusal.NOT_TRIED].append(view)
-            elif room.fits(view):
-                room.take(view)
+            elif room.takes(view):
                 is_late_begun |= prefill.is_late
                 admitted.append(prefill)
             else:
@@ -175,6 +172,12 @@ class Dispatch:
                     last_arrival = min(last_arrival, view.arrival_time)
         admitted.sort(key=attrgetter("rank"))
         return Dispatched(admitted, dict(refused))
+
+
+def overdue_first(prefills: Sequence[Prefill], now: float) -> Iterable[Prefill]:
+    """In the order in which they may begin: those that have waited for long come before all others."""
+    overdue = sorted((p for p in prefills if p.is_overdue(now)), key=lambda p: p.view.arrival_time)
+    return dict.fromkeys((*overdue, *prefills)) if overdue else prefills
 
 
 def prefill_work(num_new: int, num_cached: int, terms: PrefillTerms) -> float:
@@ -249,33 +252,33 @@ class Room:
         """No less than the slots that will ever be in use at once."""
         return int(self.survey.lengths.final.sum())
 
-    def fits(self, view: RequestView) -> bool:
-        """Whether a request has room to its declared end, with all that were taken."""
-        if self.bound + view.num_final_tokens <= self.survey.capacity:
-            return True
-        remaining, known, num_forks = view.num_remaining_tokens, view.num_known_tokens, view.num_forks
-        if any(remaining >= r and known >= k and num_forks >= f for r, k, f in self.refused):
-            return False  # no less than one that did not fit: no need to reckon
-        fits = self.peak_with(view) <= self.survey.capacity
-        if not fits:
-            self.refused.append((remaining, known, num_forks))
-        return fits
+    def takes(self, view: RequestView) -> bool:
+        """Admit a request, if it has room to its declared end with all that were taken."""
+        peak = self.bound + view.num_final_tokens
+        if peak > self.survey.capacity:
+            remaining, known, num_forks = view.num_remaining_tokens, view.num_known_tokens, view.num_forks
+            if any(remaining >= r and known >= k and num_forks >= f for r, k, f in self.refused):
+                return False  # no less than one that did not fit: no need to reckon
+            peak = self._peak_with(view)
+            if peak > self.survey.capacity:
+                self.refused.append((remaining, known, num_forks))
+                return False
+        self.taken.append(view)
+        self.bound = peak
+        return True
 
-    def peak_with(self, view: RequestView) -> int:
+    def _peak_with(self, view: RequestView) -> int:
         """The most slots that those admitted and this one may come to need at once, or a bound that fits."""
-        future = FutureKV.of(self.survey.lengths) if self.future is None else self.future
-        if self.taken or self.future is None:
+        future = self.future
+        if future is None:
+            future = FutureKV.of(self.survey.lengths.adding(self.taken))
+        else:
             for other in self.taken:
                 future = future.adding(other)
+        if future is not self.future:
             self.future, self.taken, self.bound = future, [], future.peak
-        if self.bound + view.num_final_tokens <= self.survey.capacity:
-            return self.bound + view.num_final_tokens
-        return future.peak_with(view)
-
-    def take(self, view: RequestView) -> None:
-        """Admit a request."""
-        self.taken.append(view)
-        self.bound += view.num_final_tokens
+        bound = self.bound + view.num_final_tokens
+        return bound if bound <= self.survey.capacity else future.peak_with(view)
 
 
 def _deadline(arrival_time: float, ttft: float, earliest: float) -> tuple[float, bool]:

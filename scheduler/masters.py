@@ -17,10 +17,11 @@ def choose_masters(
     that are master of fewer.
     """
     room = dict(free)
+    if num_stored(views, num_steps) > sum(room.values()):
+        return None
     if len(room) == 1:
         (only_id,) = room
-        fits = num_stored(views, num_steps) <= room[only_id]
-        return [(view, only_id) for view in views] if fits else None
+        return [(view, only_id) for view in views]
     num_requests, fair_share = dict.fromkeys(room, 0), ceil(len(views) / len(room))
     masters = []
     for view in views:

@@ -27,20 +27,23 @@ class Gathering:
 
     def migrations(self, unit: Unit) -> tuple[KVMigration, ...]:
         """What is to move so that one of the requests that tie a ready unit together does no more."""
+        num_beside = len(unit.decodes) * self.config.lease_steps
+        if num_beside >= max(self.survey.free[i] for i in unit.instance_ids):
+            return ()
         for view in unit.decodes:
             if view.family_id is not None:  # what it shares would then be there twice
                 continue
-            if len(view.placement.instance_ids) > 1 and (moves := self._gather(view, unit)):
+            if len(view.placement.instance_ids) > 1 and (moves := self._gather(view, num_beside)):
                 return moves
         return ()
 
-    def _gather(self, view: RequestView, unit: Unit) -> tuple[KVMigration, ...]:
+    def _gather(self, view: RequestView, num_beside: int) -> tuple[KVMigration, ...]:
+        """The moves that gather a request where it holds most, with room for `num_beside` other tokens."""
         held = view.placement.tokens_by_instance()
         destination_id = max(held, key=lambda i: (held[i], -i))
         num_moved = view.num_computed_tokens - held[destination_id]
         num_wished = num_moved + min(view.num_remaining_tokens, self.config.lease_steps)
-        num_wished += len(unit.decodes) * self.config.lease_steps
-        if num_wished > self.survey.free[destination_id]:
+        if num_wished + num_beside > self.survey.free[destination_id]:
             return ()
         work = InstanceWork(num_tokens=1, num_blocks=1, num_attends=1, num_decode_keys=view.num_known_tokens)
         step_time = self.cost_model.prefill_terms(1).overhead + self.cost_model.instance_time(work)

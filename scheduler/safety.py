@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loong.core.request import RequestId
-from loong.scheduler.dispatch import Prefill
+from loong.scheduler.dispatch import Prefill, overdue_first
 from loong.scheduler.families import shared_by_last
 from loong.scheduler.lengths import Lengths
 from loong.scheduler.survey import Survey
@@ -111,9 +111,8 @@ def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Saf
 
 def _paused_prompts(bank: Bank, prefills: Sequence[Prefill], now: float) -> Iterator[RequestId]:
     """Prompts that are to wait. Those that are overdue come first, and until they begin no later one does."""
-    overdue = sorted((p for p in prefills if p.is_overdue(now)), key=lambda p: p.view.arrival_time)
     last_arrival = inf
-    for prefill in dict.fromkeys((*overdue, *prefills)):
+    for prefill in overdue_first(prefills, now):
         view = prefill.view
         is_overtaking = not prefill.is_begun and view.arrival_time > last_arrival
         if is_overtaking or not bank.lends_to(view.request_id, prefill.num_tokens):

@@ -1,7 +1,7 @@
 """The rules of the cluster, one function a rule. A plan that breaks one is a bug of its policy."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -139,12 +139,20 @@ def _check_positions(part: Part) -> None:
             f"request {view.request_id} is to compute {num_tokens} tokens, "
             f"but {view.num_uncomputed_tokens} are uncomputed"
         )
-    whole = range(first, first + num_tokens)
-    positions = [block.positions for block in part.blocks]
-    if positions != [whole] and not is_partition(positions, whole):
+    _check_each_once("queries", view, part.blocks, range(first, first + num_tokens))
+
+
+def _check_each_once(
+    name: str, view: RequestView, named: Sequence[QueryBlock | KVSegment], whole: range
+) -> None:
+    """That these have all positions of `whole`, each once, and no others."""
+    if len(named) == 1 and named[0].positions == whole:
+        return  # as of every decode
+    positions = [one.positions for one in named]
+    if not is_partition(positions, whole):
         raise InvalidPlanError(
-            f"the queries of request {view.request_id} are not positions {first} to "
-            f"{first + num_tokens - 1}, each once: {positions}"
+            f"the {name} of request {view.request_id} are not positions {whole.start} to "
+            f"{whole.stop - 1}, each once: {positions}"
         )
 
 
@@ -204,13 +212,7 @@ def _check_stored_once(batch: BatchPlan, part: Part) -> None:
     first, num_tokens = part.view.num_computed_tokens, part.num_tokens
     if batch.num_steps > 1:
         num_tokens = min(batch.num_steps, part.view.num_remaining_tokens)
-    whole = range(first, first + num_tokens)
-    positions = [segment.positions for segment in part.writes]
-    if positions != [whole] and not is_partition(positions, whole):
-        raise InvalidPlanError(
-            f"the writes of request {part.view.request_id} are not positions {first} to "
-            f"{first + num_tokens - 1}, each once: {positions}"
-        )
+    _check_each_once("writes", part.view, part.writes, range(first, first + num_tokens))
 
 
 def _check_masters_store(batch: BatchPlan, part: Part) -> None:

@@ -167,7 +167,7 @@ def test_only_what_fits_to_its_declared_end_is_admitted() -> None:
         found = dispatched(snapshot)
         assert bool(found.prefills) == admitted
         assert found.refused == ({} if admitted else {Refusal.NO_ROOM: [view]})
-        assert Room(survey(snapshot)).peak_with(view) == (99 if admitted else 100)
+        assert Room(survey(snapshot)).takes(view) == admitted
 
 
 def test_room_counts_what_was_admitted_before_and_not_what_has_ended() -> None:
