@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from loong.core.errors import InvalidPlanError
-from loong.core.positions import coalesce, intersection, stripe, subtract
+from loong.core.positions import coalesce, intersection, joining, stripe, subtract
 from loong.core.value import value
 
 InstanceId: TypeAlias = int
@@ -98,7 +98,11 @@ class Placement:
         return None
 
     def _coalescing(self, segment: KVSegment) -> "Placement":
-        positions = coalesce((*self.on(segment.instance_id), segment.positions))
+        held, new = self.on(segment.instance_id), segment.positions
+        if held and new and held[-1].start < new.start:  # as all that is computed
+            positions = joining(held, new)
+        else:
+            positions = coalesce((*held, new))
         return self._with(segment.owner_id, segment.instance_id, positions)
 
     def _with(self, owner_id: OwnerId, instance_id: InstanceId, positions: Iterable[range]) -> "Placement":

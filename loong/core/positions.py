@@ -107,22 +107,26 @@ def is_partition(ranges: Iterable[range], whole: range) -> bool:
 
 
 def coalesce(ranges: Iterable[range]) -> tuple[range, ...]:
-    """The same positions, with ranges joined that go on in equal steps; by first member.
-
-    Of several that a range could go on from, it takes the nearest: a run of decode tokens is not torn by a
-    stripe that ends before it.
-    """
-    joined: list[range] = []
+    """The same positions, with ranges joined that go on in equal steps; by first member."""
+    joined: tuple[range, ...] = ()
     for current in sorted((r for r in ranges if r), key=lambda r: r[0]):
-        candidates = (i for i, earlier in enumerate(joined) if _continues(earlier, current))
-        index = max(candidates, key=lambda i: joined[i][-1], default=None)
-        if index is None:
-            joined.append(current)
-        else:
-            earlier = joined[index]
-            step = current[0] - earlier[-1]
-            joined[index] = range(earlier[0], current[-1] + 1, step)
-    return tuple(joined)
+        joined = joining(joined, current)
+    return joined
+
+
+def joining(ranges: tuple[range, ...], later: range) -> tuple[range, ...]:
+    """These and one that begins after all of them, joined to one that it goes on from if there is any.
+
+    Of several that is the nearest: a run of decode tokens is not torn by a stripe that ends before it.
+    """
+    nearest, last, first = None, -1, later[0]
+    for place, earlier in enumerate(ranges):
+        if last < earlier[-1] < first and _continues(earlier, later):
+            nearest, last = place, earlier[-1]
+    if nearest is None:
+        return (*ranges, later)
+    longer = range(ranges[nearest][0], later[-1] + 1, first - last)
+    return (*ranges[:nearest], longer, *ranges[nearest + 1 :])
 
 
 def _continues(earlier: range, later: range) -> bool:
