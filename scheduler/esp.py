@@ -8,6 +8,7 @@ meanwhile; leases that are in the way end.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
+from operator import attrgetter
 from typing import ClassVar
 
 from loong.core.cost_model import CostModel
@@ -38,6 +39,8 @@ from loong.scheduler.survey import Survey, Unit, survey
 PLAN_SECONDS = 20e-6  # of the engine, that a request in a batch costs it to plan, check and send twice
 PLAN_SHARE = 0.3  # of the engine's time that planning may take when all instances decode
 LONGEST_WAIT = 0.1  # of the TTFT target, that prompts may gather for
+
+_arrival = attrgetter("arrival_time", "request_id")
 
 
 def plan_esp(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
@@ -204,4 +207,4 @@ def _has_requests(group: Group) -> bool:
 def _age(group: Group) -> tuple[float, str]:
     """When its oldest request came; never, if it has none."""
     views = [v for unit in group.units for v in unit.decodes] + [p.view for p in group.prefills]
-    return min(((v.arrival_time, v.request_id) for v in views), default=(float("inf"), ""))
+    return min(map(_arrival, views), default=(float("inf"), ""))

@@ -124,9 +124,9 @@ def _paused_prompts(bank: Bank, prefills: Sequence[Prefill], now: float) -> Iter
 def _claims(lengths: Lengths, survey: Survey) -> Claims:
     """What each holds and needs; what a family shares is free when the one that needs most has ended."""
     request_ids = [view.request_id for view in lengths.views]
-    num_held = np.array([view.placement.num_tokens for view in lengths.views], np.int64)
-    reserved = _reserved(survey)
-    num_held += [reserved.get(request_id, 0) for request_id in request_ids]
+    num_reserved = _reserved(survey).get
+    held = [view.placement.num_tokens + num_reserved(view.request_id, 0) for view in lengths.views]
+    num_held = np.array(held, np.int64)
     num_needed = lengths.final - num_held
     needed_by = {view.request_id: int(num_needed[place]) for place, view in lengths.kin.items()}
     shared = shared_by_last(lengths.kin.values(), lambda view: needed_by[view.request_id])

@@ -87,7 +87,9 @@ class Survey:
     @property
     def is_any_usable(self) -> bool:
         """Whether a unit is ready, or can be at the edge of a step."""
-        return bool(self.idle) or any(u.is_ready or u.is_in_lease for u in (*self.resting, *self.running))
+        if any(unit.is_ready for unit in self.resting):
+            return True  # as mostly: no need to look at the others
+        return bool(self.idle) or any(unit.is_in_lease for unit in (*self.resting, *self.running))
 
     @cached_property
     def lengths(self) -> Lengths:

@@ -1,6 +1,5 @@
 """When tokens are due: a request's own targets, or else the config's."""
 
-from functools import cache
 from math import inf
 
 from loong.core.cost_model import PrefillTerms
@@ -13,7 +12,7 @@ class FirstTokenTargets:
 
     def __init__(self, widest: PrefillTerms, config: PolicyConfig) -> None:
         self._config = config
-        self._default = cache(lambda num_tokens: default_ttft(num_tokens, widest, config))
+        self._widest, self._defaults = widest, dict[int, float]()  # by tokens
         seconds = config.target_ttft / config.ttft_factor
         self._num_usual = widest.max_tokens(seconds, 0) if seconds < inf else inf
 
@@ -25,6 +24,11 @@ class FirstTokenTargets:
         elif ttft is None:
             ttft = self._default(view.num_prompt_tokens)
         return ttft * 2.0**view.priority
+
+    def _default(self, num_tokens: int) -> float:
+        if num_tokens not in self._defaults:
+            self._defaults[num_tokens] = default_ttft(num_tokens, self._widest, self._config)
+        return self._defaults[num_tokens]
 
 
 def default_ttft(num_tokens: int, widest: PrefillTerms, config: PolicyConfig) -> float:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import InstanceKind
@@ -25,12 +24,12 @@ def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
 
 @value
 class Part:
-    """What a batch is to do for one request: compute `num_tokens` tokens, in these blocks."""
+    """What a batch is to do for one request: compute its next `positions`, in these blocks."""
 
     view: RequestView
     blocks: tuple[QueryBlock, ...]
     writes: tuple[KVSegment, ...]
-    num_tokens: int
+    positions: range
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,11 @@ class Case:
 
     def _parts_of(self, batch: BatchPlan) -> Iterator[Part]:
         for request_id in batch.request_ids:
-            blocks = batch.blocks_of(request_id)
-            num_tokens = len(blocks[0].positions)
+            view, blocks = self.view(request_id), batch.blocks_of(request_id)
+            first, num_tokens = view.num_computed_tokens, len(blocks[0].positions)
             if len(blocks) > 1:
                 num_tokens = sum([len(block.positions) for block in blocks])
-            yield Part(self.view(request_id), blocks, batch.writes_of(request_id), num_tokens)
+            yield Part(view, blocks, batch.writes_of(request_id), range(first, first + num_tokens))
 
 
 def check_ranges(case: Case) -> None:
@@ -108,16 +107,20 @@ def check_tp_sizes(case: Case) -> None:
 
 def check_requests_are_at_rest(case: Case) -> None:
     """A request is in at most one thing at a time: a batch, migrations, a preemption, or a failure."""
-    batched = chain.from_iterable([batch.request_ids for batch in case.plan.batches])
-    moved = {migration.segment.owner_id for migration in case.plan.migrations}
-    preempted = [preemption.request_id for preemption in case.plan.preemptions]
-    failed = [failure.request_id for failure in case.plan.failures]
-    for request_id, count in Counter(chain(batched, moved, preempted, failed)).items():
-        view = case.view(request_id)
+    other_ids = [*{migration.segment.owner_id for migration in case.plan.migrations}]
+    other_ids += [preemption.request_id for preemption in case.plan.preemptions]
+    other_ids += [failure.request_id for failure in case.plan.failures]
+    views = [part.view for _, parts in case.parts for part in parts]
+    views += map(case.view, other_ids)
+    for view in views:
         if not view.is_plannable:
-            raise InvalidPlanError(f"request {request_id} is in batch {view.batch_id}, migrating or over")
-        if count > 1:
-            raise InvalidPlanError(f"request {request_id} is planned {count} times at once")
+            raise InvalidPlanError(
+                f"request {view.request_id} is in batch {view.batch_id}, migrating or over"
+            )
+    planned_ids = [view.request_id for view in views]
+    if len(set(planned_ids)) < len(planned_ids):
+        request_id, count = Counter(planned_ids).most_common(1)[0]
+        raise InvalidPlanError(f"request {request_id} is planned {count} times at once")
 
 
 def check_queries(case: Case) -> None:
@@ -133,13 +136,13 @@ def check_queries(case: Case) -> None:
 
 
 def _check_positions(part: Part) -> None:
-    view, num_tokens, first = part.view, part.num_tokens, part.view.num_computed_tokens
+    view, num_tokens = part.view, len(part.positions)
     if not 0 < num_tokens <= view.num_uncomputed_tokens:
         raise InvalidPlanError(
             f"request {view.request_id} is to compute {num_tokens} tokens, "
             f"but {view.num_uncomputed_tokens} are uncomputed"
         )
-    _check_each_once("queries", view, part.blocks, range(first, first + num_tokens))
+    _check_each_once("queries", view, part.blocks, part.positions)
 
 
 def _check_each_once(
@@ -209,10 +212,10 @@ def check_writes(case: Case) -> None:
 
 
 def _check_stored_once(batch: BatchPlan, part: Part) -> None:
-    first, num_tokens = part.view.num_computed_tokens, part.num_tokens
+    stored = part.positions
     if batch.num_steps > 1:
-        num_tokens = min(batch.num_steps, part.view.num_remaining_tokens)
-    _check_each_once("writes", part.view, part.writes, range(first, first + num_tokens))
+        stored = range(stored.start, stored.start + min(batch.num_steps, part.view.num_remaining_tokens))
+    _check_each_once("writes", part.view, part.writes, stored)
 
 
 def _check_masters_store(batch: BatchPlan, part: Part) -> None:
