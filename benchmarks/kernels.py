@@ -22,6 +22,7 @@ from loong.kernels.draw_params import DrawParams
 from loong.kernels.gpu import (
     DrawWorkspace,
     LinearWorkspace,
+    PieceWorkspace,
     SplitWorkspace,
     add_rms_norm,
     attend_blocks,
@@ -43,6 +44,7 @@ DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
 NUM_LAYERS = 4
 NUM_REPEATS = 20
+CHUNKS = ((16, 512), (100, 512), (100, 4096), (16, 32768), (100, 32768), (300, 32768), (2048, 65536))
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,17 @@ def decode_cases(shape: Shape) -> Iterator[Case]:
 
 
 def prefill_cases(shape: Shape) -> Iterator[Case]:
-    """Chunks over themselves, many short prompts at once, and a chunk over its history in the pool."""
+    """Chunks over themselves, many short prompts at once, and chunks over their history in the pool."""
     short = [AttendTask.causal(i * 1024, range(1024), i * 1024, range(1024)) for i in range(16)]
     for name, tasks, num_scores, has_slots in (
         ("causal 4k", [AttendTask.causal(0, range(4096), 0, range(4096))], 4096**2 / 2, False),
         ("causal 16k", [AttendTask.causal(0, range(16384), 0, range(16384))], 16384**2 / 2, False),
         ("16 x causal 1k", short, 16 * 1024**2 / 2, False),
-        ("2k over 64k slots", [AttendTask.full(0, 2048, 0, 65536)], 2048 * 65536, True),
+        *(
+            (f"{num_queries} over {num_keys} slots", [full], num_queries * num_keys, True)
+            for num_queries, num_keys in CHUNKS
+            for full in [AttendTask.full(0, num_queries, 0, num_keys)]
+        ),
     ):
         num_tokens = max(task.query_row + task.num_queries for task in tasks)
         num_keys = max(task.key_row + task.num_keys for task in tasks)
@@ -165,18 +171,23 @@ def prefill_cases(shape: Shape) -> Iterator[Case]:
         slots = torch.randperm(num_keys, device=DEVICE) if has_slots else None
         q = shape.q(num_tokens)
         total = Partial(torch.empty_like(q), torch.empty(num_tokens, shape.num_heads, device=DEVICE))
+        num_processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+        workspace = PieceWorkspace.empty(num_processors, shape.head_dim, DEVICE)
         calls: list[Call] = [
-            partial(attend_alone, q, kv, table, total, slots) for kv in shape.layers(num_keys)
+            partial(attend_alone, q, kv, table, total, slots, workspace) for kv in shape.layers(num_keys)
         ]
         num_flops = 4 * num_scores * shape.num_heads * shape.head_dim
         num_bytes = num_keys * shape.kv_bytes + 2 * num_tokens * shape.hidden_size * DTYPE.itemsize
         yield Case(f"prefill {name}", calls, num_bytes, num_flops)
 
 
-def attend_alone(q: Tensor, kv: Tensor, tasks: Tensor, total: Partial, slots: Tensor | None) -> None:
+def attend_alone(
+    q: Tensor, kv: Tensor, tasks: Tensor, total: Partial, slots: Tensor | None, workspace: PieceWorkspace
+) -> None:
     """Attend queries that have seen nothing and will see nothing else."""
     total.lse.fill_(-torch.inf)
-    attend_blocks(q, kv, tasks, scale=q.shape[-1] ** -0.5, total=total, slots=slots)
+    scale = q.shape[-1] ** -0.5
+    attend_blocks(q, kv, tasks, scale=scale, total=total, slots=slots, workspace=workspace)
 
 
 def merge_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:

@@ -2,6 +2,7 @@
 
 from loong.kernels.activation import silu_and_mul
 from loong.kernels.block_attention import attend_blocks
+from loong.kernels.block_pieces import PieceWorkspace
 from loong.kernels.draw import DrawWorkspace, draw
 from loong.kernels.linear import LinearWorkspace, is_faster, linear
 from loong.kernels.merging import merge_into
@@ -14,6 +15,7 @@ from loong.kernels.split_kv import SplitWorkspace, attend_slots, best_num_cuts
 __all__ = [
     "DrawWorkspace",
     "LinearWorkspace",
+    "PieceWorkspace",
     "SplitWorkspace",
     "add_rms_norm",
     "attend_blocks",

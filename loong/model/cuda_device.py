@@ -22,8 +22,9 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self._sizes = None if dtype == torch.float32 else sizes or TileSizes.usual()
         self._workspaces: dict[int, gpu.SplitWorkspace] = {}  # by room; kept, for graphs hold their memory
-        num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
-        self._linear_workspace = gpu.LinearWorkspace.empty(num_processors, self.torch_device)
+        self._piece_workspaces: dict[int, gpu.PieceWorkspace] = {}  # by head dim; likewise
+        self._num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
+        self._linear_workspace = gpu.LinearWorkspace.empty(self._num_processors, self.torch_device)
         self._is_capturing = False
 
     def use(self) -> None:
@@ -118,7 +119,8 @@ class CudaDevice:
     ) -> None:
         """See Device."""
         if len(table.tasks):
-            gpu.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots)
+            workspace = None if slots is None else self._piece_workspace(q.shape[2])
+            gpu.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots, workspace=workspace)
         for (row, num_keys), tiles in groupby(table.tiles, key=lambda tile: (tile.key_row, tile.num_keys)):
             keys = slice(row, row + num_keys)
             its_kv = kv[keys] if slots is None else kv[slots[keys]]
@@ -141,6 +143,13 @@ class CudaDevice:
                 num_cuts, room, num_heads, head_dim, self.torch_device
             )
         return self._workspaces[room]
+
+    def _piece_workspace(self, head_dim: int) -> gpu.PieceWorkspace:
+        if head_dim not in self._piece_workspaces:
+            self._piece_workspaces[head_dim] = gpu.PieceWorkspace.empty(
+                self._num_processors, head_dim, self.torch_device
+            )
+        return self._piece_workspaces[head_dim]
 
 
 def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:

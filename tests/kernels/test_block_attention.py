@@ -6,6 +6,7 @@ from torch import Tensor
 from loong.kernels import Partial, reference
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.block_attention import attend_blocks
+from loong.kernels.block_pieces import PieceWorkspace
 
 SCALE = 0.3
 
@@ -45,17 +46,28 @@ def nothing_seen(num_tokens: int, num_heads: int, head_dim: int, device: torch.d
     return partial._replace(lse=partial.lse.fill_(-torch.inf))
 
 
+def random_partial(device: torch.device) -> Partial:
+    """What 42 tokens of 4 heads of 64 have seen."""
+    out = random_values(3, 42, 4, 64, dtype=torch.float32, device=device)
+    return Partial(out, random_values(4, 42, 4, dtype=torch.float32, device=device))
+
+
 def num_rows(tasks: list[AttendTask]) -> int:
     return max(task.query_row + task.num_queries for task in tasks)
 
 
 def both(
-    tasks: list[AttendTask], q: Tensor, kv: Tensor, slots: Tensor | None = None
+    tasks: list[AttendTask],
+    q: Tensor,
+    kv: Tensor,
+    slots: Tensor | None = None,
+    workspace: PieceWorkspace | None = None,
 ) -> tuple[Partial, Partial]:
     """What the kernel makes of tasks, and what the definition does."""
     num_tokens, num_heads, head_dim = q.shape
     actual, expected = (nothing_seen(num_tokens, num_heads, head_dim, q.device) for _ in range(2))
-    attend_blocks(q, kv, table(tasks, q.device), scale=SCALE, total=actual, slots=slots)
+    lines = table(tasks, q.device)
+    attend_blocks(q, kv, lines, scale=SCALE, total=actual, slots=slots, workspace=workspace)
     reference.attend_blocks(q, kv, table(tasks, q.device), scale=SCALE, total=expected, slots=slots)
     return actual, expected
 
@@ -88,6 +100,70 @@ def test_keys_may_be_named_by_slots(device: torch.device, dtype: torch.dtype) ->
     q = random_values(2, num_rows(RAGGED), 4, 64, dtype=dtype, device=device)
     expected, _ = both(RAGGED, q, kv)
     assert_same_partial(both(RAGGED, q, scattered, slots)[0], expected, dtype)
+
+
+BEHIND_HISTORY = [
+    AttendTask.causal(0, range(600, 619), 0, range(619)),
+    AttendTask.causal(19, range(10), 620, range(10)),
+    AttendTask.full(29, 0, 0, 9),
+    AttendTask.full(29, 3, 0, 0),
+    AttendTask.causal(32, range(400, 416, 2), 630, range(0, 416, 2)),
+    *[AttendTask(0, 0, 0, 0, 0, 0, 0, 0)] * 60,  # what a captured table has behind its tasks
+]
+
+
+def pieces(num_programs: int, head_dim: int, device: torch.device) -> PieceWorkspace:
+    workspace = PieceWorkspace.empty(num_programs, head_dim, device)
+    for memory in workspace.pieces:
+        memory.fill_(torch.nan)
+    return workspace
+
+
+def behind_history(
+    num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and KV of `BEHIND_HISTORY`, and slots."""
+    q = random_values(2, 40, num_heads, head_dim, dtype=dtype, device=device)
+    kv = random_values(1, 840, 2, 2, head_dim, dtype=dtype, device=device)
+    return q, kv, torch.randperm(840, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+@pytest.mark.parametrize(("num_programs", "num_heads", "head_dim"), [(6, 2, 64), (13, 6, 80), (40, 2, 64)])
+def test_keys_of_few_queries_may_be_cut(
+    num_programs: int, num_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    workspace = pieces(num_programs, head_dim, device)
+    q, kv, slots = behind_history(num_heads, head_dim, dtype, device)
+    assert_same_partial(*both(BEHIND_HISTORY, q, kv, slots, workspace), dtype)
+    assert workspace.pieces.lse.isfinite().any()
+
+
+def test_cut_keys_give_the_same_bits_again_and_are_merged_into_what_was_seen(device: torch.device) -> None:
+    q, kv, slots = behind_history(4, 64, torch.float32, device)
+    q = torch.cat((q, q[:2]))  # two of no task
+    lines, found = table(BEHIND_HISTORY, device), []
+    for attend in (attend_blocks, attend_blocks, reference.attend_blocks):
+        total = random_partial(device)
+        total.lse[::3], total.out[::3] = -torch.inf, torch.nan  # has seen nothing
+        if attend is attend_blocks:
+            attend_blocks(
+                q, kv, lines, scale=SCALE, total=total, slots=slots, workspace=pieces(20, 64, device)
+            )
+        else:
+            reference.attend_blocks(q, kv, lines, scale=SCALE, total=total, slots=slots)
+        found.append(total)
+    assert torch.equal(found[0].out.nan_to_num(), found[1].out.nan_to_num())
+    torch.testing.assert_close(found[0].out, found[2].out, atol=2e-5, rtol=2e-5, equal_nan=True)
+    torch.testing.assert_close(found[0].lse, found[2].lse, atol=1e-4, rtol=1e-5)
+
+
+def test_short_keys_are_not_cut(device: torch.device) -> None:
+    workspace = pieces(20, 64, device)
+    kv = kv_of(RAGGED, 2, 64, torch.float32, device)
+    q = random_values(2, num_rows(RAGGED), 4, 64, dtype=torch.float32, device=device)
+    slots = torch.arange(270, device=device)
+    assert_same_partial(*both(RAGGED, q, kv, slots, workspace), torch.float32)
+    assert workspace.pieces.lse.isnan().all()
 
 
 def test_parts_of_the_keys_one_after_the_other_give_the_whole(device: torch.device) -> None:
