@@ -5,7 +5,7 @@ multiples of one size, and full rectangles. What is left has shapes of all kinds
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from loong.kernels.attend_task import AttendTask
@@ -142,17 +142,19 @@ def _squares(square: Tile, sizes: TileSizes) -> Iterator[Tile]:
 def _rectangles(query_row: int, num_queries: int, keys: range, sizes: TileSizes) -> Iterator[Tile]:
     """All of a rectangle of enough queries, and keys a multiple of the least; same keys follow each other.
 
-    Its parts have the same number of queries; the last one repeats some where they are more than there are.
+    Its parts have as few queries together as multiples of `queries` can; the last one repeats some where they
+    are more than there are.
     """
     num_parts = -(-num_queries // sizes.most_queries)
     if num_queries % sizes.queries:
         num_parts = max(2, num_parts)
-    size = -(-num_queries // (num_parts * sizes.queries)) * sizes.queries
+    least, num_larger = divmod(-(-num_queries // sizes.queries), num_parts)
+    parts = [(least + (part < num_larger)) * sizes.queries for part in range(num_parts)]
     width = sizes.most_keys
     while keys:
         while width > len(keys):
             width //= 2
-        for start in range(0, num_queries, size):
+        for start, size in zip(accumulate(parts, initial=0), parts, strict=False):
             first = min(start, num_queries - size)
             yield Tile(query_row + first, size, keys.start, width, is_causal=False, num_extra=start - first)
         keys = keys[width:]

@@ -97,3 +97,13 @@ def test_a_prompt_far_from_the_sizes_of_squares_is_left_whole() -> None:
     _, (tiles, rest) = cut([AttendTask.causal(0, range(7), 0, range(7))])
     assert not tiles
     assert rest == (AttendTask.causal(0, range(7), 0, range(7)),)
+
+
+@given(st.integers(SIZES.queries, 60), st.integers(SIZES.keys, 40))
+def test_as_few_queries_are_computed_twice_as_multiples_of_a_size_allow(
+    num_queries: int, num_keys: int
+) -> None:
+    tiles, _ = cut_tiles([AttendTask.full(0, num_queries, 0, num_keys)], SIZES)
+    first_keys = [tile.num_queries for tile in tiles if tile.key_row == 0]
+    assert sum(first_keys) == -(-num_queries // SIZES.queries) * SIZES.queries
+    assert max(first_keys) <= SIZES.most_queries
