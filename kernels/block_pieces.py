@@ -20,7 +20,8 @@ from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.partial import Partial
 from loong.kernels.softmax import join_pair
 
-_PIECES_A_PROGRAM = 4  # there is room for
+_PIECES_A_PROGRAM = 8  # there is room for
+_MOST_ROUNDS = 4  # of whole tiles: with more, multiprocessors are busy but for the last
 _MAX_ROWS = 128  # of a tile of queries
 _MOST_CUTS = tl.constexpr(32)  # of the longest history
 _START, _MERGE = tl.constexpr(4), tl.constexpr(4)  # what each piece, and the merge, costs, in tiles of keys
@@ -44,8 +45,8 @@ class PieceWorkspace:
         return cls(num_programs, Partial.empty(num_rows, 1, head_dim, device), size)
 
     def is_for(self, num_tiles: int) -> bool:
-        """Whether so many tiles of queries, of all KV heads, may leave multiprocessors idle."""
-        return num_tiles <= 2 * self.num_programs
+        """Whether so many tiles of queries, of all KV heads, may leave many multiprocessors idle."""
+        return num_tiles <= _MOST_ROUNDS * self.num_programs
 
 
 def attend_pieces(
