@@ -122,7 +122,7 @@ class Allocation:
             if chosen and self.survey.snapshot.now + least / USABLE_SPEED <= prefill.deadline:
                 break
         if chosen != own:
-            self._place(prefill, chosen)
+            self._place([prefill], chosen)
 
     def _place_shorts(self, shorts: Sequence[Prefill]) -> None:
         """Give each, most urgent first, the one group that would finish it first; without any, several."""
@@ -173,27 +173,24 @@ class Allocation:
         taken = {id(group) for group in offered}
         self.groups = [*(group for group in self.groups if id(group) not in taken), *cleared]
         for batch in solution.batches:
-            chosen = cleared[batch.offers]
-            for prefill in prefills[batch.demands]:
-                chosen = [self._place(prefill, chosen)]
+            self._place(prefills[batch.demands], cleared[batch.offers])
 
     def demand(self, prefill: Prefill) -> int:
         """Slots that a prompt needs to begin: its own, and a first lease's."""
         return prefill.num_tokens - 1 + min(self.config.lease_steps, prefill.view.num_remaining_tokens)
 
-    def _place(self, prefill: Prefill, chosen: Sequence[Group]) -> Group:
-        """Make one group of those chosen, which is to compute a prompt too."""
-        prefills = [p for group in chosen for p in group.prefills]
+    def _place(self, prefills: Iterable[Prefill], chosen: Sequence[Group]) -> None:
+        """Make one group of those chosen, which is to compute these prompts too."""
+        together = [p for group in chosen for p in group.prefills]
         spare = sum(group.spare for group in chosen)
-        if all(p is not prefill for p in prefills):
-            prefills.append(prefill)
-            spare -= self.demand(prefill)
+        for prefill in prefills:
+            if prefill not in together:
+                together.append(prefill)
+                spare -= self.demand(prefill)
         units = [unit for group in chosen for unit in group.units]
-        merged = Group(units, sorted(prefills, key=attrgetter("rank")), spare)
+        merged = Group(units, sorted(together, key=attrgetter("rank")), spare)
         taken = {id(group) for group in chosen}
-        self.groups = [group for group in self.groups if id(group) not in taken]
-        self.groups.append(merged)
-        return merged
+        self.groups = [*(group for group in self.groups if id(group) not in taken), merged]
 
 
 def _doubled(least: int, most: int) -> Iterator[int]:

@@ -73,8 +73,9 @@ class Bank:
         return max(0, int(limits.min())) if len(limits) else None
 
     def _by_place(self, wishes: Mapping[RequestId, int]) -> NDArray[np.int64]:
-        num_slots = np.zeros_like(self._slack)
-        num_slots[[self._place[request_id] for request_id in wishes]] = list(wishes.values())
+        num_slots = np.zeros(len(self._slack), np.int64)
+        for request_id, wished in wishes.items():
+            num_slots[self._place[request_id]] = wished
         return num_slots
 
 
@@ -100,12 +101,13 @@ def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Saf
     if num_free - num_wished >= lengths.final.max(initial=0):
         return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
     bank = Bank(_claims(lengths, survey), num_free)
-    wishes = {view.request_id: 1 for view in sorted(decodes, key=attrgetter("arrival_time"))}
+    wishes = {view.request_id: 1 for view in decodes}
     paused_ids = set[RequestId]()
     if not bank.lends(wishes | {prefill.view.request_id: prefill.num_tokens for prefill in prefills}):
-        paused_ids = {i for i, num_slots in wishes.items() if not bank.lends_to(i, num_slots)}
+        by_age = sorted(decodes, key=attrgetter("arrival_time"))
+        paused_ids = {view.request_id for view in by_age if not bank.lends_to(view.request_id, 1)}
         paused_ids.update(_paused_prompts(bank, prefills, survey.snapshot.now))
-    num_more = bank.num_more(v.request_id for v in decodes if v.request_id not in paused_ids)
+    num_more = bank.num_more(wishes.keys() - paused_ids)
     return Safety(frozenset(paused_ids), lease_steps if num_more is None else min(lease_steps, 1 + num_more))
 
 

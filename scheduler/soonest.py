@@ -29,7 +29,8 @@ class Soonest:
 
     def group_for(self, prefill: Prefill, demand: int) -> Group | None:
         """The group with room for `demand` slots that would finish a prompt first; None if none has room."""
-        calm, full = self._first(self._calm, prefill, demand), self._first(self._full_ones, prefill, demand)
+        calm = self._first(self._calm, prefill, demand)
+        full = self._first(self._full_ones, prefill, demand) if self._full_ones else None
         if calm is None or full is None:
             first = calm or full
         else:

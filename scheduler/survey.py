@@ -35,7 +35,9 @@ class Unit:
     @classmethod
     def of_batch(cls, batch: RunningBatch, now: float, full: Container[InstanceId]) -> "Unit":
         """The `full` instances on which a batch runs."""
-        instance_ids = tuple(sorted(filter(full.__contains__, batch.plan.group.instance_ids)))
+        instance_ids = batch.plan.group.instance_ids
+        if len(instance_ids) > 1 or instance_ids[0] not in full:
+            instance_ids = tuple(sorted(filter(full.__contains__, instance_ids)))
         available_in = max(0.0, _end(batch) - now)
         return cls(instance_ids, (batch,), available_in, num_decodes=len(batch.plan.request_ids))
 
@@ -125,7 +127,7 @@ def survey(snapshot: Snapshot) -> Survey:
         _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
-    waiting = [view for view in snapshot.waiting if view.is_plannable]
+    waiting = [view for view in snapshot.waiting if not (view.is_migrating or view.has_ended)]
     if snapshot.most_tokens > capacity:
         waiting = [view for view in waiting if view.num_final_tokens <= capacity]
     return Survey(snapshot, capacity, free, tuple(waiting), _resting_units(resting, snapshot, free))

@@ -207,11 +207,11 @@ class InFlightBatch:
 
     def made(self, live: LiveRequest) -> tuple[KVSegment, ...]:
         """What is stored of a request: all that was reserved, but for the steps that a lease did not take."""
-        request_id = live.request.request_id
-        writes = self.plan.writes_of(request_id)
-        if live.num_batch_tokens == self.plan.num_steps or not self.is_lease:
+        request_id, plan = live.request.request_id, self.plan
+        writes = plan.writes_of(request_id)
+        if plan.num_steps in (1, live.num_batch_tokens):
             return writes
-        stop = self.plan.blocks_of(request_id)[0].positions.start + live.num_batch_tokens
+        stop = plan.blocks_of(request_id)[0].positions.start + live.num_batch_tokens
         if all(segment.positions.stop <= stop for segment in writes):
             return writes
         return tuple(
