@@ -280,7 +280,7 @@ class Room:
         if future is not self.future:
             self.future, self.taken, self.bound = future, [], future.peak
         bound = self.bound + view.num_final_tokens
-        return bound if bound <= self.survey.capacity else future.peak_with(view)
+        return bound if bound <= self.survey.capacity else future.peak_with(view, self.survey.capacity)
 
 
 def _deadline(arrival_time: float, ttft: float, earliest: float) -> tuple[float, bool]:

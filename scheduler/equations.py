@@ -6,6 +6,8 @@ are for the caller to predict.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from math import inf
 from operator import attrgetter
 
 import numpy as np
@@ -59,7 +61,7 @@ def allocation_cost(migration_time: float, num_input_tokens: Iterable[int]) -> f
     return sum(migration_time * paper_weight(num_tokens) for num_tokens in num_input_tokens)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class FutureKV:
     """The slots that requests will use if each goes on to its declared end and then frees its own.
 
@@ -92,7 +94,15 @@ class FutureKV:
     @property
     def peak(self) -> int:
         """The most slots ever in use at once."""
-        return int(self.usage.max(initial=0))
+        return self._busiest[1]
+
+    @cached_property
+    def _busiest(self) -> tuple[int, int]:
+        """After how many steps the most slots are in use, and how many."""
+        if not len(self.usage):
+            return 0, 0
+        place = int(self.usage.argmax())
+        return int(self.remaining[place]), int(self.usage[place])
 
     def adding(self, view: RequestView) -> "FutureKV":
         """With one more request, which shares nothing yet, and its forks."""
@@ -101,9 +111,12 @@ class FutureKV:
             future = future._adding(view.num_remaining_tokens, 0)
         return future
 
-    def peak_with(self, view: RequestView) -> int:
-        """The peak if one more request were added."""
+    def peak_with(self, view: RequestView, limit: float = inf) -> int:
+        """The peak if one more request were added, or if that is above `limit`, something above it."""
         future, num_remaining, num_current = self, view.num_remaining_tokens, view.num_known_tokens - 1
+        step, peak = self._busiest
+        if num_remaining >= step and (at_peak := peak + num_current + step) > limit:
+            return at_peak  # it is there then: no need to look at other steps
         for _ in range(view.num_forks):
             future = future._adding(num_remaining, 0)
         index, own = future._usage_at_end_of(num_remaining, num_current)
