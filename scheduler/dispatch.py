@@ -27,6 +27,7 @@ SECOND_CHANCE_COST = 4  # a prompt that has missed its deadline counts as so muc
 USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
 MAX_REFUSED = 4  # prompts for which there is no room, after which no other is tried in a round
 MAX_WEIGHED = 512, 2  # waiting prompts that a plan weighs, and so many an instance if that is more
+MANY = 8  # requests, from which the KV of all to come is reckoned anew, and not one by one
 PATIENCE = 4  # TTFT targets after which a prompt that finds no room is let past by no one any more
 
 
@@ -246,8 +247,9 @@ class Room:
 
     survey: Survey
     refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, forks
-    future: FutureKV | None = None  # but for those of `taken`
     taken: list[RequestView] = field(default_factory=list)
+    future: FutureKV | None = None  # with as many of `taken`
+    num_reckoned: int = 0
 
     @cached_property
     def bound(self) -> int:
@@ -271,14 +273,14 @@ class Room:
 
     def _peak_with(self, view: RequestView) -> int:
         """The most slots that those admitted and this one may come to need at once, or a bound that fits."""
-        future = self.future
-        if future is None:
+        future, new = self.future, self.taken[self.num_reckoned :]
+        if future is None or len(new) > MANY:
             future = FutureKV.of(self.survey.lengths.adding(self.taken))
         else:
-            for other in self.taken:
+            for other in new:
                 future = future.adding(other)
         if future is not self.future:
-            self.future, self.taken, self.bound = future, [], future.peak
+            self.future, self.num_reckoned, self.bound = future, len(self.taken), future.peak
         bound = self.bound + view.num_final_tokens
         return bound if bound <= self.survey.capacity else future.peak_with(view, self.survey.capacity)
 
