@@ -26,7 +26,7 @@ _MAX_ROWS = 128  # of a tile of queries
 _MOST_CUTS = tl.constexpr(32)  # of the longest history
 _START, _MERGE = tl.constexpr(4), tl.constexpr(4)  # what each piece, and the merge, costs, in tiles of keys
 _AT_ONCE = 4  # pieces
-_WARP_ELEMENTS = 512
+_WARP_ELEMENTS = 512  # of what is merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def attend_pieces(
         **constants,
         **chain_options(),
     )
-    _merge_pieces[len(q), constants["num_kv_heads"]](
+    _merge_cut_rows[len(q), constants["num_kv_heads"]](
         tasks,
         *total,
         *workspace.pieces,
@@ -202,7 +202,7 @@ def _of(index: tl.tensor, values: tl.tensor) -> tl.tensor:
 
 
 @triton.jit(do_not_specialize=["num_tasks"])
-def _merge_pieces(
+def _merge_cut_rows(
     tasks: tl.tensor,
     total_out: tl.tensor,
     total_lse: tl.tensor,

@@ -199,6 +199,21 @@ def test_long_sequences_equal_the_definition(num_heads: int, num_kv_heads: int, 
     assert_same_partial(both(tasks, q, scattered, slots)[0], expected, dtype)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_queries", [1, 100, 300])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (4, 4, 64), (8, 1, 96)])
+def test_a_few_queries_behind_a_long_history_equal_the_definition(
+    num_queries: int, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    device, dtype, num_keys = torch.device("cuda"), torch.bfloat16, 20_000 + num_queries
+    tasks = [AttendTask.causal(0, range(20_000, num_keys), 0, range(num_keys))]
+    q = random_values(2, num_queries, num_heads, head_dim, dtype=dtype, device=device)
+    kv = random_values(1, num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
+    workspace, slots = pieces(132, head_dim, device), torch.randperm(num_keys, device=device)
+    assert_same_partial(*both(tasks, q, kv, slots, workspace), dtype)
+    assert workspace.pieces.lse.isfinite().any()
+
+
 def test_rows_of_no_task_are_left_as_they_are(device: torch.device) -> None:
     kv = kv_of(CAUSAL, 2, 64, torch.float32, device)
     q = random_values(2, 20, 4, 64, dtype=torch.float32, device=device)
