@@ -1,7 +1,7 @@
 """Prefill: blocks of queries over rows of KV, each result merged into what the queries have seen before.
 
-One program attends one tile of queries, or where these are few and name their keys by slots, a piece of what
-they see.
+One program attends one tile of queries. Keys that are named by slots, as in steps of a few queries, are cut
+besides.
 """
 
 import torch
@@ -39,7 +39,7 @@ def attend_blocks(
         total: out [T, H, D] and lse [T, H], contiguous, in float32, or out in q's dtype if nothing else is
             merged into it; changed in the rows of the tasks' queries. Where lse is -inf, out need not have
             been written.
-        workspace: where it is given, and slots, keys of few queries are cut in pieces; overwritten.
+        workspace: given where slots are; overwritten.
         Accumulates in float32. Needs nothing of the host and allocates nothing.
     """
     dims = _check(q, kv, tasks, total, slots, workspace)
@@ -48,7 +48,6 @@ def attend_blocks(
     group_size, width = dims.group_size(), max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
     num_keys = (len(kv) if slots is None else len(slots)) // dims["C"]
     tiling = _tiling(q.dtype, width, dims["T"] * group_size, num_keys, slots is not None)
-    num_tiles = triton.cdiv(dims["T"] * group_size, tiling["num_rows"])
     constants = {
         **tiling,
         "max_num_tasks": max(_MIN_TASKS, triton.next_power_of_2(dims["C"])),
@@ -57,14 +56,15 @@ def attend_blocks(
         "head_dim": dims["D"],
         "width": width,
     }
-    if workspace is not None and slots is not None and workspace.is_for(num_tiles * dims["K"]):
+    if slots is not None and workspace is not None:
         attend_pieces(q, kv, slots, tasks, total, workspace, scale * LOG2_E, constants)
         return
     kv_tiles = None
-    if slots is None and width == dims["D"] and len(kv):
+    if width == dims["D"] and len(kv):
         kv_tiles = TensorDescriptor.from_tensor(kv.flatten(1), [tiling["tile"], width])
+    num_tiles = triton.cdiv(dims["T"] * group_size, tiling["num_rows"])
     _attend_tiles[num_tiles + dims["C"], dims["K"]](
-        q, kv, kv_tiles, slots, tasks, *total, scale * LOG2_E, q.stride(0), dims["C"], **constants
+        q, kv, kv_tiles, tasks, *total, scale * LOG2_E, q.stride(0), dims["C"], **constants
     )
 
 
@@ -84,7 +84,8 @@ def _check(
     dims.bind("total.lse", total.lse, "T H", torch.float32)
     if slots is not None:
         dims.bind("slots", slots, "N", torch.int64)
-    if workspace is not None:
+        if workspace is None:
+            raise ValueError("slots need a workspace")
         dims.bind("workspace.pieces.out", workspace.pieces.out, "P 1 D", torch.float32)
         dims.bind("workspace.pieces.lse", workspace.pieces.lse, "P 1", torch.float32)
         dims.bind("workspace.piece_size", workspace.piece_size, "1", torch.int32)
@@ -111,7 +112,6 @@ def _attend_tiles(
     q: tl.tensor,
     kv: tl.tensor,
     kv_tiles: tl.tensor_descriptor,
-    slots: tl.tensor,
     tasks: tl.tensor,
     total_out: tl.tensor,
     total_lse: tl.tensor,
@@ -132,7 +132,7 @@ def _attend_tiles(
             q,
             kv,
             kv_tiles,
-            slots,
+            None,
             task,
             first_row,
             0,

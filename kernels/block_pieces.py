@@ -21,7 +21,6 @@ from loong.kernels.partial import Partial
 from loong.kernels.softmax import join_pair
 
 _PIECES_A_PROGRAM = 8  # there is room for
-_MOST_ROUNDS = 4  # of whole tiles: with more, multiprocessors are busy but for the last
 _MAX_ROWS = 128  # of a tile of queries
 _MOST_CUTS = tl.constexpr(32)  # of the longest history
 _START, _MERGE = tl.constexpr(4), tl.constexpr(4)  # what each piece, and the merge, costs, in tiles of keys
@@ -35,7 +34,7 @@ class PieceWorkspace:
 
     num_programs: int
     pieces: Partial  # out [N, 1, D] and lse [N, 1], of N rows of tiles
-    piece_size: Tensor  # [1] int32, in tiles of keys
+    piece_size: Tensor  # [1] int32, in tiles of keys; 0: nothing was cut
 
     @classmethod
     def empty(cls, num_programs: int, head_dim: int, device: torch.device) -> "PieceWorkspace":
@@ -43,10 +42,6 @@ class PieceWorkspace:
         num_rows = _PIECES_A_PROGRAM * num_programs * _MAX_ROWS
         size = torch.empty(1, dtype=torch.int32, device=device)
         return cls(num_programs, Partial.empty(num_rows, 1, head_dim, device), size)
-
-    def is_for(self, num_tiles: int) -> bool:
-        """Whether so many tiles of queries, of all KV heads, may leave many multiprocessors idle."""
-        return num_tiles <= _MOST_ROUNDS * self.num_programs
 
 
 def attend_pieces(
@@ -117,9 +112,9 @@ def _attend_pieces(
     follow(is_chained)
     row_tiles, key_tiles = _tiles_of_tasks(tasks, num_tasks, max_num_tasks, group_size, num_rows, tile)
     size = _piece_size(row_tiles, key_tiles, most_pieces, num_kv_heads)
-    if tl.program_id(0) == 0:
-        tl.store(piece_size, size)
     pieces = _num_pieces(key_tiles, size)
+    if tl.program_id(0) == 0:
+        tl.store(piece_size, tl.where(tl.max(pieces) > 1, size, 0))
     ends = tl.cumsum(row_tiles * pieces)
     number = tl.sum(row_tiles * pieces) * num_kv_heads - 1 - tl.program_id(0)
     while number >= 0:  # from the last: they see the most keys
@@ -223,9 +218,12 @@ def _merge_cut_rows(
 ) -> None:
     let_next_start(is_chained)
     follow(is_chained)
+    size = tl.load(piece_size)
+    if size == 0:
+        return
     token, kv_head = tl.program_id(0), tl.program_id(1)
     row_tiles, key_tiles = _tiles_of_tasks(tasks, num_tasks, max_num_tasks, group_size, num_rows, tile)
-    pieces = _num_pieces(key_tiles, tl.load(piece_size))
+    pieces = _num_pieces(key_tiles, size)
     every = tl.arange(0, max_num_tasks)
     query = token - tl.load(tasks + every * 8, every < num_tasks, 0)
     is_its = (query >= 0) & (query < tl.load(tasks + every * 8 + 1, every < num_tasks, 0))

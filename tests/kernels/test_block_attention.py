@@ -56,6 +56,13 @@ def num_rows(tasks: list[AttendTask]) -> int:
     return max(task.query_row + task.num_queries for task in tasks)
 
 
+def pieces(num_programs: int, head_dim: int, device: torch.device) -> PieceWorkspace:
+    workspace = PieceWorkspace.empty(num_programs, head_dim, device)
+    for memory in workspace.pieces:
+        memory.fill_(torch.nan)
+    return workspace
+
+
 def both(
     tasks: list[AttendTask],
     q: Tensor,
@@ -67,6 +74,8 @@ def both(
     num_tokens, num_heads, head_dim = q.shape
     actual, expected = (nothing_seen(num_tokens, num_heads, head_dim, q.device) for _ in range(2))
     lines = table(tasks, q.device)
+    if slots is not None and workspace is None:
+        workspace = pieces(8, head_dim, q.device)
     attend_blocks(q, kv, lines, scale=SCALE, total=actual, slots=slots, workspace=workspace)
     reference.attend_blocks(q, kv, table(tasks, q.device), scale=SCALE, total=expected, slots=slots)
     return actual, expected
@@ -110,13 +119,6 @@ BEHIND_HISTORY = [
     AttendTask.causal(32, range(400, 416, 2), 630, range(0, 416, 2)),
     *[AttendTask(0, 0, 0, 0, 0, 0, 0, 0)] * 60,  # what a captured table has behind its tasks
 ]
-
-
-def pieces(num_programs: int, head_dim: int, device: torch.device) -> PieceWorkspace:
-    workspace = PieceWorkspace.empty(num_programs, head_dim, device)
-    for memory in workspace.pieces:
-        memory.fill_(torch.nan)
-    return workspace
 
 
 def behind_history(
@@ -232,3 +234,5 @@ def test_blocks_refuse_what_their_contract_does_not_allow() -> None:
         attend_blocks(q, kv, torch.zeros(1, 7, dtype=torch.int64), scale=SCALE, total=total)
     with pytest.raises(ValueError, match=r"kv must have shape \[S, 2, K, D\], got \[9, 1, 2, 64\]"):
         attend_blocks(q, kv[:, :1], table(CAUSAL, cpu), scale=SCALE, total=total)
+    with pytest.raises(ValueError, match="slots need a workspace"):
+        attend_blocks(q, kv, table(CAUSAL, cpu), scale=SCALE, total=total, slots=torch.arange(9))
