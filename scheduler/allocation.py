@@ -84,7 +84,8 @@ class Allocation:
         free_of = self.survey.free.__getitem__
         groups = []
         for unit in units:
-            begun, spare = list[Prefill](), sum(map(free_of, unit.instance_ids))
+            begun: list[Prefill] = []
+            spare = sum(map(free_of, unit.instance_ids))
             if unit.prefills:
                 ids = (view.request_id for view in unit.prefills)
                 begun = sorted((begun_by_id[i] for i in ids if i in begun_by_id), key=attrgetter("rank"))

@@ -92,8 +92,9 @@ class ElasticPlanner:
         groups = self.allocation(self.survey, self.cost_model, self.config).allocate(dispatched.prefills)
         self._make_all(groups)
         batch_of = {request_id: batch for batch in self.batches for request_id in batch.request_ids}
-        self.decisions += reasons_to_begin(dispatched.prefills, batch_of, self.cost_model, self.survey)
-        self.decisions += reasons_to_put_off(dispatched.prefills, batch_of)
+        computed = [prefill for prefill in dispatched.prefills if prefill.view.request_id in batch_of]
+        self.decisions += reasons_to_begin(computed, batch_of, self.cost_model, self.survey)
+        self.decisions += reasons_to_put_off(computed)
         self.decisions += reasons_to_wait(dispatched, groups, batch_of)
 
     def _hold_back(self, dispatched: Dispatched) -> None:

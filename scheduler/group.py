@@ -51,7 +51,7 @@ class Group:
 
     def wait_of(self, prefill: Prefill) -> float:
         """Seconds until it begins a prompt: what it does now, and what is due before."""
-        place = self._place_of(prefill)
+        place = self._place_of(prefill) if self.prefills else 0
         return self.available_in + self.work_to[place - 1] / self.dop if place else self.available_in
 
     def add(self, prefill: Prefill, demand: int) -> None:

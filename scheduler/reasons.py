@@ -28,15 +28,14 @@ BatchOf: TypeAlias = Mapping[RequestId, BatchPlan]
 def reasons_to_begin(
     prefills: Sequence[Prefill], batch_of: BatchOf, cost_model: CostModel, survey: Survey
 ) -> Iterator[Decision]:
-    """For each prompt that begins, or goes on with more instances: its DoP, and what others would have taken.
+    """For each of these in batches that begins, or has more instances: its DoP, and what others would take.
 
     The seconds are those of a prompt by itself.
     """
-    taken = _taken(prefills, batch_of, survey)
+    taken = _taken(prefills, batch_of, survey) if prefills else set()
     for prefill in prefills:
         view = prefill.view
-        if (batch := batch_of.get(view.request_id)) is None:
-            continue
+        batch = batch_of[view.request_id]
         dop = len({block.master_id for block in batch.blocks_of(view.request_id)})
         if prefill.is_begun and dop <= len(view.placement.instance_ids):
             continue
@@ -59,7 +58,7 @@ def reasons_to_begin(
 def _taken(prefills: Iterable[Prefill], batch_of: BatchOf, survey: Survey) -> set[InstanceId]:
     """Instances that run something, or are to run prompts: no other batch could have them."""
     batches = [running.plan for running in survey.snapshot.batches]
-    batches += [batch_of[p.view.request_id] for p in prefills if p.view.request_id in batch_of]
+    batches += [batch_of[prefill.view.request_id] for prefill in prefills]
     return {i for batch in batches for i in batch.group.instance_ids if i in survey.free}
 
 
@@ -86,10 +85,9 @@ def reasons_to_wait(dispatched: Dispatched, groups: Sequence[Group], batch_of: B
         yield Decision(DecisionKind.WAIT, tuple(request_ids), reason)
 
 
-def reasons_to_put_off(prefills: Iterable[Prefill], batch_of: BatchOf) -> Iterator[Decision]:
-    """For the prompts that begin or go on and yet are put off."""
-    late_ids = (prefill.view.request_id for prefill in prefills if prefill.is_late)
-    if request_ids := tuple(filter(batch_of.__contains__, late_ids)):
+def reasons_to_put_off(prefills: Iterable[Prefill]) -> Iterator[Decision]:
+    """For those of these, which begin or go on, that are put off and yet do."""
+    if request_ids := tuple(prefill.view.request_id for prefill in prefills if prefill.is_late):
         yield Decision(DecisionKind.DISPATCH, request_ids, f"{PUT_OFF}; it gets what they leave of each step")
 
 

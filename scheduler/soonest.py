@@ -44,13 +44,13 @@ class Soonest:
         while queue and first is None:
             noted = queue[0]
             group = self._groups[noted[-1]]
-            key = (group.wait_of(prefill), noted[1], -group.spare, noted[-1])
-            if key != noted:
-                heapreplace(queue, key)
+            wait = group.wait_of(prefill)
+            if wait != noted[0] or group.spare != -noted[2]:
+                heapreplace(queue, (wait, noted[1], -group.spare, noted[-1]))
             elif group.spare < demand:
                 without_room.append(heappop(queue))
             else:
-                first = key
+                first = noted
         for key in without_room:
             heappush(queue, key)
         return first

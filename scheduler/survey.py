@@ -38,7 +38,8 @@ class Unit:
         instance_ids = batch.plan.group.instance_ids
         if len(instance_ids) > 1 or instance_ids[0] not in full:
             instance_ids = tuple(sorted(filter(full.__contains__, instance_ids)))
-        available_in = max(0.0, _end(batch) - now)
+        ends_at = batch.stepped_at + (batch.plan.predicted_time or 0.0)  # its present step, as far as planned
+        available_in = max(0.0, ends_at - now)
         return cls(instance_ids, (batch,), available_in, num_decodes=len(batch.plan.request_ids))
 
     @property
@@ -141,11 +142,6 @@ def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, in
     for instance_id, num_tokens in freed.items():
         if instance_id in free:
             free[instance_id] += num_tokens
-
-
-def _end(batch: RunningBatch) -> float:
-    """When the step that runs now ends, as far as its plan says."""
-    return batch.stepped_at + (batch.plan.predicted_time or 0.0)
 
 
 def _resting_units(
