@@ -13,6 +13,7 @@ from result import print_result, script_parser
 from loong.core.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
+from loong.launcher.garbage import look_rarely_for_garbage
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load, LoadConfig
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--num-instances", type=int, nargs="+", default=[8, 32, 128, 512])
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals (%(default)s)")
     args = parser.parse_args()
+    look_rarely_for_garbage()  # as `loong simulate` does
     print(f"policy {args.policy}, {args.workload}, {args.duration:g} s of arrivals\n")
     print("".join(f"{name:>16}" for name in HEADER))
     rows = []

@@ -29,6 +29,7 @@ from loong.launcher.banner import log_banner
 from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
 from loong.launcher.front import Front, front_here
+from loong.launcher.garbage import look_rarely_for_garbage
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.run_logs import LogFiles, run_logs
@@ -116,6 +117,7 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
         async with local_workers(cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
+            look_rarely_for_garbage()
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
             observers: tuple[Observer, ...] = (timeline, recalibration, CostModelAlarm(recalibration), *logs)

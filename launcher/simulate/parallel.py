@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
+from loong.launcher.garbage import look_rarely_for_garbage
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -21,7 +23,8 @@ def _done(
     if num_jobs <= 1:
         yield from enumerate(map(work, tasks))
         return
-    with ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_jobs, context, initializer=look_rarely_for_garbage) as pool:
         futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
         for future in as_completed(futures):
             yield futures[future], future.result()

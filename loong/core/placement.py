@@ -49,7 +49,7 @@ class Placement:
 
     def on(self, instance_id: InstanceId) -> tuple[range, ...]:
         """The positions that one instance holds."""
-        return tuple(s.positions for s in self.segments if s.instance_id == instance_id)
+        return tuple([s.positions for s in self.segments if s.instance_id == instance_id])
 
     def holds(self, segment: KVSegment) -> bool:
         """Whether all of `segment` is where it says."""
@@ -106,8 +106,8 @@ class Placement:
         return self._with(segment.owner_id, segment.instance_id, positions)
 
     def _with(self, owner_id: OwnerId, instance_id: InstanceId, positions: Iterable[range]) -> "Placement":
-        others = (s for s in self.segments if s.instance_id != instance_id)
-        return Placement((*others, *(KVSegment(owner_id, p, instance_id) for p in positions)))
+        others = [s for s in self.segments if s.instance_id != instance_id]
+        return Placement((*others, *[KVSegment(owner_id, p, instance_id) for p in positions]))
 
 
 def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:

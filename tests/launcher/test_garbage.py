@@ -1,0 +1,29 @@
+import gc
+from collections.abc import Iterator
+from weakref import ref
+
+import pytest
+
+from loong.launcher.garbage import THRESHOLDS, look_rarely_for_garbage
+
+
+class Cycle:
+    """An object that only a look for garbage frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def _thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+def test_garbage_in_cycles_is_still_found() -> None:
+    look_rarely_for_garbage()
+    found = ref(Cycle())
+    kept = [[number] for number in range(2 * THRESHOLDS[0])]
+    assert found() is None
+    assert len(kept) == 2 * THRESHOLDS[0]
