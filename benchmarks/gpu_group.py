@@ -1,6 +1,7 @@
 """Instances on the GPUs of one host, a process each and no engine, as benchmarks drive them."""
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from loong.fabric.world import World
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice
-from loong.worker.config import WorkerConfig
+from loong.worker.config import ENVIRONMENT, WorkerConfig
 from loong.worker.cuda_backend import CudaBackend
 from loong.worker.group_exchange import KVExchange
 from loong.worker.kv_pool import KVPool
@@ -225,6 +226,7 @@ def _serve(
     connection: Connection, model: str, num_slots: int, directory: Path, world: World, rank: int
 ) -> None:
     """Do jobs until there is nobody to ask for them."""
+    os.environ |= ENVIRONMENT
     torch.set_num_threads(1)  # as workers do
     try:
         instance = GpuInstance(model, num_slots, directory, world, rank)

@@ -18,7 +18,7 @@ from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.child_processes import guarded, how_it_ended, stop
-from loong.worker.config import WorkerConfig
+from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,10 @@ def _check_socket_path(directory: Path) -> None:
 async def _start(config: WorkerConfig) -> asyncio.subprocess.Process:
     """One worker, out of reach of this terminal's signals; closing its standard input ends it."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-c", _WORKER, stdin=asyncio.subprocess.PIPE, start_new_session=True
+        *(sys.executable, "-P", "-c", _WORKER),
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, **ENVIRONMENT},
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(config) + b"\n")

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
 
+# A driver that loads a kernel where it is first used lets the device finish what it does. There a kernel may
+# wait for another process, which does the same: so all that torch brings is loaded at the start.
+ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER"}
 FABRICS = ("auto", "symmetric", "nccl", "staged")  # auto: symmetric where GPUs reach each other, else staged
 
 

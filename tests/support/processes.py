@@ -19,6 +19,8 @@ from time import monotonic
 from types import ModuleType
 from typing import TypeVar
 
+from loong.worker.config import ENVIRONMENT
+
 Result = TypeVar("Result")
 
 CAUSE_SECONDS = 5.0  # after the first failure: another rank's may be why
@@ -100,7 +102,7 @@ def _collect(
 
 
 def _report(connection: Connection, path: str, name: str, rank: int, args: tuple[object, ...]) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= {"OMP_NUM_THREADS": "1", **ENVIRONMENT}
     try:
         result = getattr(load(path), name)(rank, *args)
     except BaseException:
