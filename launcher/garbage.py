@@ -6,7 +6,7 @@ THRESHOLDS = 10_000, 5, 5  # objects that came beyond those that went; looks at 
 
 
 def look_rarely_for_garbage() -> None:
-    """Look at all live objects once 250,000 have come, not 70,000.
+    """Look at all live objects once 360,000 have come, not 85,000.
 
     Of 4,096 live requests such a look takes 18 ms, and all looks took a sixth of the engine's time on 512
     simulated instances; there is hardly any garbage in cycles.

@@ -177,7 +177,7 @@ class Dispatch:
 
 def overdue_first(prefills: Sequence[Prefill], now: float) -> Iterable[Prefill]:
     """In the order in which they may begin: those that have waited for long come before all others."""
-    overdue = [p for p in prefills if p.is_missed and p.is_overdue(now)]  # none is that has not missed it
+    overdue = [p for p in prefills if p.is_missed and p.is_overdue(now)]  # who is overdue has missed
     overdue.sort(key=lambda p: p.view.arrival_time)
     return dict.fromkeys((*overdue, *prefills)) if overdue else prefills
 

@@ -128,7 +128,7 @@ def survey(snapshot: Snapshot) -> Survey:
         _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
-    waiting = [view for view in snapshot.waiting if not (view.is_migrating or view.has_ended)]
+    waiting = [v for v in snapshot.waiting if not (v.is_migrating or v.has_ended)]  # none is in a batch
     if snapshot.most_tokens > capacity:
         waiting = [view for view in waiting if view.num_final_tokens <= capacity]
     return Survey(snapshot, capacity, free, tuple(waiting), _resting_units(resting, snapshot, free))
