@@ -36,9 +36,9 @@ class Coefficients:
     token: float = 20e-6  # computing a token
     attend: float = 0.0  # an attention call a layer
     decode_key: float = 50e-9  # a key and value that single queries meet
-    key: float = 0.0  # a key and value that longer blocks read
+    key: float = 0.0  # a key and value that longer blocks read, unless the step is captured
     pair: float = 10e-9  # a query that meets a key
-    part_pair: float = 0.0  # and in addition if that key is not computed beside it
+    part_pair: float = 0.0  # and in addition, in groups and captured steps, if that is not computed beside it
     ring_key: float = 1e-6  # a key and value that comes round the ring
     sent_query: float = 2e-6  # a query that goes to an instance and comes back
     kept_key: float = 0.0  # a key and value kept from the ring
@@ -83,16 +83,17 @@ class WorkCostModel:
     def instance_time(self, work: InstanceWork, /) -> float:
         """The part of a step that one instance computes by itself."""
         seconds = self.coefficients
-        attention = (
-            seconds.pair * work.num_pairs
-            + seconds.part_pair * work.num_part_pairs
-            + seconds.key * work.num_keys
-        )
-        computing, is_captured = seconds.decode_key * work.num_decode_keys + attention, False
+        is_captured = work.num_tokens > 0 and work.num_keys > 0 and self.captured.has(work)
+        attention = seconds.pair * work.num_pairs
+        if not is_captured:
+            attention += seconds.key * work.num_keys
+        if is_captured or work.num_hops or work.num_sent_queries:
+            attention += seconds.part_pair * work.num_part_pairs
+        computing = seconds.decode_key * work.num_decode_keys + attention
         if work.num_tokens and not work.num_keys:
             computing += hypot(seconds.weights, seconds.token * work.num_tokens)
         elif work.num_tokens:
-            launch = 0.0 if (is_captured := self.captured.has(work)) else self._launch_time(work)
+            launch = 0.0 if is_captured else self._launch_time(work)
             hidden = self.overlap * launch
             floor = seconds.weights + launch - hidden
             computing = max(hidden, computing + hypot(floor, seconds.token * work.num_tokens))
@@ -136,8 +137,8 @@ class WorkCostModel:
             per_prompt=seconds.told_request + seconds.attend * dop,
             floor=seconds.weights + (1 - self.overlap) * launch,
             launch=self.overlap * launch,
-            per_token=seconds.token / dop + seconds.sent_query * (dop - 1) / dop + seconds.key / dop,
-            per_cached_pair=(seconds.pair + seconds.part_pair) / dop,
+            per_token=(seconds.token + seconds.sent_query * (dop - 1) + seconds.key) / dop,
+            per_cached_pair=(seconds.pair + (seconds.part_pair if dop > 1 else 0.0)) / dop,
             per_new_pair=(seconds.pair + seconds.part_pair * (dop - 1) / dop) / (2 * dop),
         )
 

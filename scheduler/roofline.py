@@ -44,7 +44,7 @@ class Device:
 
     linear_flops: float
     attention_flops: float  # of whole prompts
-    part_flops: float  # where the keys come in parts: history, and other devices' keys
+    part_flops: float  # where the keys are of several devices, and where a captured step meets history
     memory_bandwidth: float
     memory_bytes: float
     link_bandwidth: float  # to one other device, one way
@@ -77,8 +77,8 @@ class Device:
 # prompts (batch, beside), and what groups took however little they computed (launches). By puts into a peer's
 # memory: link.
 _H200 = Device(
-    linear_flops=665e12,
-    attention_flops=585e12,
+    linear_flops=645e12,
+    attention_flops=617e12,
     part_flops=470e12,
     memory_bandwidth=3.85e12,
     memory_bytes=143e9,
@@ -105,8 +105,8 @@ _H200 = Device(
 # In proportion to published peaks.
 _H100 = replace(
     _H200,
-    linear_flops=646e12,
-    attention_flops=568e12,
+    linear_flops=627e12,
+    attention_flops=599e12,
     part_flops=456e12,
     memory_bandwidth=2.7e12,
     memory_bytes=80e9,
@@ -114,7 +114,7 @@ _H100 = replace(
 _A100 = replace(
     _H200,
     linear_flops=240e12,
-    attention_flops=180e12,
+    attention_flops=190e12,
     part_flops=145e12,
     memory_bandwidth=1.7e12,
     memory_bytes=80e9,
@@ -157,11 +157,9 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
     query_bytes = shape.num_layers * shape.num_heads * shape.head_dim * shape.element_bytes / tp_size
     num_parameters = shape.num_layer_parameters + shape.num_output_parameters
     pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim
-    part_pair_flops = pair_flops * device.attention_flops / device.part_flops
     num_sums = 2 * shape.num_layers if tp_size > 1 else 0
     summed_bytes = num_sums * shape.hidden_size * shape.element_bytes * (tp_size - 1)  # sent to all others
-    # The keys of a block are copied into a row; its last wave is half empty.
-    idle_pairs = device.wave / 2 / shape.num_heads
+    pair = pair_flops / tp_size / device.attention_flops
     return WorkCostModel(
         Coefficients(
             batch=device.batch_delay,
@@ -184,10 +182,10 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             + summed_bytes / device.link_bandwidth,
             attend=shape.num_layers * device.attend_delay,
             decode_key=kv_bytes / device.memory_bandwidth,
-            key=2 * kv_bytes / device.memory_bandwidth
-            + idle_pairs * part_pair_flops / device.attention_flops,
-            pair=pair_flops / tp_size / device.attention_flops,
-            part_pair=(part_pair_flops - pair_flops) / tp_size / device.attention_flops,
+            # They are copied into a row, and the last wave of queries that meet them is half empty.
+            key=2 * kv_bytes / device.memory_bandwidth + device.wave / 2 / shape.num_heads * pair,
+            pair=pair,
+            part_pair=pair_flops / tp_size / device.part_flops - pair,
             ring_key=kv_bytes / device.link_bandwidth,
             sent_query=2 * query_bytes / device.link_bandwidth,
             kept_key=2 * kv_bytes / device.memory_bandwidth,

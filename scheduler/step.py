@@ -224,7 +224,24 @@ class Step:
         """New tokens on `num_cached` that one instance computes within a step of `budget`."""
         slope = self.alone.per_token + self.alone.per_cached_pair * num_cached
         left, least = budget - self.overhead, InstanceWork(num_keys=num_cached)
-        return self._largest(instance_id, (slope, self.alone.per_new_pair), least, left, dop=1)
+        square, left_here = self.alone.per_new_pair, left - self.used[instance_id]
+        num_tokens = self._largest(instance_id, (slope, square), least, left, dop=1)
+        if num_tokens <= self.min_tokens:
+            return num_tokens
+        # A captured step takes longer to meet a history than the slope says.
+        taken = self._seconds_of_chunk(instance_id, num_cached, num_tokens)
+        steeper = slope * max(1.0, taken / left_here)
+        return self._largest(instance_id, (steeper, square), least, left, dop=1)
+
+    def _seconds_of_chunk(self, instance_id: InstanceId, num_cached: int, num_tokens: int) -> float:
+        """What an instance takes longer with so many new tokens on `num_cached`, all its own."""
+        work = self.count.instances[instance_id].copy()
+        work.num_tokens += num_tokens
+        work.num_blocks += 1
+        work.num_keys += num_cached + num_tokens
+        work.num_pairs += num_tokens * (num_cached + num_tokens / 2)
+        work.num_part_pairs += num_tokens * num_cached
+        return self.cost_model.instance_time(work) - self.used[instance_id]
 
     def _largest(
         self,
@@ -257,7 +274,7 @@ class Step:
         """The tokens that `makers` can compute if queries travel: each attends all to what it holds."""
         each = self.dop / len(makers)  # makes so many stripes of those that all would make
         token, square = each * self.wide.per_token, each * self.wide.per_new_pair
-        pair, left, largest = self.alone.per_cached_pair, budget - self._exchange_overhead, []
+        pair, left, largest = self.dop * self.wide.per_cached_pair, budget - self._exchange_overhead, []
         for instance_id in self.instance_ids:
             num_keys = held.get(instance_id, 0)
             is_maker = instance_id in makers

@@ -92,7 +92,7 @@ def test_a_ring_hides_from_a_length_that_the_model_knows() -> None:
         work = replace(model, coefficients=replace(model.coefficients, ring_key=0.0))
         return seconds(model, num_tokens) == pytest.approx(seconds(work, num_tokens), rel=1e-9)
 
-    assert not is_hidden(2 * 200)
+    assert not is_hidden(2 * 100)
     assert is_hidden(2 * 1600)
     assert seconds(exposed, 3200) > seconds(model, 3200)
 

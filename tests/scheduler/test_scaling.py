@@ -285,7 +285,7 @@ def test_one_that_is_late_goes_on_though_its_share_is_too_short_for_a_chunk(
     for late_share, least in ((0.005, LEAST_CHUNK), (0.0, 0)):
         config = PolicyConfig(target_tpot=0.02, late_share=late_share)
         batch = batch_of(snapshot, H200, config, late_ids=["late"])
-        assert least <= num_computed(batch, "late") <= 20 * least
+        assert least <= num_computed(batch, "late") <= 25 * least
         assert sum(num_computed(batch, view.request_id) for view in soon) > 4 * LEAST_CHUNK
 
 
