@@ -228,9 +228,10 @@ class Step:
         num_tokens = self._largest(instance_id, (slope, square), least, left, dop=1)
         if num_tokens <= self.min_tokens:
             return num_tokens
-        # A captured step takes longer to meet a history than the slope says.
         taken = self._seconds_of_chunk(instance_id, num_cached, num_tokens)
-        steeper = slope * max(1.0, taken / left_here)
+        if taken <= left_here:
+            return num_tokens
+        steeper = slope * taken / left_here  # a captured step takes longer to meet a history
         return self._largest(instance_id, (steeper, square), least, left, dop=1)
 
     def _seconds_of_chunk(self, instance_id: InstanceId, num_cached: int, num_tokens: int) -> float:
@@ -309,9 +310,8 @@ class Step:
         """What an instance would do with the history of a prompt too, if its KV travels."""
         work, num_cached = self.count.instances[instance_id].copy(), sum(held.values())
         work.num_ring_blocks += 1
-        work.num_blocks = (
-            work.num_ring_blocks + self._num_staying
-        )  # one decides for all whether it is captured
+        # One decides for all whether it is captured.
+        work.num_blocks = work.num_ring_blocks + self._num_staying
         work.num_keys += num_cached
         work.num_ring_keys += num_cached - held.get(instance_id, 0)
         work.num_hops = self.dop - 1
