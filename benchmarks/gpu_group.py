@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from one_gpu import PARAMS
 
+from loong.core.events import ProducedToken
 from loong.core.instance import ESPGroup
 from loong.core.instructions import MoveKV, RequestInput, RunBatch
 from loong.core.placement import InstanceId, KVSegment, Placement
@@ -157,9 +158,13 @@ class GpuInstance:
 
     def _run(self, command: RunBatch) -> Ran:
         told_at: list[float] = []
+
+        def report(_step: int, tokens: tuple[ProducedToken, ...]) -> None:
+            if tokens:  # who has none does not wait for its device
+                told_at.append(perf_counter())
+
         begun_at = perf_counter()
-        end = LeaseEnds(_DEADLINE).of(command)
-        self.runner.run(command, end, lambda _step, _tokens: told_at.append(perf_counter()))
+        self.runner.run(command, LeaseEnds(_DEADLINE).of(command), report)
         return Ran(begun_at, told_at)
 
     def _undo(self, command: RunBatch) -> None:
