@@ -38,12 +38,12 @@ class PrepareGrammar:
 
 @dataclass(frozen=True, slots=True)
 class StartTrace:
-    """The worker traces what it does, from the next batch on."""
+    """The worker traces what it does, from its next step on."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTrace:
-    """The worker ends its trace after the batches told before, and writes it to a file of this name."""
+    """The worker ends its trace before its next step, and writes it to a file of this name."""
 
     path: str
 

@@ -72,10 +72,9 @@ class Device:
     overlap: float = 1.0
 
 
-# Measured where four served a mixed load (docs/performance.md): 436 whole prompts of 1,024 to 55,000 tokens
-# (linear, with norms and activations, and attention), rings and chunks behind history (parts), 540 short
-# prompts (batch, beside), and what groups took however little they computed (launches). By puts into a peer's
-# memory: link.
+# Measured (docs/performance.md) by 105 steps of one: linear, with norms and activations, and attention. Where
+# four served a mixed load: rings and chunks behind history (parts), 540 short prompts (batch, beside), and
+# what groups took however little they computed (launches). By puts into a peer's memory: link.
 _H200 = Device(
     linear_flops=645e12,
     attention_flops=617e12,
