@@ -27,3 +27,12 @@ def test_garbage_in_cycles_is_still_found() -> None:
     kept = [[number] for number in range(2 * THRESHOLDS[0])]
     assert found() is None
     assert len(kept) == 2 * THRESHOLDS[0]
+
+
+def test_what_lives_is_looked_at_rarely() -> None:
+    look_rarely_for_garbage()
+    gc.collect()
+    found = ref(Cycle())
+    kept = [[number] for number in range(THRESHOLDS[0] // 2)]
+    assert found() is not None
+    assert len(kept) == THRESHOLDS[0] // 2
