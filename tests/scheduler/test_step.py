@@ -116,9 +116,8 @@ def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data:
     step.reckon()
     count = step.add_striped(view, budget) if dop > 1 else step.add_whole(view, 0, budget)
     if count:
-        assert (
-            0.5 * budget <= step.seconds <= 1.07 * budget
-        )  # reading may be free, and rings launch as if alone
+        # Reading may be free, and a ring counts its launches as if alone.
+        assert 0.5 * budget <= step.seconds <= 1.07 * budget
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
