@@ -97,3 +97,23 @@ def test_what_travels_in_a_captured_step_hides_under_nothing() -> None:
     assert H200.instance_time(longer) - H200.instance_time(still) == pytest.approx(transfer)
     launched, unsent = (replace(work, num_blocks=2) for work in (longer, still))
     assert H200.instance_time(launched) == pytest.approx(H200.instance_time(unsent))
+
+
+@pytest.mark.parametrize(
+    ("work", "reads_keys", "meets_parts"),
+    [
+        (InstanceWork(num_tokens=600, num_keys=30_000), True, False),
+        (InstanceWork(num_tokens=200, num_keys=30_000), False, True),  # captured
+        (InstanceWork(num_tokens=600, num_keys=60_000, num_sent_queries=600), True, True),
+        (replace(RINGED, num_keys=60_000), True, True),
+    ],
+)
+def test_history_is_copied_where_it_is_launched_and_met_in_parts_in_groups_and_captured_steps(
+    work: InstanceWork, reads_keys: bool, meets_parts: bool
+) -> None:
+    work = replace(work, num_pairs=2e9, num_part_pairs=1e9)
+    key, part = (
+        replace(H200, coefficients=replace(H200.coefficients, **{name: 0.0})) for name in ("key", "part_pair")
+    )
+    assert (key.instance_time(work) < H200.instance_time(work)) is reads_keys
+    assert (part.instance_time(work) < H200.instance_time(work)) is meets_parts
