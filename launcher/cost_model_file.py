@@ -12,7 +12,7 @@ from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
 
-FORMAT = 3
+FORMAT = 4
 
 T = TypeVar("T", ModelShape, Coefficients)
 
