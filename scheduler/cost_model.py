@@ -84,10 +84,12 @@ class WorkCostModel:
         """The part of a step that one instance computes by itself."""
         seconds = self.coefficients
         is_captured = work.num_tokens > 0 and work.num_keys > 0 and self.captured.has(work)
+        # Who computes no tokens attends for others.
+        is_in_group = work.num_hops > 0 or work.num_sent_queries > 0 or not work.num_tokens
         attention = seconds.pair * work.num_pairs
         if not is_captured:
             attention += seconds.key * work.num_keys
-        if is_captured or work.num_hops or work.num_sent_queries:
+        if is_captured or is_in_group:
             attention += seconds.part_pair * work.num_part_pairs
         computing = seconds.decode_key * work.num_decode_keys + attention
         if work.num_tokens and not work.num_keys:

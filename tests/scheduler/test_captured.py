@@ -106,6 +106,7 @@ def test_what_travels_in_a_captured_step_hides_under_nothing() -> None:
         (InstanceWork(num_tokens=200, num_keys=30_000), False, True),  # captured
         (InstanceWork(num_tokens=600, num_keys=60_000, num_sent_queries=600), True, True),
         (replace(RINGED, num_keys=60_000), True, True),
+        (InstanceWork(num_keys=60_000), True, True),  # it attends for others alone
     ],
 )
 def test_history_is_copied_where_it_is_launched_and_met_in_parts_in_groups_and_captured_steps(
