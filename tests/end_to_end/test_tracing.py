@@ -35,16 +35,21 @@ def test_a_trace_tells_what_every_worker_did_and_where_it_began(tmp_path: Path) 
 def test_a_trace_begins_and_ends_while_a_lease_goes_on(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "2", "--trace-dir", "traces") as server:
         stream = server.client.completions.create(
-            model="loong-tiny", prompt=[5] * 40, max_tokens=3000, stream=True
+            model="loong-tiny",
+            prompt=[5] * 40,
+            max_tokens=100_000,
+            stream=True,
+            extra_body={"ignore_eos": True},
         )
         tokens = iter(stream)
-        for _ in range(20):
-            next(tokens)
+        next(tokens)
         post(f"{server.url}/start_profile")
-        for _ in range(300):
+        target = server.metric("vllm:generation_tokens_total") + 100  # some had been computed before
+        while server.metric("vllm:generation_tokens_total") < target:
             next(tokens)
         written = Path(post(f"{server.url}/stop_profile")["trace"])
-        assert sum(1 for _ in tokens) > 1000, "the request had not ended"
+        assert server.metric("vllm:num_requests_running") == 1, "the trace ended with the request"
+        stream.close()
     names = [event.get("name") for event in json.loads((tmp_path / written).read_text())["traceEvents"]]
     assert names.count("step") > 0
 

@@ -1,4 +1,6 @@
 import asyncio
+import gc
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -12,6 +14,14 @@ from loong.server.large_json import compile_ahead
 
 BIG = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 LOOSE_SECONDS = 0.4  # on any machine; `benchmarks/loop_stalls.py` has the bound that is meant
+
+
+@pytest.fixture(autouse=True)
+def _garbage_of_other_tests_is_not_looked_at() -> Iterator[None]:
+    """A collection of all that a long test run keeps takes longer than any request."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 async def test_a_long_trace_does_not_hold_up_the_others(serving: Serving) -> None:

@@ -39,9 +39,9 @@ LARGE_REQUESTS: Mapping[str, tuple[str, dict[str, object]]] = {
 
 
 class Stalls:
-    """The longest time between two turns of the loop so far, in seconds; in all, and in which we computed.
+    """The longest time between two turns of the loop so far, in seconds; in all, and in which it computed.
 
-    The second does not count what other processes take, so a test can bound it on a busy machine.
+    The second does not count what other threads and processes take, so a test can bound it on a busy machine.
     """
 
     longest = 0.0
@@ -50,10 +50,10 @@ class Stalls:
     async def watch(self) -> None:
         """Until cancelled; a turn is due every millisecond."""
         while True:
-            before, before_computing = time.monotonic(), time.process_time()
+            before, before_computing = time.monotonic(), time.thread_time()
             await asyncio.sleep(0.001)
             seconds = time.monotonic() - before - 0.001
-            computing = time.process_time() - before_computing
+            computing = time.thread_time() - before_computing
             self.longest = max(self.longest, seconds)
             self.longest_computing = max(self.longest_computing, min(seconds, computing))
 
