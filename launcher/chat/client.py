@@ -55,9 +55,11 @@ class ChatServer:
                         if (data := line[5:].strip()) == b"[DONE]":
                             return
                         yield _text(json.loads(data))
+            except ConnectionResetError:
+                pass
             except (ValueError, OSError, http.client.HTTPException) as error:
                 raise ChatError(f"the answer broke off: {error}") from None
-            raise ChatError("the answer broke off: the server hung up")  # which looks like any end of lines
+            raise ChatError("the answer broke off: the server hung up")  # mostly, that looks like an end
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.base_url)
