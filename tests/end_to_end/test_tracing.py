@@ -12,7 +12,9 @@ def test_a_trace_tells_what_every_worker_did_and_where_it_began(tmp_path: Path) 
     arguments = ("--num-instances", "2", "--policy", "static-sp", "--trace-dir", "traces")
     with served(tmp_path, *arguments) as server:
         post(f"{server.url}/start_profile")
-        server.client.completions.create(model="loong-tiny", prompt=[5] * 40, max_tokens=5)
+        server.client.completions.create(
+            model="loong-tiny", prompt=[5] * 40, max_tokens=5, extra_body={"ignore_eos": True}
+        )
         written = Path(post(f"{server.url}/stop_profile")["trace"])
         post(f"{server.url}/start_profile")  # a second trace begins anew
         again = Path(post(f"{server.url}/stop_profile")["trace"])
