@@ -212,8 +212,6 @@ class InFlightBatch:
         if plan.num_steps in (1, live.num_batch_tokens):
             return writes
         stop = plan.blocks_of(request_id)[0].positions.start + live.num_batch_tokens
-        if all(segment.positions.stop <= stop for segment in writes):
-            return writes
         return tuple(
             KVSegment(request_id, range(p.start, min(p.stop, stop), p.step), segment.instance_id)
             for segment in writes

@@ -94,6 +94,9 @@ def with_query(batch: BatchPlan, index: int, **changes: object) -> BatchPlan:
 
 
 OFF_MASTER = replace(LEASE, writes=(segment("old", range(9, 17), 0), LEASE.writes[1]))
+LEAVING_MASTER = replace(
+    LEASE, writes=(segment("old", range(9, 13), 1), segment("old", range(13, 17), 0), LEASE.writes[1])
+)
 RETAINED = replace(PREFILL, writes=(segment("new", range(10), 1),))
 WITH_ATTENTION = BatchPlan(
     ESPGroup((2, 3)), (QueryBlock("new", range(10), 2, Transfer.KV),), (segment("new", range(10), 3),)
@@ -215,6 +218,7 @@ def test_only_decode_tokens_whose_queries_travel_take_a_lease(batch: BatchPlan, 
         (replace(PREFILL, writes=(segment("new", range(10), 0),)), r"instance 0 .* not in group \(2, 1\)"),
         (replace(PREFILL, writes=(*PREFILL.writes, segment("old", range(9, 10), 1))), "KV of .*old"),
         (OFF_MASTER, "stored where it is not made"),
+        (LEAVING_MASTER, "stored where it is not made"),
         (
             replace(LEASE, writes=(LEASE.writes[0], segment("short", range(9, 17), 0))),
             "writes of request short are not positions 9 to 11",
