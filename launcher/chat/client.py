@@ -56,10 +56,10 @@ class ChatServer:
                             return
                         yield _text(json.loads(data))
             except ConnectionResetError:
-                pass
+                pass  # told below: a server that goes away ends its answer so, or cleanly and too early
             except (ValueError, OSError, http.client.HTTPException) as error:
                 raise ChatError(f"the answer broke off: {error}") from None
-            raise ChatError("the answer broke off: the server hung up")  # mostly, that looks like an end
+            raise ChatError("the answer broke off: the server hung up")
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.base_url)

@@ -13,7 +13,7 @@ from loong.server.engine_client import EngineLimits
 from loong.server.large_json import compile_ahead
 
 BIG = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
-LOOSE_SECONDS = 0.4  # on any machine; `benchmarks/loop_stalls.py` has the bound that is meant
+MOST_IN_A_TURN = 0.2  # of what a request computes; `benchmarks/loop_stalls.py` bounds it in seconds
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ async def test_a_long_trace_does_not_hold_up_the_others(serving: Serving) -> Non
         answer = await asyncio.to_thread(httpx.get, f"{url}/trace", timeout=60)
     assert answer.status_code == 200
     assert len(answer.content) > 10_000_000
-    assert stalls.longest_computing < LOOSE_SECONDS
+    assert stalls.largest_share < MOST_IN_A_TURN
 
 
 @pytest.mark.parametrize("name", LARGE_REQUESTS)
@@ -40,4 +40,4 @@ async def test_a_large_request_does_not_hold_up_the_others(serving: Serving, nam
     request = request_bytes(name)
     async with serving(ScriptedEngine(limits=BIG)) as url, watched() as stalls:
         assert await asyncio.to_thread(send_and_wait, url, request) == 200
-    assert stalls.longest_computing < LOOSE_SECONDS
+    assert stalls.largest_share < MOST_IN_A_TURN

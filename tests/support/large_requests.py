@@ -39,13 +39,20 @@ LARGE_REQUESTS: Mapping[str, tuple[str, dict[str, object]]] = {
 
 
 class Stalls:
-    """The longest time between two turns of the loop so far, in seconds; in all, and in which it computed.
+    """The longest time between two turns of the loop so far and the most that it computed in one, in seconds.
 
-    The second does not count what other threads and processes take, so a test can bound it on a busy machine.
+    The second does not count what other threads and processes take. `computed` is what all threads of this
+    process did, once the watch is over: a share of that can be bounded on any machine, however busy.
     """
 
     longest = 0.0
     longest_computing = 0.0
+    computed = 0.0
+
+    @property
+    def largest_share(self) -> float:
+        """Of all that was computed, the part that was computed in one turn of the loop."""
+        return self.longest_computing / self.computed
 
     async def watch(self) -> None:
         """Until cancelled; a turn is due every millisecond."""
@@ -53,21 +60,21 @@ class Stalls:
             before, before_computing = time.monotonic(), time.thread_time()
             await asyncio.sleep(0.001)
             seconds = time.monotonic() - before - 0.001
-            computing = time.thread_time() - before_computing
             self.longest = max(self.longest, seconds)
-            self.longest_computing = max(self.longest_computing, min(seconds, computing))
+            self.longest_computing = max(self.longest_computing, time.thread_time() - before_computing)
 
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Stalls]:
     """What is found while the context lasts."""
-    stalls = Stalls()
+    stalls, before = Stalls(), time.process_time()
     watching = asyncio.create_task(stalls.watch())
     try:
         yield stalls
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+        stalls.computed = time.process_time() - before
 
 
 def request_bytes(name: str) -> bytes:
