@@ -12,7 +12,7 @@ from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
 
-FORMAT = 4
+FORMAT = 5
 
 T = TypeVar("T", ModelShape, Coefficients)
 
@@ -31,7 +31,9 @@ class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     square: int
     largest_square: int
-    queries: int
+    least_queries: int
+    few_queries: int
+    many_queries: int
     most_queries: int
     keys: int
     most_keys: int
@@ -137,10 +139,11 @@ def _fit(tiles: AttentionTiles) -> bool:
     if min(msgspec.structs.astuple(tiles)) < 1:
         return False
     pairs = (
-        (tiles.square, tiles.queries),
+        (tiles.square, tiles.many_queries),
         (tiles.square, tiles.keys),
         (tiles.largest_square, tiles.square),
-        (tiles.most_queries, tiles.queries),
+        (tiles.many_queries, tiles.few_queries),
+        (tiles.most_queries, tiles.many_queries),
         (tiles.most_keys, tiles.keys),
     )
-    return not any(large % small for large, small in pairs)
+    return tiles.least_queries >= tiles.few_queries and not any(large % small for large, small in pairs)

@@ -60,7 +60,7 @@ class Device:
     request_delay: float = 0.0  # to tell an instance of one
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
     segment_delay: float = 0.0  # to find one segment of KV
-    wave: int = 0  # rows of queries, of all heads, that are attended at once
+    block: int = 0  # queries of a head that are attended at once
     captured: CapturedSteps = NOTHING_CAPTURED
     launch: float = 0.0  # a layer: to start the kernels of a prompt
     mixed_launch: float = 0.0  # and of decodes beside it
@@ -91,7 +91,7 @@ _H200 = Device(
     batch_delay=2e-3,
     beside_delay=1.5e-3,
     request_delay=7e-5,
-    wave=132 * 128,
+    block=128,
     captured=_CAPTURED,
     launch=3.7e-4,
     mixed_launch=3.7e-4,
@@ -122,7 +122,6 @@ _A100 = replace(
     all_reduce_delay=15e-6,
     exchange_delay=54e-6,
     hop_delay=15e-6,
-    wave=108 * 128,
 )
 _A800 = replace(_A100, link_bandwidth=170e9)
 # A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
@@ -181,8 +180,8 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             + summed_bytes / device.link_bandwidth,
             attend=shape.num_layers * device.attend_delay,
             decode_key=kv_bytes / device.memory_bandwidth,
-            # They are copied into a row, and the last wave of queries that meet them is half empty.
-            key=2 * kv_bytes / device.memory_bandwidth + device.wave / 2 / shape.num_heads * pair,
+            # They are copied into a row, and the last block of queries that meets them is half empty.
+            key=2 * kv_bytes / device.memory_bandwidth + device.block / 2 * pair,
             pair=pair,
             part_pair=pair_flops / tp_size / device.part_flops - pair,
             ring_key=kv_bytes / device.link_bandwidth,

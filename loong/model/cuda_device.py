@@ -14,6 +14,11 @@ from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.model.tiles import Cut, Tile, TileSizes, cut_tiles
 
+_BLOCK = 128  # queries of a head that a multiprocessor attends at a time
+_PIECES = 2, 4, 8
+_LEAST_PIECE = 2048  # keys
+_MERGING = 0.01  # of the time, for each piece
+
 
 class CudaDevice:
     """See Device. `dtype` is the model's: cuDNN takes no float32. `sizes` are of the tiles left to it."""
@@ -164,9 +169,28 @@ def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial
 
 
 def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool) -> Partial:
-    """Attention of q [T, H, D] over kv [S, 2, K, D]: out [1, T, H, D] in q's dtype, lse [1, T, H]."""
-    k, v = (part.transpose(0, 1)[None] for part in kv.unbind(1))
+    """Attention of q [T, H, D] over kv [S, 2, K, D], in P pieces: out [P, T, H, D] of q, lse [P, T, H].
+
+    A causal square has one piece; in how many a rectangle's keys are cut follows from the shapes alone.
+    """
+    num_pieces = 1 if is_causal else _num_pieces(q, len(kv))
+    pieces = kv.view(num_pieces, -1, *kv.shape[1:])
+    k, v = (part.transpose(1, 2) for part in pieces.unbind(2))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q.transpose(0, 1)[None], k, v, None, True, 0.0, is_causal, False, scale=scale
+        q.transpose(0, 1).expand(num_pieces, -1, -1, -1), k, v, None, True, 0.0, is_causal, False, scale=scale
     )
-    return Partial(out.transpose(1, 2), lse.view(1, *lse.shape[1:3]).transpose(1, 2))
+    return Partial(out.transpose(1, 2), lse.view(*lse.shape[:3]).transpose(1, 2))
+
+
+def _num_pieces(q: Tensor, num_keys: int) -> int:
+    """Into how many pieces keys are cut, so that the last blocks of queries leave few multiprocessors idle.
+
+    One that attends a block to all keys takes as long whether the others have one or not.
+    """
+    num_processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    num_blocks = -(-len(q) // _BLOCK) * q.shape[1]
+
+    def time(num_pieces: int) -> float:
+        return -(-num_blocks * num_pieces // num_processors) / num_pieces * (1 + _MERGING * num_pieces)
+
+    return min((1, *(n for n in _PIECES if num_keys >= n * _LEAST_PIECE)), key=time)

@@ -34,7 +34,7 @@ class TileMeasurer:
         """The usual sizes, but for the least ones: those from which on cuDNN is the quicker."""
         return TileSizes.usual()._replace(
             square=self._least(SQUARES, self.square),
-            queries=self._least(QUERIES, lambda size: self.rectangle(size, _LONG)),
+            least_queries=self._least(QUERIES, lambda size: self.rectangle(size, _LONG)),
             keys=self._least(KEYS, lambda size: self.rectangle(_LONG // 2, size)),
         )
 

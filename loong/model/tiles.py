@@ -11,6 +11,7 @@ from typing import NamedTuple
 from loong.kernels.attend_task import AttendTask
 
 _MOST_LEFT = 1 / 4  # of a square's queries, behind it
+_WIDE = 4  # times the least keys; a host takes longer for a few queries of less than a GPU does
 
 
 class Tile(NamedTuple):
@@ -33,14 +34,17 @@ class Tile(NamedTuple):
 
 
 class TileSizes(NamedTuple):
-    """Which tiles there are: squares of multiples of `square`, which is one of `queries` and of `keys`.
+    """Which tiles there are: squares of multiples of `square`, which is one of `many_queries` and of `keys`.
 
-    Rectangles have multiples of `queries`, and `keys` times a power of two, as `most_keys` is one.
+    Rectangles are cut from `least_queries` on. They have multiples of `many_queries`, or fewer, which are
+    multiples of `few_queries`; and `keys` times a power of two, as `most_keys` is one.
     """
 
     square: int
     largest_square: int
-    queries: int
+    least_queries: int
+    few_queries: int
+    many_queries: int
     most_queries: int
     keys: int
     most_keys: int
@@ -51,7 +55,9 @@ class TileSizes(NamedTuple):
         return cls(
             square=8192,
             largest_square=65536,  # cuDNN is 8 % slower at twice that: a head's KV is then beyond the cache
-            queries=512,
+            least_queries=256,
+            few_queries=128,
+            many_queries=512,
             most_queries=4096,
             keys=2048,
             most_keys=65536,
@@ -61,7 +67,8 @@ class TileSizes(NamedTuple):
         """A tile of every shape."""
         for size in range(self.square, self.largest_square + 1, self.square):
             yield Tile(0, size, 0, size, is_causal=True)
-        for num_queries in range(self.queries, self.most_queries + 1, self.queries):
+        few = range(self.few_queries, self.many_queries, self.few_queries)
+        for num_queries in (*few, *range(self.many_queries, self.most_queries + 1, self.many_queries)):
             num_keys = self.keys
             while num_keys <= self.most_keys:
                 yield Tile(0, num_queries, 0, num_keys, is_causal=False)
@@ -76,7 +83,9 @@ class Cut(NamedTuple):
 
     @property
     def is_merged(self) -> bool:
-        """Whether some query is in several of all these."""
+        """Whether some query is in several of all these, or in a rectangle, whose keys may come in pieces."""
+        if not all(tile.is_causal for tile in self.tiles):
+            return True
         rows = [(tile.rows.start, tile.rows.stop) for tile in self.tiles]
         rows += [(task.query_row, task.query_row + task.num_queries) for task in self.rest]
         return any(stop > following for (_, stop), (following, _) in pairwise(sorted(rows)))
@@ -104,7 +113,7 @@ def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
 
 def _num_keys_of_rectangle(task: AttendTask, sizes: TileSizes) -> int:
     """How many of the first keys, which every query sees, make rectangles with all of the queries."""
-    if task.num_queries < sizes.queries:
+    if task.num_queries < sizes.least_queries:
         return 0
     num_seen = min(_num_seen_by_first(task), task.num_keys)
     return num_seen // sizes.keys * sizes.keys
@@ -142,22 +151,38 @@ def _squares(square: Tile, sizes: TileSizes) -> Iterator[Tile]:
 def _rectangles(query_row: int, num_queries: int, keys: range, sizes: TileSizes) -> Iterator[Tile]:
     """All of a rectangle of enough queries, and keys a multiple of the least; same keys follow each other.
 
-    Its parts have as few queries together as multiples of `queries` can; the last one repeats some where they
-    are more than there are.
+    The last of its parts repeats some queries where the parts have more than there are.
     """
-    num_parts = -(-num_queries // sizes.most_queries)
-    if num_queries % sizes.queries:
-        num_parts = max(2, num_parts)
-    least, num_larger = divmod(-(-num_queries // sizes.queries), num_parts)
-    parts = [(least + (part < num_larger)) * sizes.queries for part in range(num_parts)]
     width = sizes.most_keys
     while keys:
         while width > len(keys):
             width //= 2
+        parts = _parts(num_queries, width, sizes)
         for start, size in zip(accumulate(parts, initial=0), parts, strict=False):
             first = min(start, num_queries - size)
             yield Tile(query_row + first, size, keys.start, width, is_causal=False, num_extra=start - first)
         keys = keys[width:]
+
+
+def _parts(num_queries: int, num_keys: int, sizes: TileSizes) -> list[int]:
+    """How many queries each of a rectangle's tiles has, none more than there are: as few in all as can be."""
+    is_fine = num_keys >= _WIDE * sizes.keys or num_queries < sizes.many_queries
+    many, few = sizes.many_queries, sizes.few_queries if is_fine else sizes.many_queries
+    needed = -(-num_queries // few) * few
+    left = needed % many
+    parts = _even_parts(needed - left, many, -(-(needed - left) // sizes.most_queries))
+    parts += [left] if left else []
+    if parts == [needed] and needed > num_queries:
+        return _even_parts(needed, few if needed <= many else many, 2)
+    return parts
+
+
+def _even_parts(total: int, unit: int, num_parts: int) -> list[int]:
+    """So many parts of `total`, all multiples of `unit`; none of nothing."""
+    if not total:
+        return []
+    least, num_larger = divmod(total // unit, num_parts)
+    return [(least + (part < num_larger)) * unit for part in range(num_parts)]
 
 
 def _after_queries(task: AttendTask, num_done: int) -> AttendTask:

@@ -64,19 +64,22 @@ def test_what_is_written_is_read(path: Path) -> None:
     assert model.first_host_tier_id == 3
 
 
+SIZES = (4096, 65536, 256, 128, 512, 4096, 1024, 65536)  # of tiles
+
+
 def test_tiles_are_those_that_were_measured_if_any_were(path: Path, tmp_path: Path) -> None:
     assert chosen_tiles(None) is None
     assert chosen_tiles(path) is None
-    tiles = AttentionTiles(4096, 65536, 256, 4096, 1024, 65536)
+    tiles = AttentionTiles(*SIZES)
     other = tmp_path / "with-tiles.json"
     write_cost_model(msgspec.structs.replace(FILE, attention_tiles=tiles), other)
-    assert chosen_tiles(other) == (4096, 65536, 256, 4096, 1024, 65536)
+    assert chosen_tiles(other) == SIZES
 
 
 def test_tiles_that_are_no_multiples_of_one_another_are_refused(path: Path) -> None:
-    names = ("square", "largest_square", "queries", "most_queries", "keys", "most_keys")
-    for sizes in ((4096, 65536, 256, 4096, 1000, 65536), (0, 65536, 256, 4096, 1024, 65536)):
-        rewrite(path, attention_tiles=dict(zip(names, sizes, strict=True)))
+    tiles = msgspec.structs.asdict(AttentionTiles(*SIZES))
+    for wrong in ({"keys": 1000}, {"square": 0}, {"few_queries": 192}, {"least_queries": 64}):
+        rewrite(path, attention_tiles={**tiles, **wrong})
         with pytest.raises(ConfigError, match="do not fit each other"):
             read_cost_model(path)
 

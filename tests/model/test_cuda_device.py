@@ -48,13 +48,29 @@ def test_tiles_and_the_rest_attend_what_the_whole_does(tasks: Sequence[AttendTas
     assert_close(*found)
 
 
-@pytest.mark.parametrize("num_tiles", [1, 3])
-def test_tiles_that_are_merged_with_nothing_tell_what_others_need_to_merge_them(num_tiles: int) -> None:
-    cuda, num_queries = CudaDevice(0, torch.bfloat16), 512 + 4096 * (num_tiles - 1)
+@pytest.mark.parametrize("num_queries", [256, 300, 512, 5000])
+def test_rectangles_are_merged_with_one_another_and_tell_what_others_need_to_merge_them(
+    num_queries: int,
+) -> None:
     q = torch.randn(num_queries, 8, 128, dtype=torch.bfloat16, device="cuda:0")
-    kv = torch.randn(4096, 2, 2, 128, dtype=torch.bfloat16, device="cuda:0")
-    table = cuda.table([AttendTask.full(0, num_queries, 0, 4096)])
-    assert (len(table.tiles), len(table.tasks), table.is_merged) == (num_tiles, 0, False)
+    kv = torch.randn(32768, 2, 2, 128, dtype=torch.bfloat16, device="cuda:0")
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        cuda = CudaDevice(0, dtype)
+        table = cuda.table([AttendTask.full(0, num_queries, 0, len(kv))])
+        assert (len(table.tasks) == 0) == table.is_merged == (dtype == torch.bfloat16)
+        total = Partial.unseen(q, is_merged=True)
+        cuda.attend_blocks(q, kv, table, scale=128**-0.5, total=total)
+        found.append(total)
+    assert_close(*found)
+
+
+def test_a_square_that_is_merged_with_nothing_tells_what_others_need_to_merge_it() -> None:
+    cuda, tasks = CudaDevice(0, torch.bfloat16), [AttendTask.causal(0, range(8192), 0, range(8192))]
+    q = torch.randn(8192, 8, 128, dtype=torch.bfloat16, device="cuda:0")
+    kv = torch.randn(8192, 2, 2, 128, dtype=torch.bfloat16, device="cuda:0")
+    table = cuda.table(tasks)
+    assert (len(table.tiles), len(table.tasks), table.is_merged) == (1, 0, False)
     found = []
     for is_merged in (False, True):
         total = Partial.unseen(q, is_merged=is_merged)

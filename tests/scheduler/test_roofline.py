@@ -77,7 +77,7 @@ def test_a_slower_link_costs_only_what_travels() -> None:
 def test_a_ring_hides_from_a_length_that_the_model_knows() -> None:
     """Transfers grow with the stripe, attention with its square."""
     free = replace(
-        H200, captured=NOTHING_CAPTURED, hop_delay=0.0, launch=0.0, ring_launch=0.0, hop_launch=0.0, wave=0
+        H200, captured=NOTHING_CAPTURED, hop_delay=0.0, launch=0.0, ring_launch=0.0, hop_launch=0.0, block=0
     )
     model = roofline(LLAMA_8B, free)
     exposed = replace(model, overlap=0.0)
