@@ -14,7 +14,8 @@ from loong.kernels import Partial
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable, Device
 
-_LEAST_COPIED, _MOST_COPIED = 256, 1 << 18  # queries at least, and keys at most: a GiB or so
+_LEAST_IN_ROW = 256  # queries, from which keys had better be in a row
+_MOST_COPIED = 1 << 18  # keys: a GiB or so
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,14 @@ class Singles:
 class PoolAttention:
     """What some queries attend; no query is in two parts.
 
-    Many queries are quicker if the keys of the tables are copied out of the pool first, into a row.
+    Many queries are quicker if the keys of the tables are in a row, copied out of the pool if not there.
     """
 
     singles: Singles | None
     slots: Tensor  # [N] int64, of the keys of the tables
     tables: tuple[AttendTable, ...]
     is_copied: bool
+    in_row: slice | None = None  # the slots, where they follow each other in the pool
 
     @property
     def is_merged(self) -> bool:
@@ -53,7 +55,9 @@ class PoolAttention:
             device.attend_slots(q[rows], kv, self.singles.lists, scale=scale, out=part)
             device.merge_into(total, Partial(part.out[None], part.lse[None]), rows)
         slots: Tensor | None = self.slots
-        if self.is_copied:
+        if self.in_row is not None:
+            kv, slots = kv[self.in_row], None
+        elif self.is_copied:
             row = kv.new_empty(len(self.slots), *kv.shape[1:])
             device.copy_rows(kv, row, source_rows=self.slots, target_rows=None)
             kv, slots = row, None
@@ -87,5 +91,14 @@ def pool_attention(
     if single_rows:
         lists = SlotLists(*map(device.upload, SlotLists.of(single_slots)))
         singles = Singles(device.upload(torch.tensor(single_rows)), lists)
-    is_copied = num_queries >= _LEAST_COPIED and num_slots <= _MOST_COPIED
-    return PoolAttention(singles, device.upload(concatenate(slots)), tables_of(tasks, device), is_copied)
+    key_slots, is_many = concatenate(slots), num_queries >= _LEAST_IN_ROW
+    in_row = _as_row(key_slots) if is_many else None
+    is_copied = is_many and in_row is None and num_slots <= _MOST_COPIED
+    return PoolAttention(singles, device.upload(key_slots), tables_of(tasks, device), is_copied, in_row)
+
+
+def _as_row(slots: Tensor) -> slice | None:
+    """The same slots [n], one or more, if each follows the one before."""
+    first = int(slots[0])
+    row = slice(first, first + len(slots))
+    return row if torch.equal(slots, torch.arange(row.start, row.stop)) else None

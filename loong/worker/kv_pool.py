@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loong.core.errors import InvalidPlanError
 from loong.core.placement import OwnerId
+from loong.worker.free_slots import FreeSlots
 
 _NO_SLOT = -1
 _WORD = torch.int64
@@ -22,9 +23,9 @@ class KVPool:
 
     A slot is one token's room in every layer, K beside V. Each owner maps positions to slots; owners that
     share a prefix map its positions to the same slots, and a slot is free when no owner maps to it. Any
-    thread may take and release slots. A released slot is handed out next, so release nothing that a running
-    step may still use. Slots are int64, on the host, and in the order of the positions asked for; KV is on
-    `device`.
+    thread may take and release slots. A released slot may be handed out next, so release nothing that a
+    running step may still use. Slots are int64, on the host, and in the order of the positions asked for; KV
+    is on `device`.
     """
 
     def __init__(
@@ -40,11 +41,10 @@ class KVPool:
         self._kv = torch.empty(shape, dtype=dtype, device=device)
         self._layers = self._kv.unbind()
         self.device = device
-        self._stack = np.arange(num_slots - 1, -1, -1)  # of free slots: the last is handed out next
-        self._num_free = num_slots  # of the stack
+        self._free = FreeSlots(num_slots)
         self._num_owners = np.zeros(num_slots, dtype=np.int32)
         self._maps: dict[OwnerId, _PositionMap] = {}
-        self._lock = Lock()  # guards the four above
+        self._lock = Lock()  # guards the three above
 
     @property
     def num_layers(self) -> int:
@@ -54,27 +54,27 @@ class KVPool:
     @property
     def num_free(self) -> int:
         """Slots that no owner maps to."""
-        return self._num_free
+        return len(self._free)
 
     @property
     def num_used(self) -> int:
         """Slots that some owner maps to; shared ones count once."""
         return len(self._num_owners) - self.num_free
 
-    def allocate(self, owner_id: OwnerId, positions: range) -> Tensor:
+    def allocate(self, owner_id: OwnerId, positions: range, num_expected: int = 0) -> Tensor:
         """Take a free slot for each of `positions` and return them, [n].
 
-        Raises InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
+        That the owner is expected to need `num_expected` in all tells where they had better be. Raises
+        InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
         """
         with self._lock:
-            first = self._num_free - len(positions)
-            if first < 0:
+            if len(positions) > len(self._free):
                 raise InvalidPlanError(
                     f"{owner_id} is to store {len(positions)} tokens, but {self.num_free} slots are free"
                 )
-            slots = self._stack[first : self._num_free][::-1].copy()
-            self._map(owner_id, positions, slots)
-            self._num_free = first
+            position_map = self._unmapped(owner_id, positions)
+            slots = self._free.take(len(positions), position_map.last_slot, num_expected)
+            self._map(owner_id, position_map, positions, slots)
         return torch.from_numpy(slots)
 
     def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
@@ -88,7 +88,8 @@ class KVPool:
         Raises InvalidPlanError, and shares none, if one has no slot there, or has one here.
         """
         with self._lock:
-            self._map(other_owner_id, positions, self._mapped(owner_id, positions))
+            position_map = self._unmapped(other_owner_id, positions)
+            self._map(other_owner_id, position_map, positions, self._mapped(owner_id, positions))
 
     def release(self, owner_id: OwnerId) -> None:
         """Take everything from an owner, who need not have anything."""
@@ -137,12 +138,16 @@ class KVPool:
             )
         return known.copy()
 
-    def _map(self, owner_id: OwnerId, positions: range, slots: Slots) -> None:
+    def _unmapped(self, owner_id: OwnerId, positions: range) -> "_PositionMap":
+        """What an owner has, which is none of `positions`."""
         position_map = self._map_of(owner_id)
         if num_mapped := _num_mapped(position_map.view(positions)):
             raise InvalidPlanError(
                 f"{num_mapped} of the {len(positions)} positions {positions} of {owner_id} have a slot"
             )
+        return position_map
+
+    def _map(self, owner_id: OwnerId, position_map: "_PositionMap", positions: range, slots: Slots) -> None:
         if positions:
             position_map.write(positions, slots)
             self._maps[owner_id] = position_map
@@ -153,9 +158,7 @@ class KVPool:
 
     def _unmap(self, slots: Slots) -> None:
         self._num_owners[slots] -= 1
-        freed = slots[self._num_owners[slots] == 0]
-        self._stack[self._num_free : self._num_free + len(freed)] = freed[::-1]
-        self._num_free += len(freed)
+        self._free.give(slots[self._num_owners[slots] == 0])
 
 
 def _words(kv: Tensor) -> Tensor:
@@ -169,6 +172,7 @@ class _PositionMap:
     def __init__(self) -> None:
         self._slots = np.empty(0, dtype=np.int64)
         self._num_mapped = 0
+        self.last_slot: int | None = None  # that was written
 
     @property
     def capacity(self) -> int:
@@ -192,6 +196,7 @@ class _PositionMap:
             self._slots = grown
         self.view(positions)[:] = slots
         self._num_mapped += len(slots)
+        self.last_slot = int(slots[-1])
 
     def clear(self, positions: range) -> Slots:
         """Forget the slots of `positions`, and return those there were."""

@@ -133,14 +133,6 @@ def test_the_whole_pool_can_be_taken_however_fragmented() -> None:
     assert (pool.num_free, pool.num_used) == (0, NUM_SLOTS)
 
 
-def test_what_was_released_last_is_handed_out_next_in_the_same_order() -> None:
-    pool = make_pool()
-    pool.allocate("kept", range(5))
-    first = pool.allocate("a", range(7))
-    pool.release("a")
-    assert torch.equal(pool.allocate("b", range(100, 107)), first)
-
-
 def test_the_slots_of_a_stripe_come_in_the_order_of_its_positions() -> None:
     pool = make_pool()
     slots = pool.allocate("a", range(1, 41, 4))
@@ -154,7 +146,8 @@ def test_slots_that_were_given_out_do_not_change_with_the_map() -> None:
     taken = pool.allocate("a", range(3))
     found = pool.slots("a", range(3))
     pool.release("a")
-    assert found.tolist() == taken.tolist() == [0, 1, 2]
+    assert found.tolist() == taken.tolist()
+    assert set(taken.tolist()) <= set(range(NUM_SLOTS))
 
 
 def test_a_row_is_the_keys_and_values_of_one_token_in_one_layer() -> None:
@@ -165,7 +158,9 @@ def test_a_row_is_the_keys_and_values_of_one_token_in_one_layer() -> None:
     kv = pool.gather(torch.arange(NUM_SLOTS))
     assert kv.shape == (NUM_LAYERS, NUM_SLOTS, 2, NUM_KV_HEADS, HEAD_DIM)
     assert kv[1, slots].flatten(1).tolist() == [[1.0] * 12 + [2.0] * 12] * 2
-    assert kv[1, 2:].isnan().all()
+    others = torch.ones(NUM_SLOTS, dtype=torch.bool)
+    others[slots] = False
+    assert kv[1, others].isnan().all()
     assert kv[0].isnan().all()
 
 

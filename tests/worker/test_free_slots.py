@@ -1,0 +1,84 @@
+"""Slots are handed out once, and so that the KV of a long prompt lies in a row."""
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from numpy.typing import NDArray
+
+from loong.worker import free_slots
+from loong.worker.free_slots import FreeSlots
+
+NUM_SLOTS = 64
+
+
+class FreeSlotsMachine(RuleBasedStateMachine):
+    """Against a set of what is free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots, self.free = FreeSlots(NUM_SLOTS), set(range(NUM_SLOTS))
+        self.taken: list[list[int]] = []
+
+    @rule(number=st.integers(0, 20), goes_on=st.booleans(), expected=st.sampled_from([0, 1 << 20]))
+    def take(self, number: int, goes_on: bool, expected: int) -> None:
+        number = min(number, len(self.free))
+        before = self.taken[-1] if goes_on and self.taken else []
+        new = self.slots.take(number, before[-1] if before else None, expected).tolist()
+        assert len(new) == len(set(new)) == number
+        assert self.free >= set(new)
+        self.free -= set(new)
+        self.taken.append(new)
+
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        used = sorted(set(range(NUM_SLOTS)) - self.free)
+        given = data.draw(st.lists(st.sampled_from(used), unique=True)) if used else []
+        self.slots.give(np.array(given, dtype=np.int64))
+        self.free |= set(given)
+
+    @invariant()
+    def it_knows_how_many_are_free(self) -> None:
+        assert len(self.slots) == len(self.free)
+
+    def teardown(self) -> None:
+        """All that is free can be had, in a row if it is all."""
+        found = self.slots.take(len(self.free), expected=1 << 20).tolist()
+        assert set(found) == self.free
+        if len(found) == NUM_SLOTS:
+            assert found == list(range(NUM_SLOTS))
+
+
+TestSlotsAreConserved = FreeSlotsMachine.TestCase
+
+
+def is_row(slots: NDArray[np.int64]) -> bool:
+    return bool(np.all(np.diff(slots) == 1))
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2, 3, 4])
+def test_long_prompts_that_come_in_turns_beside_decodes_lie_in_rows_each(num_prompts: int) -> None:
+    slots, chunk, num_chunks = FreeSlots(800_000), 750, 100
+    prompts = [np.empty(0, dtype=np.int64)] * num_prompts
+    for _ in range(num_chunks):
+        for number, held in enumerate(prompts):
+            last = int(held[-1]) if len(held) else None
+            prompts[number] = np.concatenate((held, slots.take(chunk, last, chunk * num_chunks)))
+            slots.take(20)
+    assert all(map(is_row, prompts))
+
+
+def test_what_decodes_leave_is_one_row_again_once_they_have_ended() -> None:
+    slots = FreeSlots(10_000)
+    taken = [slots.take(7) for _ in range(1000)]
+    for number in (*range(0, 1000, 3), *range(1, 1000, 3), *range(2, 1000, 3)):
+        slots.give(taken[number])
+    assert is_row(slots.take(10_000, expected=10_000))
+
+
+def test_few_slots_are_found_where_there_is_no_room_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_slots, "_LONG", 8)
+    slots = FreeSlots(NUM_SLOTS)
+    slots.take(NUM_SLOTS)
+    slots.give(np.arange(0, NUM_SLOTS, 2))
+    assert sorted(slots.take(NUM_SLOTS // 2, expected=NUM_SLOTS).tolist()) == list(range(0, NUM_SLOTS, 2))
