@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LONG = 2048  # slots: who needs as many begins where there is room to go on
+_NONE = np.empty(0, dtype=np.int64)
 
 
 class FreeSlots:
@@ -30,12 +31,15 @@ class FreeSlots:
         They are for someone whose last slot is `after`, if it has one, and who is to need `expected` in all.
         """
         self._number -= number
-        taken = [range(0)]
-        if after is not None and self._has_run_from(after + 1):
-            taken.append(self._cut(bisect_left(self._starts, after + 1), after + 1, number))
-        while missing := number - sum(map(len, taken)):
-            taken.append(self._cut(*self._place(missing, max(missing, expected)), missing))
-        return np.concatenate([np.arange(piece.start, piece.stop) for piece in taken])
+        taken = []
+        if after is not None and (index := self._run_from(after + 1)) is not None:
+            taken.append(self._cut(index, after + 1, number))
+            number -= len(taken[0])
+        while number:
+            taken.append(self._cut(*self._place(number, max(number, expected)), number))
+            number -= len(taken[-1])
+        pieces = [np.arange(piece.start, piece.stop) for piece in taken]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, _NONE])
 
     def give(self, slots: NDArray[np.int64]) -> None:
         """Take back distinct slots [n] that were handed out."""
@@ -58,9 +62,10 @@ class FreeSlots:
                 return index, start + (spare // 2 if start else 0)  # before the first run is nobody
         return len(self._stops) - 1, max(self._starts[-1], self._stops[-1] - number)
 
-    def _has_run_from(self, slot: int) -> bool:
+    def _run_from(self, slot: int) -> int | None:
+        """The run that begins with a slot."""
         index = bisect_left(self._starts, slot)
-        return index < len(self._starts) and self._starts[index] == slot
+        return index if index < len(self._starts) and self._starts[index] == slot else None
 
     def _cut(self, index: int, start: int, number: int) -> range:
         """Take up to so many slots from `start` on out of a run."""
