@@ -9,6 +9,7 @@ call finds its data in a cache and none waits for the host.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import TypeAlias
 
@@ -37,6 +38,7 @@ from loong.kernels.gpu import (
     silu_and_mul,
 )
 from loong.kernels.slots import SlotLists
+from loong.model.cuda_device import attend_tile
 
 BYTES_PER_SECOND = 4.27e12
 FLOPS_PER_SECOND = 790e12
@@ -45,6 +47,9 @@ DTYPE = torch.bfloat16
 NUM_LAYERS = 4
 NUM_REPEATS = 20
 CHUNKS = ((16, 512), (100, 512), (100, 4096), (16, 32768), (100, 32768), (300, 32768), (2048, 65536))
+
+TILES = (128, 256, 384, 512, 640), (16384, 65536)  # queries and keys of the library's rectangles
+PIECES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,25 @@ def prefill_cases(shape: Shape) -> Iterator[Case]:
         num_flops = 4 * num_scores * shape.num_heads * shape.head_dim
         num_bytes = num_keys * shape.kv_bytes + 2 * num_tokens * shape.hidden_size * DTYPE.itemsize
         yield Case(f"prefill {name}", calls, num_bytes, num_flops)
+
+
+def tile_cases(shape: Shape) -> Iterator[Case]:
+    """Rectangles by the library whose keys come in pieces, and their merge."""
+    for num_queries, num_keys, num_pieces in product(*TILES, PIECES):
+        q, total = shape.q(num_queries), shape.seen(num_queries)
+        calls: list[Call] = [
+            partial(attend_in_pieces, q, kv, num_pieces, total) for kv in shape.layers(num_keys)
+        ]
+        num_flops = 4 * num_queries * num_keys * shape.hidden_size
+        yield Case(
+            f"tile {num_queries} x {num_keys} in {num_pieces}", calls, num_keys * shape.kv_bytes, num_flops
+        )
+
+
+def attend_in_pieces(q: Tensor, kv: Tensor, num_pieces: int, total: Partial) -> None:
+    """A tile of full attention."""
+    scale = q.shape[-1] ** -0.5
+    merge_into(total, attend_tile(q, kv, scale, is_causal=False, num_pieces=num_pieces))
 
 
 def attend_alone(
@@ -318,6 +342,7 @@ def cases(shape: Shape) -> Iterator[Case]:
     """All rows of the table, made one after the other, so that one's memory is free for the next."""
     yield from decode_cases(shape)
     yield from prefill_cases(shape)
+    yield from tile_cases(shape)
     for num_rows in (1, 32, 64, 128):
         yield from linear_cases(shape, num_rows)
     for num_rows in (1, 128):

@@ -180,8 +180,7 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             + summed_bytes / device.link_bandwidth,
             attend=shape.num_layers * device.attend_delay,
             decode_key=kv_bytes / device.memory_bandwidth,
-            # They are copied into a row, and the last block of queries that meets them is half empty.
-            key=2 * kv_bytes / device.memory_bandwidth + device.block / 2 * pair,
+            key=device.block / 2 * pair,  # the last block of queries that meets them is half empty
             pair=pair,
             part_pair=pair_flops / tp_size / device.part_flops - pair,
             ring_key=kv_bytes / device.link_bandwidth,

@@ -21,7 +21,7 @@ from loong.scheduler.turns import TPOT_MARGIN, Turns
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
 TURNS_GAIN = 1.1  # times the speed of prompts beside decodes, from which they go in turn
 LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
-READING_PART = 1 / 16  # of a step of prompts, at most, to read the history of the first
+READING_PART = 1 / 8  # of a step of prompts, at most, to read the history of the first
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,8 @@ class CudaDevice:
         for shape in self._sizes.shapes() if self._sizes else ():
             q = torch.zeros(shape.num_queries, num_heads, head_dim, dtype=dtype, device=self.torch_device)
             kv = torch.zeros(shape.num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
-            attend_tile(q, kv, 1.0, is_causal=shape.is_causal)
+            num_pieces = 1 if shape.is_causal else best_num_pieces(q, len(kv))
+            attend_tile(q, kv, 1.0, is_causal=shape.is_causal, num_pieces=num_pieces)
 
     def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
         room = next((room for room in sorted(self._workspaces) if room >= len(q)), None)
@@ -160,7 +161,8 @@ class CudaDevice:
 def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:
     """Merge attention of a tile's queries over its keys kv [S, 2, K, D] into `total`, of all queries."""
     queries = slice(tile.query_row, tile.query_row + tile.num_queries)
-    part = attend_tile(q[queries], kv, scale, is_causal=tile.is_causal)
+    num_pieces = 1 if tile.is_causal else best_num_pieces(q[queries], len(kv))
+    part = attend_tile(q[queries], kv, scale, is_causal=tile.is_causal, num_pieces=num_pieces)
     out, lse, rows = part.out[:, tile.num_extra :], part.lse[:, tile.num_extra :], tile.rows
     if total.out.dtype == q.dtype:  # it is all that these queries see
         total.out[rows], total.lse[rows] = out[0], lse[0]
@@ -168,12 +170,11 @@ def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial
         gpu.merge_into(Partial(total.out[rows], total.lse[rows]), Partial(out, lse))
 
 
-def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool) -> Partial:
-    """Attention of q [T, H, D] over kv [S, 2, K, D], in P pieces: out [P, T, H, D] of q, lse [P, T, H].
+def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool, num_pieces: int = 1) -> Partial:
+    """Attention of q [T, H, D] over P equal pieces of kv [S, 2, K, D]: out [P, T, H, D] of q, lse [P, T, H].
 
-    A causal square has one piece; in how many a rectangle's keys are cut follows from the shapes alone.
+    P is 1 where it is causal.
     """
-    num_pieces = 1 if is_causal else _num_pieces(q, len(kv))
     pieces = kv.view(num_pieces, -1, *kv.shape[1:])
     k, v = (part.transpose(1, 2) for part in pieces.unbind(2))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
@@ -182,10 +183,10 @@ def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool) -> Part
     return Partial(out.transpose(1, 2), lse.view(*lse.shape[:3]).transpose(1, 2))
 
 
-def _num_pieces(q: Tensor, num_keys: int) -> int:
-    """Into how many pieces keys are cut, so that the last blocks of queries leave few multiprocessors idle.
+def best_num_pieces(q: Tensor, num_keys: int) -> int:
+    """Into how many pieces keys are to be cut, so that the last blocks of q [T, H, D] occupy all of the GPU.
 
-    One that attends a block to all keys takes as long whether the others have one or not.
+    A multiprocessor takes as long for a block of queries, over all keys, whether the others have one or not.
     """
     num_processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     num_blocks = -(-len(q) // _BLOCK) * q.shape[1]

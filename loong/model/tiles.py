@@ -11,7 +11,7 @@ from typing import NamedTuple
 from loong.kernels.attend_task import AttendTask
 
 _MOST_LEFT = 1 / 4  # of a square's queries, behind it
-_WIDE = 4  # times the least keys; a host takes longer for a few queries of less than a GPU does
+_WIDE = 8  # times the least keys; a host takes longer for a few queries of less than a GPU does
 
 
 class Tile(NamedTuple):

@@ -16,7 +16,7 @@ SIZES = TileSizes(
     many_queries=4,
     most_queries=8,
     keys=2,
-    most_keys=8,
+    most_keys=16,
 )
 
 stripes = st.builds(
@@ -96,12 +96,14 @@ def test_a_long_prompt_is_squares_on_its_diagonal_and_rectangles_before_them() -
 
 
 def test_a_chunk_is_many_queries_at_a_time_and_a_few() -> None:
-    _, (tiles, rest) = cut([AttendTask.full(0, 13, 0, 8)])
+    _, (tiles, rest) = cut([AttendTask.full(0, 13, 0, 24)])
     assert rest == ()
     assert tiles == (
-        Tile(0, 8, 0, 8, is_causal=False),
-        Tile(8, 4, 0, 8, is_causal=False),
-        Tile(11, 2, 0, 8, is_causal=False, num_extra=1),
+        Tile(0, 8, 0, 16, is_causal=False),
+        Tile(8, 4, 0, 16, is_causal=False),
+        Tile(11, 2, 0, 16, is_causal=False, num_extra=1),
+        Tile(0, 8, 16, 8, is_causal=False),  # so few keys that the host would be longer about more tiles
+        Tile(5, 8, 16, 8, is_causal=False, num_extra=3),
     )
 
 
