@@ -125,8 +125,8 @@ class ElasticPlanner:
 
     def _make(self, group: Group) -> None:
         """Plan a group, with as many others as it needs for room; without any, preempt."""
-        if not group.prefills and len(group.units) == 1 and group.dop > 1:
-            self._gather(group.units[0])
+        if len(group.units) == 1 and group.dop > 1:
+            self._gather(group.units[0], has_prompts=bool(group.prefills))
         scaling = self._scaling()
         batch = self._lease_first(group, scaling) or scaling.batch(group)
         while batch is None and _has_requests(group) and (roomy := list(filter(self._num_free, self.left))):
@@ -162,8 +162,11 @@ class ElasticPlanner:
         seconds = PLAN_SECONDS * unit.num_decodes * self.survey.num_instances / PLAN_SHARE
         return min(seconds, LONGEST_WAIT * self.config.target_ttft)
 
-    def _gather(self, unit: Unit) -> None:
-        moves = self.gathering(self.survey, self.cost_model, self.config).migrations(unit)
+    def _gather(self, unit: Unit, *, has_prompts: bool) -> None:
+        gathering = self.gathering(self.survey, self.cost_model, self.config)
+        if has_prompts and not gathering.is_slow(unit):
+            return  # it would be tied together by the next
+        moves = gathering.migrations(unit)
         self.migrations += moves
         self.decisions += map(reason_to_gather, moves[:1])
         moving = {move.segment.owner_id for move in moves}

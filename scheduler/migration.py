@@ -7,13 +7,15 @@ decodes there alone, and the others are free to go their own ways.
 from dataclasses import dataclass
 
 from loong.core.cost_model import CostModel
+from loong.core.instance import ESPGroup
 from loong.core.plan import KVMigration
 from loong.core.request import RequestView
-from loong.core.work import InstanceWork
+from loong.core.work import InstanceWork, WorkCount
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.survey import Survey, Unit
 from loong.scheduler.targets import target_tpot
 
+SLOW = 2.0  # times what a decode takes on each of its instances: they had better not wait for each other
 PAYING_PART = 0.1  # of the time that a request has left to decode, its migration may take
 
 
@@ -36,6 +38,18 @@ class Gathering:
             if len(view.placement.instance_ids) > 1 and (moves := self._gather(view, num_beside)):
                 return moves
         return ()
+
+    def is_slow(self, unit: Unit) -> bool:
+        """Whether reaching other instances takes most of a step of a decode that ties the unit together."""
+        tying = (view for view in unit.decodes if len(view.placement.instance_ids) > 1)
+        if (view := next(tying, None)) is None:
+            return False
+        work = WorkCount(unit.instance_ids)
+        work.add_decode(view.placement.instance_ids[0], view.placement)
+        step = work.step(ESPGroup(unit.instance_ids), is_first=False)
+        alone = max(map(self.cost_model.instance_time, step.instances.values()))
+        alone += self.cost_model.prefill_terms(1).overhead
+        return self.cost_model.step_time(step) > SLOW * alone
 
     def _gather(self, view: RequestView, num_beside: int) -> tuple[KVMigration, ...]:
         """The moves that gather a request where it holds most, with room for `num_beside` other tokens."""

@@ -13,7 +13,7 @@ from loong.scheduler.dispatch import Prefill, prefill_work
 from loong.scheduler.group import Group
 from loong.scheduler.leases import SPARED_SHARE
 from loong.scheduler.masters import choose_masters
-from loong.scheduler.step import Step
+from loong.scheduler.step import LEAST_PART, Step
 from loong.scheduler.survey import Survey
 from loong.scheduler.targets import target_tpot
 from loong.scheduler.turns import TPOT_MARGIN, Turns
@@ -21,6 +21,7 @@ from loong.scheduler.turns import TPOT_MARGIN, Turns
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
 TURNS_GAIN = 1.1  # times the speed of prompts beside decodes, from which they go in turn
 LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
+SLOW_SHARE = 1 / 2  # of one instance's time: with it a prompt must be in time that is begun there alone
 READING_PART = 1 / 8  # of a step of prompts, at most, to read the history of the first
 
 
@@ -137,18 +138,31 @@ class Scaling:
             if self._add(step, oldest, max(least if is_due else 0.0, spared), is_alone):
                 prefills = [p for p in prefills if p is not oldest]
             step.min_tokens = 0
-        num_added = 0
-        for prefill in prefills:
-            if not num_added:
-                budget = self._paying(step, prefill, budget)
-            num_added += self._add(step, prefill, budget, is_alone)
-            if step.is_full(budget):
-                break
+        num_added = self._fill(step, prefills, budget, is_alone)
         step.min_tokens = LEAST_CHUNK
         for prefill in prefills if not num_added else ():
             if self._add(step, prefill, budget, is_alone):
                 break
         return step
+
+    def _fill(self, step: Step, prefills: Sequence[Prefill], budget: float, is_alone: bool) -> int:
+        """Add chunks of prompts in order, then of those for which only single instances have time left."""
+        num_added = 0
+        left_out = []
+        for prefill in prefills:
+            if not num_added:
+                budget = self._paying(step, prefill, budget)
+            num_tokens = self._add(step, prefill, budget, is_alone)
+            num_added += num_tokens
+            if step.is_full(budget):
+                return num_added
+            if not num_tokens and step.dop > 1:
+                left_out.append(prefill)
+        for prefill in left_out:
+            num_added += self._add_part(step, prefill, budget)
+            if step.is_full(budget):
+                break
+        return num_added
 
     def _is_due(self, late: Prefill, dop: int) -> bool:
         """Whether its share of the time since it came has paid for what is computed, and as much reading."""
@@ -186,11 +200,35 @@ class Scaling:
         held = prefill.view.placement.instance_ids
         if is_alone or len(held) > 1 or step.count.has_ring:
             return step.add_striped(prefill.view, budget)
-        fitting = {
-            i: min(prefill.num_tokens, step.free[i], step.num_fitting(i, prefill.num_cached, budget))
-            for i in held or step.instance_ids
-        }
-        best = max(fitting, key=lambda i: (fitting[i], step.free[i], -i))
-        if fitting[best] < prefill.num_tokens:
+        best, num_fitting = self._best(step, prefill, budget)
+        if num_fitting < prefill.num_tokens:
             return step.add_striped(prefill.view, budget)
         return step.add_whole(prefill.view, best, budget)
+
+    def _add_part(self, step: Step, prefill: Prefill, budget: float) -> int:
+        """A chunk on one instance, of a prompt for which not all of the group have time.
+
+        But none of one that would be bound to an instance on which it cannot be in time, and for little.
+        """
+        if len(prefill.view.placement.instance_ids) > 1 or step.count.has_ring:
+            return 0
+        best, num_fitting = self._best(step, prefill, budget)
+        is_most = num_fitting >= (1 - LEAST_PART) * prefill.num_tokens
+        if is_most or self._can_be_slow(prefill):
+            return step.add_whole(prefill.view, best, budget)
+        return 0
+
+    def _can_be_slow(self, prefill: Prefill) -> bool:
+        """Whether a prompt would be in time on one instance, of whose time it had a part."""
+        if prefill.is_late or prefill.is_missed:
+            return False
+        return self.survey.snapshot.now + prefill.work / SLOW_SHARE <= prefill.deadline
+
+    def _best(self, step: Step, prefill: Prefill, budget: float) -> tuple[InstanceId, int]:
+        """The instance that computes most of a prompt in a step, alone, and how much."""
+        fitting = {
+            i: min(prefill.num_tokens, step.free[i], step.num_fitting(i, prefill.num_cached, budget))
+            for i in prefill.view.placement.instance_ids or step.instance_ids
+        }
+        best = max(fitting, key=lambda i: (fitting[i], step.free[i], -i))
+        return best, fitting[best]

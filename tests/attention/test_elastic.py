@@ -101,12 +101,29 @@ class Instance:
         puts.warm_up()
         self.exchanges: Mapping[str, QueryExchange] = {"puts": puts, "messages": messages}
 
-    def is_right(self, batch_id: int, chunks: Mapping[RequestId, Chunk], exchange: str) -> bool:
+    def warm_up(self, batch_ids: Iterator[int], sizes: Sizes) -> None:
+        """Load what computes, by steps of this instance alone: a GPU stands still for that, others wait."""
+        config, alone = self._config, (self._instance_id,)
+        self._device.plan_attention(NUM_HEADS, NUM_KV_HEADS, config.head_dim, config.torch_dtype)
+        for chunks in steps(sizes):
+            own = {
+                name: replace(chunk, holders=alone if chunk.holders else (), masters=alone)
+                for name, chunk in chunks.items()
+            }
+            assert self.is_right(next(batch_ids), own, "messages", alone)
+
+    def is_right(
+        self,
+        batch_id: int,
+        chunks: Mapping[RequestId, Chunk],
+        exchange: str,
+        group: tuple[InstanceId, ...] = GROUP,
+    ) -> bool:
         """Whether the attention of this instance's rows is that over all KV in one place."""
         q = {name: SHARP * self._values(0, chunk, NUM_HEADS) for name, chunk in chunks.items()}
         kv = {name: self._values(1, chunk, 2, NUM_KV_HEADS) for name, chunk in chunks.items()}
-        step = self._step(chunks, kv)
-        with self._fabric.batch(batch_id, GROUP):
+        step = self._step(chunks, kv, group)
+        with self._fabric.batch(batch_id, group):
             attention = ElasticAttention(step, self._fabric, self.exchanges[exchange], self._device)
             target, rows = attention.new_kv(0)
             target[rows] = _rows(step, kv)
@@ -127,7 +144,12 @@ class Instance:
         )
         return values.to(self._device.torch_device, self._config.torch_dtype)
 
-    def _step(self, chunks: Mapping[RequestId, Chunk], kv: Mapping[RequestId, Tensor]) -> Step:
+    def _step(
+        self,
+        chunks: Mapping[RequestId, Chunk],
+        kv: Mapping[RequestId, Tensor],
+        group: tuple[InstanceId, ...],
+    ) -> Step:
         """The step, with histories in a pool that is NaN where nothing is known yet."""
         num_slots = sum(chunk.num_tokens for chunk in chunks.values())
         pool = KVPool(
@@ -149,7 +171,7 @@ class Instance:
             if block.master_id == self._instance_id:
                 pool.allocate(block.request_id, block.positions)
         writes = tuple(KVSegment(block.request_id, block.positions, block.master_id) for block in blocks)
-        return Step(self._instance_id, BatchPlan(ESPGroup(GROUP), blocks, writes), placements, pool)
+        return Step(self._instance_id, BatchPlan(ESPGroup(group), blocks, writes), placements, pool)
 
 
 def _rows(step: Step, values: Mapping[RequestId, Tensor]) -> Tensor:
@@ -178,6 +200,8 @@ def wrong_steps(
             device = CudaDevice(instance_id % torch.cuda.device_count(), getattr(torch, dtype))
         device.use()
         instance = Instance(fabric, instance_id, device, dtype, sizes)
+        if is_on_gpu:
+            instance.warm_up(batch_ids, sizes)
         for exchange, chunks in product(instance.exchanges, steps(sizes)):
             if not instance.is_right(next(batch_ids), chunks, exchange):
                 wrong.append(f"{dtype} by {exchange}: {chunks}")

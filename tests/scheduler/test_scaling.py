@@ -267,6 +267,14 @@ def test_one_that_has_missed_its_target_and_is_due_first_has_all_it_can_use() ->
     assert num_computed(batch, "late") > 10 * num_computed(batch, "p0")
 
 
+def test_no_instance_rests_while_prompts_wait_however_nearly_they_fill_a_step() -> None:
+    for num_tokens in range(3900, 4100):
+        waiting_ones = [waiting(f"p{n}", num_tokens) for n in range(8)]
+        batch = batch_of(snapshot_of([10**6] * 4, waiting_ones))
+        computing = {block.master_id for block in batch.queries}
+        assert computing == {0, 1, 2, 3}, num_tokens
+
+
 def test_a_step_of_prompts_is_as_long_as_reading_a_history_is_worth() -> None:
     model = replace(H200, coefficients=replace(H200.coefficients, key=5e-7))
     for num_cached, seconds in ((20_000, 0.1), (60_000, 0.24), (400_000, 0.5)):

@@ -55,7 +55,7 @@ def with_exchange(seconds: float) -> WorkCostModel:
     return replace(H200, coefficients=replace(H200.coefficients, exchange=seconds))
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.1, 1.0])
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 1.0])
 @pytest.mark.parametrize("make", [with_exchange, lambda seconds: EagerGroups(H200, seconds)])
 def test_however_much_a_step_of_a_group_costs_a_load_takes_no_longer_than_with_groups_of_one(
     make: Callable[[float], CostModel], seconds: float
