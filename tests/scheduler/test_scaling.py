@@ -275,6 +275,19 @@ def test_no_instance_rests_while_prompts_wait_however_nearly_they_fill_a_step() 
         assert computing == {0, 1, 2, 3}, num_tokens
 
 
+@pytest.mark.parametrize(("ttft", "is_begun"), [(1.0, False), (100.0, True)])
+def test_where_one_instance_has_no_time_left_those_begin_on_others_that_can_be_slow(
+    ttft: float, is_begun: bool
+) -> None:
+    whole = waiting("whole", 3950, slo=SLO(0.5, 1.0))
+    views = [whole, *(waiting(f"p{n}", 30_000, slo=SLO(ttft, 1.0)) for n in range(3))]
+    batch = batch_of(snapshot_of([10**6] * 4, views))
+    assert num_computed(batch, "whole") == 3950
+    for number in range(3):
+        blocks = batch.blocks_of(f"p{number}")
+        assert len({block.master_id for block in blocks}) == is_begun
+
+
 def test_a_step_of_prompts_is_as_long_as_reading_a_history_is_worth() -> None:
     model = replace(H200, coefficients=replace(H200.coefficients, key=5e-7))
     for num_cached, seconds in ((20_000, 0.1), (60_000, 0.24), (400_000, 0.5)):
