@@ -133,12 +133,14 @@ class CudaDevice:
                 _attend_rows(q, its_kv, tile, scale, total)
 
     def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """See Device: cuDNN plans every shape of a tile."""
+        """See Device: cuDNN plans every shape of a tile, and kernels that merge as many pieces are loaded."""
         for shape in self._sizes.shapes() if self._sizes else ():
             q = torch.zeros(shape.num_queries, num_heads, head_dim, dtype=dtype, device=self.torch_device)
             kv = torch.zeros(shape.num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
-            num_pieces = 1 if shape.is_causal else best_num_pieces(q, len(kv))
-            attend_tile(q, kv, 1.0, is_causal=shape.is_causal, num_pieces=num_pieces)
+            if shape.is_causal:
+                attend_tile(q, kv, 1.0, is_causal=True)
+            else:
+                _attend_rows(q, kv, shape, 1.0, Partial.unseen(q, is_merged=True))
 
     def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
         room = next((room for room in sorted(self._workspaces) if room >= len(q)), None)
