@@ -208,13 +208,14 @@ class Scaling:
     def _add_part(self, step: Step, prefill: Prefill, budget: float) -> int:
         """A chunk on one instance, of a prompt for which not all of the group have time.
 
-        But none of one that would be bound to an instance on which it cannot be in time, and for little.
+        But none of one that would be bound to an instance on which it cannot be in time, or all be kept, and
+        for little.
         """
         if len(prefill.view.placement.instance_ids) > 1 or step.count.has_ring:
             return 0
         best, num_fitting = self._best(step, prefill, budget)
         is_most = num_fitting >= (1 - LEAST_PART) * prefill.num_tokens
-        if is_most or self._can_be_slow(prefill):
+        if is_most or (step.free[best] > prefill.num_tokens and self._can_be_slow(prefill)):
             return step.add_whole(prefill.view, best, budget)
         return 0
 

@@ -275,17 +275,16 @@ def test_no_instance_rests_while_prompts_wait_however_nearly_they_fill_a_step() 
         assert computing == {0, 1, 2, 3}, num_tokens
 
 
-@pytest.mark.parametrize(("ttft", "is_begun"), [(1.0, False), (100.0, True)])
-def test_where_one_instance_has_no_time_left_those_begin_on_others_that_can_be_slow(
-    ttft: float, is_begun: bool
+@pytest.mark.parametrize(
+    ("ttft", "capacity", "is_begun"), [(1.0, 10**6, False), (100.0, 10**6, True), (100.0, 25_000, False)]
+)
+def test_where_one_instance_has_no_time_left_those_begin_on_others_that_can_be_slow_and_have_room(
+    ttft: float, capacity: int, is_begun: bool
 ) -> None:
-    whole = waiting("whole", 3950, slo=SLO(0.5, 1.0))
-    views = [whole, *(waiting(f"p{n}", 30_000, slo=SLO(ttft, 1.0)) for n in range(3))]
-    batch = batch_of(snapshot_of([10**6] * 4, views))
+    views = [waiting("whole", 3950, slo=SLO(0.5, 1.0)), waiting("long", 30_000, slo=SLO(ttft, 1.0))]
+    batch = batch_of(snapshot_of([capacity] * 4, views))
     assert num_computed(batch, "whole") == 3950
-    for number in range(3):
-        blocks = batch.blocks_of(f"p{number}")
-        assert len({block.master_id for block in blocks}) == is_begun
+    assert len({block.master_id for block in batch.blocks_of("long")}) == is_begun
 
 
 def test_a_step_of_prompts_is_as_long_as_reading_a_history_is_worth() -> None:
