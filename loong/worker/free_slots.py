@@ -28,7 +28,7 @@ class FreeSlots:
     def take(self, number: int, after: int | None = None, expected: int = 0) -> NDArray[np.int64]:
         """Hand out slots [number], of which as many are free.
 
-        They are for someone whose last slot is `after`, if it has one, and who is to need `expected` in all.
+        They are for someone whose last slot is `after`, if it has one, and who needs `expected` with them.
         """
         self._number -= number
         taken = []

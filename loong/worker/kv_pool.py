@@ -64,8 +64,8 @@ class KVPool:
     def allocate(self, owner_id: OwnerId, positions: range, num_expected: int = 0) -> Tensor:
         """Take a free slot for each of `positions` and return them, [n].
 
-        That the owner is expected to need `num_expected` in all tells where they had better be. Raises
-        InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
+        That the owner is expected to need `num_expected`, these included, tells where they had better be.
+        Raises InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
         """
         with self._lock:
             if len(positions) > len(self._free):

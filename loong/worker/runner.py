@@ -202,7 +202,8 @@ class BatchRunner:
     def _take_step(self, plan: BatchPlan, requests: dict[RequestId, _Progress]) -> tuple[ProducedToken, ...]:
         for segment in plan.writes:
             if segment.instance_id == self._instance_id:
-                num_expected = requests[segment.owner_id].given.num_prompt_tokens
+                num_prompt_tokens = requests[segment.owner_id].given.num_prompt_tokens
+                num_expected = num_prompt_tokens - segment.positions.start
                 self._pool.allocate(segment.owner_id, segment.positions, num_expected)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
         step = Step(self._instance_id, plan, placements, self._pool)

@@ -63,7 +63,8 @@ def test_long_prompts_that_come_in_turns_beside_decodes_lie_in_rows_each(num_pro
     for _ in range(num_chunks):
         for number, held in enumerate(prompts):
             last = int(held[-1]) if len(held) else None
-            prompts[number] = np.concatenate((held, slots.take(chunk, last, chunk * num_chunks)))
+            expected = chunk * num_chunks - len(held)
+            prompts[number] = np.concatenate((held, slots.take(chunk, last, expected)))
             slots.take(20)
     assert all(map(is_row, prompts))
 
