@@ -36,6 +36,7 @@ class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     many_queries: int
     most_queries: int
     keys: int
+    wide_keys: int
     most_keys: int
 
 

@@ -165,8 +165,10 @@ class ElasticPlanner:
     def _gather(self, unit: Unit, *, has_prompts: bool) -> None:
         gathering = self.gathering(self.survey, self.cost_model, self.config)
         if has_prompts and not gathering.is_slow(unit):
-            return  # it would be tied together by the next
+            return  # the prompts would tie it together again
         moves = gathering.migrations(unit)
+        for move in moves:
+            self.survey.free[move.destination_id] -= len(move.segment.positions)
         self.migrations += moves
         self.decisions += map(reason_to_gather, moves[:1])
         moving = {move.segment.owner_id for move in moves}

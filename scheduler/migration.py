@@ -4,6 +4,7 @@ A request whose KV is on several instances ties them together for every token. G
 decodes there alone, and the others are free to go their own ways.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loong.core.cost_model import CostModel
@@ -32,17 +33,11 @@ class Gathering:
         num_beside = len(unit.decodes) * self.config.lease_steps
         if num_beside >= max(self.survey.free[i] for i in unit.instance_ids):
             return ()
-        for view in unit.decodes:
-            if view.family_id is not None:  # what it shares would then be there twice
-                continue
-            if len(view.placement.instance_ids) > 1 and (moves := self._gather(view, num_beside)):
-                return moves
-        return ()
+        return next(filter(None, (self._gather(view, num_beside) for view in _tying(unit))), ())
 
     def is_slow(self, unit: Unit) -> bool:
         """Whether reaching other instances takes most of a step of a decode that ties the unit together."""
-        tying = (view for view in unit.decodes if len(view.placement.instance_ids) > 1)
-        if (view := next(tying, None)) is None:
+        if (view := next(_tying(unit), None)) is None:
             return False
         work = WorkCount(unit.instance_ids)
         work.add_decode(view.placement.instance_ids[0], view.placement)
@@ -74,3 +69,8 @@ class Gathering:
             for segment in view.placement.segments
             if segment.instance_id != destination_id
         )
+
+
+def _tying(unit: Unit) -> Iterator[RequestView]:
+    """The decodes that tie a unit together, but for those of which others would be there twice then."""
+    return (v for v in unit.decodes if len(v.placement.instance_ids) > 1 and v.family_id is None)

@@ -7,7 +7,7 @@ turn.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -68,7 +68,7 @@ class Survey:
 
     snapshot: Snapshot
     capacity: int
-    free: Mapping[InstanceId, int]
+    free: dict[InstanceId, int]
     waiting: tuple[RequestView, ...]
     resting: tuple[Unit, ...]
 

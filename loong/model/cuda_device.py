@@ -12,12 +12,7 @@ from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
-from loong.model.tiles import Cut, Tile, TileSizes, cut_tiles
-
-_BLOCK = 128  # queries of a head that a multiprocessor attends at a time
-_PIECES = 2, 4, 8
-_LEAST_PIECE = 2048  # keys
-_MERGING = 0.01  # of the time, for each piece
+from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 
 
 class CudaDevice:
@@ -163,7 +158,7 @@ class CudaDevice:
 def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:
     """Merge attention of a tile's queries over its keys kv [S, 2, K, D] into `total`, of all queries."""
     queries = slice(tile.query_row, tile.query_row + tile.num_queries)
-    num_pieces = 1 if tile.is_causal else best_num_pieces(q[queries], len(kv))
+    num_pieces = 1 if tile.is_causal else num_pieces_on(q[queries], len(kv))
     part = attend_tile(q[queries], kv, scale, is_causal=tile.is_causal, num_pieces=num_pieces)
     out, lse, rows = part.out[:, tile.num_extra :], part.lse[:, tile.num_extra :], tile.rows
     if total.out.dtype == q.dtype:  # it is all that these queries see
@@ -185,15 +180,7 @@ def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool, num_pie
     return Partial(out.transpose(1, 2), lse.view(*lse.shape[:3]).transpose(1, 2))
 
 
-def best_num_pieces(q: Tensor, num_keys: int) -> int:
-    """Into how many pieces keys are to be cut, so that the last blocks of q [T, H, D] occupy all of the GPU.
-
-    A multiprocessor takes as long for a block of queries, over all keys, whether the others have one or not.
-    """
+def num_pieces_on(q: Tensor, num_keys: int) -> int:
+    """`best_num_pieces` of keys that q [T, H, D] attends, on the GPU where it is."""
     num_processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    num_blocks = -(-len(q) // _BLOCK) * q.shape[1]
-
-    def time(num_pieces: int) -> float:
-        return -(-num_blocks * num_pieces // num_processors) / num_pieces * (1 + _MERGING * num_pieces)
-
-    return min((1, *(n for n in _PIECES if num_keys >= n * _LEAST_PIECE)), key=time)
+    return best_num_pieces(len(q), q.shape[1], num_keys, num_processors)

@@ -10,7 +10,7 @@ from triton.testing import do_bench
 from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
 from loong.model.config import ModelConfig
-from loong.model.cuda_device import attend_tile, best_num_pieces
+from loong.model.cuda_device import attend_tile, num_pieces_on
 from loong.model.tensor_parallel import Shard
 from loong.model.tiles import TileSizes
 
@@ -56,7 +56,7 @@ class TileMeasurer:
         q, kv = self._random(num_queries, self._num_heads), self._random_kv(num_keys)
         tasks = self._table([AttendTask.full(0, num_queries, 0, num_keys)])
         total = Partial(torch.zeros_like(q, dtype=torch.float32), self._unseen(num_queries))
-        by_cudnn = partial(attend_tile, q, kv, 1.0, is_causal=False, num_pieces=best_num_pieces(q, num_keys))
+        by_cudnn = partial(attend_tile, q, kv, 1.0, is_causal=False, num_pieces=num_pieces_on(q, num_keys))
         return (
             _seconds(lambda: gpu.attend_blocks(q, kv, tasks, scale=1.0, total=total)),
             _seconds(lambda: gpu.merge_into(total, by_cudnn())),

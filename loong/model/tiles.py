@@ -11,7 +11,10 @@ from typing import NamedTuple
 from loong.kernels.attend_task import AttendTask
 
 _MOST_LEFT = 1 / 4  # of a square's queries, behind it
-_WIDE = 8  # times the least keys; a host takes longer for a few queries of less than a GPU does
+_BLOCK = 128  # queries of a head that a multiprocessor attends at a time
+_PIECES = 2, 4, 8
+_LEAST_PIECE = 2048  # keys
+_MERGING = 0.01  # of the time, for each piece
 
 
 class Tile(NamedTuple):
@@ -37,7 +40,8 @@ class TileSizes(NamedTuple):
     """Which tiles there are: squares of multiples of `square`, which is one of `many_queries` and of `keys`.
 
     Rectangles are cut from `least_queries` on. They have multiples of `many_queries`, or fewer, which are
-    multiples of `few_queries`; and `keys` times a power of two, as `most_keys` is one.
+    multiples of `few_queries`, where there are `wide_keys` or more: of fewer a host takes longer for another
+    tile than a GPU saves by it. They have `keys` times a power of two, as `most_keys` is one.
     """
 
     square: int
@@ -47,6 +51,7 @@ class TileSizes(NamedTuple):
     many_queries: int
     most_queries: int
     keys: int
+    wide_keys: int
     most_keys: int
 
     @classmethod
@@ -60,6 +65,7 @@ class TileSizes(NamedTuple):
             many_queries=512,
             most_queries=4096,
             keys=2048,
+            wide_keys=16384,
             most_keys=65536,
         )
 
@@ -166,7 +172,7 @@ def _rectangles(query_row: int, num_queries: int, keys: range, sizes: TileSizes)
 
 def _parts(num_queries: int, num_keys: int, sizes: TileSizes) -> list[int]:
     """How many queries each of a rectangle's tiles has, none more than there are: as few in all as can be."""
-    is_fine = num_keys >= _WIDE * sizes.keys or num_queries < sizes.many_queries
+    is_fine = num_keys >= sizes.wide_keys or num_queries < sizes.many_queries
     many, few = sizes.many_queries, sizes.few_queries if is_fine else sizes.many_queries
     needed = -(-num_queries // few) * few
     left = needed % many
@@ -201,3 +207,18 @@ def _after_keys(task: AttendTask, num_done: int) -> AttendTask:
         num_keys=task.num_keys - num_done,
         first_key=task.first_key + num_done * task.key_step,
     )
+
+
+def best_num_pieces(num_queries: int, num_heads: int, num_keys: int, num_processors: int) -> int:
+    """Into how many pieces keys are to be cut, so that the last blocks of queries occupy all of a GPU.
+
+    A multiprocessor takes as long for a block, over all keys, whether the others have one or not.
+    """
+    num_blocks = -(-num_queries // _BLOCK) * num_heads
+
+    def time(num_pieces: int) -> float:
+        num_rounds = -(-num_blocks * num_pieces // num_processors)
+        return num_rounds / num_pieces * (1 + _MERGING * num_pieces)
+
+    possible = (n for n in _PIECES if num_keys % n == 0 and num_keys >= n * _LEAST_PIECE)
+    return min((1, *possible), key=time)

@@ -12,9 +12,10 @@ _NONE = np.empty(0, dtype=np.int64)
 class FreeSlots:
     """Slots from 0 on, free at first, as runs of adjoining ones.
 
-    Attention reads keys that lie in a row where they are, and copies others first. So whoever goes on is
-    given what is next to the slots it has, and whoever will need many begins in the longest run, which is
-    halved, so that both who is before it and who begins there can grow. Few slots come from the far end.
+    Attention of one long prompt reads keys that lie in a row where they are, and copies others first. So
+    whoever goes on is given what is next to the slots it has, and whoever will need many begins in the
+    longest run, which is halved, so that both who is before it and who begins there can grow. Few slots come
+    from the far end.
     """
 
     def __init__(self, num_slots: int) -> None:

@@ -14,6 +14,7 @@ def test_sizes_that_were_measured_can_be_planned() -> None:
     sizes = measured_tile_sizes(config, tp_size=2, index=0)
     assert sizes is not None
     assert sizes.square % sizes.many_queries == sizes.square % sizes.keys == 0
+    assert sizes.least_queries >= sizes.few_queries
     CudaDevice(0, config.torch_dtype, sizes).plan_attention(
         config.num_heads // 2, config.num_kv_heads // 2, config.head_dim, config.torch_dtype
     )

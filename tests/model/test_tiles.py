@@ -1,12 +1,13 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.kernels.attend_task import AttendTask
-from loong.model.tiles import Cut, Tile, TileSizes, cut_tiles
+from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 
 SIZES = TileSizes(
     square=4,
@@ -16,6 +17,7 @@ SIZES = TileSizes(
     many_queries=4,
     most_queries=8,
     keys=2,
+    wide_keys=16,
     most_keys=16,
 )
 
@@ -129,7 +131,31 @@ def test_as_few_queries_are_computed_twice_as_multiples_of_a_size_allow(
     tiles, _ = cut_tiles([AttendTask.full(0, num_queries, 0, num_keys)], SIZES)
     for (_, width), same_keys in groupby(tiles, key=lambda tile: (tile.key_row, tile.num_keys)):
         sizes = [tile.num_queries for tile in same_keys]
-        is_fine = width == SIZES.most_keys or num_queries < SIZES.many_queries
+        is_fine = width >= SIZES.wide_keys or num_queries < SIZES.many_queries
         size = SIZES.few_queries if is_fine else SIZES.many_queries
         assert sum(sizes) == -(-num_queries // size) * size
         assert max(sizes) <= min(num_queries, SIZES.most_queries)
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "num_heads", "num_keys", "expected"),
+    [
+        (128, 32, 65536, 4),
+        (256, 32, 65536, 2),
+        (384, 32, 65536, 4),
+        (512, 32, 65536, 1),
+        (640, 32, 65536, 4),
+        (512, 16, 65536, 2),
+        (128, 32, 4096, 2),  # a piece of less is not worth its merge
+        (128, 32, 2048, 1),
+    ],
+)
+def test_keys_are_cut_as_was_measured_to_be_quickest_on_132_multiprocessors(
+    num_queries: int, num_heads: int, num_keys: int, expected: int
+) -> None:
+    assert best_num_pieces(num_queries, num_heads, num_keys, 132) == expected
+
+
+@given(st.integers(1, 5000), st.sampled_from([1, 4, 8, 32]), st.integers(1, 70_000), st.integers(1, 200))
+def test_pieces_are_equal(num_queries: int, num_heads: int, num_keys: int, num_processors: int) -> None:
+    assert num_keys % best_num_pieces(num_queries, num_heads, num_keys, num_processors) == 0

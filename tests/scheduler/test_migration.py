@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import CPU, DEAR, H200, H200_CAPACITY
 from simulation import simulate, timed_request
-from snapshots import decoding, snapshot_of
+from snapshots import decoding, snapshot_of, waiting
 
 from loong.core.check_plan import check_plan
 from loong.core.cost_model import CostModel
@@ -111,3 +111,27 @@ def test_nothing_moves_over_a_slow_link() -> None:
     slow = WorkCostModel(replace(H200.coefficients, moved_key=1e-3), overlap=1.0)
     run = simulate("esp", [H200_CAPACITY] * 4, [timed_request(0, 100_000, 500)], cost_model=slow)
     assert run.stats.num_migrated_tokens == 0
+
+
+@given(
+    st.integers(200, 4000),
+    st.lists(st.integers(100, 6000), min_size=1, max_size=6),
+    st.integers(300, 8000),
+    st.sampled_from([0.01, 0.02, 0.1]),
+)
+def test_a_decode_whose_exchange_is_dear_is_gathered_beside_prompts_within_what_room_there_is(
+    num_held: int, lengths: list[int], num_free: int, exchange: float
+) -> None:
+    views = [decoding("tying", num_held, (0, 1), 4000), *(waiting(f"p{n}", k) for n, k in enumerate(lengths))]
+    used = views[0].placement.tokens_by_instance()
+    snapshot = snapshot_of([used[i] + num_free for i in (0, 1)], views)
+    model = replace(H200, coefficients=replace(H200.coefficients, exchange=exchange))
+    check_plan(snapshot, plan_esp(snapshot, model, PolicyConfig()))
+
+
+def test_a_decode_is_gathered_beside_prompts_only_where_its_exchange_is_dear() -> None:
+    views = [decoding("tying", 5000, (0, 1), 400), waiting("prompt", 9000)]
+    snapshot = snapshot_of([H200_CAPACITY] * 2, views)
+    dear = replace(H200, coefficients=replace(H200.coefficients, exchange=0.05))
+    assert not plan_esp(snapshot, H200, PolicyConfig()).migrations
+    assert plan_esp(snapshot, dear, PolicyConfig()).migrations
