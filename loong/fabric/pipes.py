@@ -22,10 +22,11 @@ class PipeSize(NamedTuple):
 class Pipes:
     """The pipes of one channel between this rank and all, itself included.
 
-    A message goes in pieces, first in, first out. A piece is pushed into a slot of the receiver's arena, to
-    which only this rank writes, and told by a flag there; the receiver pulls it out and tells, by a flag
-    here, that the slot is free again. Nothing is sent to a rank before it has opened the batch or migration,
-    so slots begin empty each time, whatever became of the last one.
+    A message goes in pieces, first in, first out; `send` and `receive` ask for one at a time. A piece is
+    pushed into a slot of the receiver's arena, to which only this rank writes, and told by a flag there; the
+    receiver pulls it out and tells, by a flag here, that the slot is free again. Nothing is sent to a rank
+    before it has opened the batch or migration, so slots begin empty each time, whatever became of the last
+    one.
     """
 
     def __init__(self, arena: Arena, channel: Channel, size: PipeSize) -> None:
@@ -49,7 +50,7 @@ class Pipes:
         self._num_sent = [0] * len(self._num_sent)
         self._num_received = [0] * len(self._num_received)
 
-    def send(self, lane: Lane, rank: int, message: Tensor) -> None:
+    def send(self, lane: Lane, rank: int, message: Tensor) -> Iterator[None]:
         """Let a lane push a message, contiguous, to a rank."""
         for piece in self._pieces(message):
             count, self._num_sent[rank] = self._num_sent[rank], self._num_sent[rank] + 1
@@ -61,14 +62,16 @@ class Pipes:
                 lane.wait(self._freed + 8 * rank, freed, rank)
             lane.push(piece, rank, self._slot(self._arena.rank, count))
             lane.signal(1 << rank, self._filled + 8 * self._arena.rank, self._first_epoch + count + 1)
+            yield
 
-    def receive(self, lane: Lane, rank: int, message: Tensor) -> None:
+    def receive(self, lane: Lane, rank: int, message: Tensor) -> Iterator[None]:
         """Let a lane pull a message of a rank into a contiguous tensor."""
         for piece in self._pieces(message):
             count, self._num_received[rank] = self._num_received[rank], self._num_received[rank] + 1
             lane.wait(self._filled + 8 * rank, self._first_epoch + count + 1, rank)
             lane.pull(self._slot(rank, count), piece)
             lane.signal(1 << rank, self._freed + 8 * self._arena.rank, self._first_epoch + count + 1)
+            yield
 
     def _slot(self, source: int, count: int) -> int:
         """The offset of the slot that takes piece number `count` of a source."""

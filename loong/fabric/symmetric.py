@@ -4,8 +4,9 @@ Nothing here waits for the device. So a failure is found by `check`, after whoev
 was computed since then is not to be told to anybody.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 
 from torch import Tensor
 
@@ -93,7 +94,11 @@ class SymmetricFabric:
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
     ) -> Pending:
-        """See Fabric. All ranks take their peers by their distance, so they never wait in a circle."""
+        """See Fabric. All ranks take their peers by their distance, so they never wait in a circle.
+
+        And they ask for pieces to be sent and received by turns: a lane's queue ends somewhere, and there the
+        host waits until a peer has received.
+        """
         self.check()
         sent = {self._sockets.member(i): tensor for i, tensor in outgoing.items() if self._is_message(tensor)}
         come = {self._sockets.member(i): tensor for i, tensor in incoming.items() if self._is_message(tensor)}
@@ -101,10 +106,9 @@ class SymmetricFabric:
         self._in.follow()
         for distance in range(self.world.size):
             to, source = (self._rank + distance) % self.world.size, (self._rank - distance) % self.world.size
-            if to in sent:
-                self._send(channel, self._out, to, sent[to])
-            if source in come:
-                self._pipes[channel].receive(self._in, source, come[source])
+            sending = self._sending(channel, self._out, to, sent[to]) if to in sent else ()
+            receiving = self._pipes[channel].receive(self._in, source, come[source]) if source in come else ()
+            _by_turns(sending, receiving)
         return UnderWay((self._out.mark(), self._in.mark()), (*sent.values(), *come.values()), self.check)
 
     def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
@@ -130,7 +134,7 @@ class SymmetricFabric:
         self._check_migration()
         if self._is_message(tensor):
             self._segments.follow()
-            self._send(Channel.SEGMENT, self._segments, self._peer_rank, tensor)
+            _by_turns(self._sending(Channel.SEGMENT, self._segments, self._peer_rank, tensor))
         return UnderWay((self._segments.mark(),), (tensor,), self._check_migration)
 
     def receive_segment(self, tensor: Tensor) -> Pending:
@@ -138,7 +142,7 @@ class SymmetricFabric:
         self._check_migration()
         if self._is_message(tensor):
             self._segments.follow()
-            self._pipes[Channel.SEGMENT].receive(self._segments, self._peer_rank, tensor)
+            _by_turns(self._pipes[Channel.SEGMENT].receive(self._segments, self._peer_rank, tensor))
         return UnderWay((self._segments.mark(),), (tensor,), self._check_migration)
 
     def close(self) -> None:
@@ -157,10 +161,10 @@ class SymmetricFabric:
             self.arena.meet(rank)
             self._num_met[rank] = num_joins
 
-    def _send(self, channel: Channel, lane: Lane, rank: int, tensor: Tensor) -> None:
-        self._pipes[channel].send(lane, rank, tensor)
+    def _sending(self, channel: Channel, lane: Lane, rank: int, tensor: Tensor) -> Iterator[None]:
         if rank != self._rank:
             self.traffic.count(channel, tensor.nbytes)
+        return self._pipes[channel].send(lane, rank, tensor)
 
     def _open(self, plane: Plane, batch_or_migration_id: int, ranks: Sequence[int], lane: Lane) -> None:
         """Let the others write here, once all that came before is done."""
@@ -225,3 +229,9 @@ class SymmetricFabric:
                 f"a tensor on {tensor.device} cannot travel from {self.arena.memory.device}"
             )
         return tensor.numel() > 0
+
+
+def _by_turns(*transfers: Iterable[None]) -> None:
+    """Ask for a piece of each, and again, until all have none left."""
+    for _ in zip_longest(*transfers):
+        pass

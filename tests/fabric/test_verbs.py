@@ -1,6 +1,7 @@
 """Every verb between real processes: what is sent arrives where it should, and is counted once."""
 
 import itertools
+from collections.abc import Mapping
 from contextlib import suppress
 from threading import Thread
 
@@ -13,6 +14,8 @@ from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel, Sent, TrafficSnapshot
 from loong.fabric.world import World
 
+MUCH = 1_000_000  # numbers: thousands of pieces where there are any, each asked for by three calls
+Pair = tuple[int, int]  # of instances: who sends, and who receives
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 
 
@@ -62,6 +65,30 @@ def rotate_apart(fabric: Fabric, instance_id: int, tp_rank: int) -> list[list[in
 def test_disjoint_groups_run_at_their_own_pace(carrier: Carrier) -> None:
     results = run_in_world(rotate_apart, World(4, 1), carrier=carrier)
     assert results == [[block(i ^ 1, (i ^ 1) + 1).tolist(), block(i, i + 1).tolist()] for i in range(4)]
+
+
+def exchange_much(fabric: Fabric, instance_id: int, tp_rank: int, sizes: Mapping[Pair, int]) -> None:
+    outgoing = {to: block(to, size) for (sender, to), size in sizes.items() if sender == instance_id}
+    incoming = {
+        sender: torch.empty(size, dtype=torch.int64)
+        for (sender, to), size in sizes.items()
+        if to == instance_id
+    }
+    with fabric.batch(0, (0, 1, 2)):
+        fabric.exchange(outgoing, incoming, Channel.QUERIES).wait()
+        for tensor in incoming.values():
+            assert tensor.tolist() == block(instance_id, len(tensor)).tolist()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param({(0, 1): MUCH, (1, 2): MUCH, (2, 0): MUCH}, id="in a circle"),
+        pytest.param({(0, 1): MUCH, (1, 2): MUCH, (1, 0): MUCH, (2, 0): 1}, id="uneven"),
+    ],
+)
+def test_messages_that_no_queue_holds_are_exchanged(sizes: Mapping[Pair, int], carrier: Carrier) -> None:
+    run_in_world(exchange_much, World(3, 1), sizes, carrier=carrier)
 
 
 def skip_empty_blocks(fabric: Fabric, instance_id: int, tp_rank: int) -> tuple[list[int], Sent]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import memmove
+from threading import Semaphore
 from time import monotonic_ns, sleep
 
 import torch
@@ -16,6 +17,7 @@ from loong.fabric.traffic import Plane
 from loong.kernels.signals import EPOCHS
 
 _POLL_SECONDS = 50e-6
+_MOST_QUEUED = 1024  # as a driver's queue has an end, where it blocks who asks for more
 
 
 class HostMemory:
@@ -56,6 +58,7 @@ class ThreadLane:
         self._arena, self._patience = arena, arena.patience(plane)
         self._thread = ThreadPoolExecutor(1, "fabric-lane")
         self._last: Future[None] | None = None
+        self._room = Semaphore(_MOST_QUEUED)
 
     def follow(self) -> None:
         """See Lane."""
@@ -108,10 +111,14 @@ class ThreadLane:
         before = self._last
 
         def carry_out() -> None:
-            if before is not None:
-                before.result()  # whatever failed before fails this, too
-            work()
+            try:
+                if before is not None:
+                    before.result()  # whatever failed before fails this, too
+                work()
+            finally:
+                self._room.release()
 
+        self._room.acquire()
         self._last = self._thread.submit(carry_out)
 
     def _wait(self, flag: Tensor, epoch: int, source: int) -> None:
