@@ -15,7 +15,7 @@ from loong.kernels.draw_params import DrawParams
 from loong.worker.draw import draw_params
 
 GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a master in a step of a group
-BATCH_SIZES = (*GROUP_SIZES, 320, 384, 448, 512)  # of an instance alone
+BATCH_SIZES = (*GROUP_SIZES[:-1], 160, 192, 256, 320, 384, 512)  # of an instance alone
 _MAX_SIZE = BATCH_SIZES[-1]
 _NUM_COLUMNS = 3 + len(DrawParams._fields)
 
@@ -58,7 +58,7 @@ class DecodeBatch:
     def size(self) -> int:
         """The least batch size that has room for the tokens of any member."""
         largest = max(self.num_tokens.values())
-        return next(size for size in BATCH_SIZES if size >= largest)
+        return next(size for size in (GROUP_SIZES if self.served else BATCH_SIZES) if size >= largest)
 
 
 class DecodeState:

@@ -33,7 +33,7 @@ from loong.worker.mixed_inputs import (
 )
 
 _SIZES = (  # rows of an instance alone
-    *(16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896),
+    *(16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896),
     *(1024, 1152, 1280, 1536, 1792, MAX_ROWS),
 )
 _LISTS_A_SLOT = 2.0  # on average, where prompts are shared: so long the lists of all members may be
