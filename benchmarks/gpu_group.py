@@ -46,11 +46,16 @@ class Requests:
     number: int
     context: int
     held_on: tuple[InstanceId, ...]
+    name: str = "request"
 
     @property
     def owner_ids(self) -> tuple[str, ...]:
         """Their names."""
-        return tuple(f"request-{number}" for number in range(self.number))
+        return tuple(f"{self.name}-{number}" for number in range(self.number))
+
+    def placement(self, owner_id: str) -> Placement:
+        """Where all KV of a request is."""
+        return Placement(tuple(self.segment(owner_id, i) for i in range(len(self.held_on))))
 
     def segment(self, owner_id: str, index: int) -> KVSegment:
         """What a request has on one of the instances."""
@@ -66,8 +71,7 @@ class Requests:
             master_id, end = masters[number % len(masters)], self.context
             queries.append(QueryBlock(owner_id, range(end, end + 1), master_id, Transfer.QUERY))
             writes.append(KVSegment(owner_id, range(end, end + num_steps), master_id))
-            held = Placement(tuple(self.segment(owner_id, i) for i in range(len(self.held_on))))
-            inputs.append(RequestInput(owner_id, [number], end, 1, held, PARAMS))
+            inputs.append(RequestInput(owner_id, [number], end, 1, self.placement(owner_id), PARAMS))
         plan = BatchPlan(ESPGroup(group), tuple(queries), tuple(writes), num_steps)
         return RunBatch(batch_id, plan, tuple(inputs))
 

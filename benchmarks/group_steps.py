@@ -1,12 +1,14 @@
 """What does a step with a prompt take on a group of GPUs, by what travels in it?
 
-A prompt is striped over the GPUs, alone and beside decodes whose KV lies on all and whose masters they are
-by turns, with dummy weights: the median time from the batch's arrival at its workers to its tokens. Beside
-it, one GPU with its share of the prompt and of the decodes, which is what each would take if nothing
-travelled and nobody waited: the ceiling.
+A prompt, or a chunk behind its history, is striped over the GPUs, alone and beside decodes whose KV lies on
+all and whose masters they are by turns, with dummy weights: the median time from the batch's arrival at its
+workers to its tokens. Beside it, one GPU with its share of the prompt, of the history and of the decodes,
+which is what each would take if nothing travelled and nobody waited: the ceiling; but of what is behind a
+history each GPU of a group attends twice or more as much.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
@@ -27,53 +29,67 @@ NUM_WARM_UPS, NUM_RUNS = 3, 10
 NUM_SLOTS = 131_072
 
 
-def step(
-    batch_id: int, transfer: Transfer, num_tokens: int, decodes: Requests, group: tuple[InstanceId, ...]
-) -> RunBatch:
-    """A prompt whose first tokens are computed on a group, and the next token of each decode."""
-    owner_id, chunk = f"prompt-{batch_id}", range(num_tokens)
-    stripes = {i: stripe(chunk, index, len(group)) for index, i in enumerate(group)}
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What travels of a chunk of a prompt, behind those cached, and beside decodes."""
+
+    transfer: Transfer
+    num_tokens: int
+    num_cached: int
+    num_decodes: int
+
+    @classmethod
+    def parsed(cls, case: str) -> "Case":
+        """As the command line names it."""
+        transfer, _, sizes = case.partition(":")
+        chunk, _, num_decodes = sizes.partition("+")
+        num_tokens, _, num_cached = chunk.partition("@")
+        return cls(Transfer[transfer.upper()], int(num_tokens), int(num_cached or 0), int(num_decodes or 0))
+
+    def share(self, dop: int) -> "Case":
+        """What one of so many instances has of it."""
+        return Case(self.transfer, self.num_tokens // dop, self.num_cached // dop, self.num_decodes // dop)
+
+
+def step(batch_id: int, case: Case, prompt: Requests, decodes: Requests) -> RunBatch:
+    """The next chunk of a prompt on the group that has its KV, and the next token of each decode."""
+    group, (owner_id,) = prompt.held_on, prompt.owner_ids
+    end = prompt.context + case.num_tokens
+    stripes = {i: stripe(range(prompt.context, end), index, len(group)) for index, i in enumerate(group)}
     lease = decodes.lease(batch_id, group, group, num_steps=1)
-    queries = [QueryBlock(owner_id, positions, i, transfer) for i, positions in stripes.items()]
+    queries = [QueryBlock(owner_id, positions, i, case.transfer) for i, positions in stripes.items()]
     writes = [KVSegment(owner_id, positions, i) for i, positions in stripes.items()]
-    given = RequestInput(owner_id, [1] * num_tokens, num_tokens, 0, Placement(), PARAMS)
+    held = prompt.placement(owner_id) if prompt.context else Placement()
+    given = RequestInput(owner_id, [1] * case.num_tokens, end, 0, held, PARAMS)
     plan = BatchPlan(ESPGroup(group), (*queries, *lease.plan.queries), (*writes, *lease.plan.writes))
     return RunBatch(batch_id, plan, (given, *lease.inputs))
 
 
-def measure(
-    gpus: GpuGroup, transfer: Transfer, num_tokens: int, num_decodes: int, group: tuple[InstanceId, ...]
-) -> float:
+def measure(gpus: GpuGroup, case: Case, group: tuple[InstanceId, ...]) -> float:
     """Seconds of such a step."""
-    decodes = Requests(num_decodes, CONTEXT, group)
-    gpus.each(partial(GpuInstance.hold, requests=decodes))
-    commands = [
-        step(gpus.next_id(), transfer, num_tokens, decodes, group) for _ in range(NUM_WARM_UPS + NUM_RUNS)
-    ]
+    prompt = Requests(1, case.num_cached, group, "prompt")
+    decodes = Requests(case.num_decodes, CONTEXT, group)
+    for requests in (prompt, decodes):
+        gpus.each(partial(GpuInstance.hold, requests=requests))
+    commands = [step(gpus.next_id(), case, prompt, decodes) for _ in range(NUM_WARM_UPS + NUM_RUNS)]
     ran = gpus.each(partial(GpuInstance.run, commands=commands))
-    gpus.each(partial(GpuInstance.forget, requests=decodes))
+    for requests in (prompt, decodes):
+        gpus.each(partial(GpuInstance.forget, requests=requests))
     seconds = [run.told_at[0] - run.begun_at for runs in ran for run in runs[NUM_WARM_UPS:] if run.told_at]
     return median(seconds)
 
 
-def parsed(case: str) -> tuple[Transfer, int, int]:
-    """What travels, the tokens of the prompt, and the number of decodes."""
-    transfer, _, sizes = case.partition(":")
-    num_tokens, _, num_decodes = sizes.partition("+")
-    return Transfer[transfer.upper()], int(num_tokens), int(num_decodes or 0)
-
-
 def rows_of(gpus: GpuGroup, group: tuple[InstanceId, ...], cases: Sequence[str]) -> list[dict[str, object]]:
     """All cases, printed as they come."""
-    print(f"{'travels':>8} {'prompt':>7} {'decodes':>8} {'ms':>8} {'share on one':>14}")
+    print(f"{'travels':>8} {'prompt':>7} {'behind':>7} {'decodes':>8} {'ms':>8} {'share on one':>14}")
     rows: list[dict[str, object]] = []
-    for transfer, num_tokens, num_decodes in map(parsed, cases):
-        seconds = measure(gpus, transfer, num_tokens, num_decodes, group)
-        share = measure(gpus, transfer, num_tokens // len(group), num_decodes // len(group), (0,))
-        name = transfer.name.lower()
-        print(f"{name:>8} {num_tokens:>7} {num_decodes:>8} {seconds * 1e3:>8.1f} {share * 1e3:>14.1f}")
-        row: dict[str, object] = {"travels": name, "prompt": num_tokens, "decodes": num_decodes}
-        rows.append({**row, "seconds": seconds, "share_on_one": share})
+    for case in map(Case.parsed, cases):
+        seconds, share = measure(gpus, case, group), measure(gpus, case.share(len(group)), (0,))
+        name, sizes = case.transfer.name.lower(), (case.num_tokens, case.num_cached, case.num_decodes)
+        told = " ".join(f"{size:>{width}}" for size, width in zip(sizes, (7, 7, 8), strict=True))
+        print(f"{name:>8} {told} {seconds * 1e3:>8.1f} {share * 1e3:>14.1f}")
+        row = dict(zip(("prompt", "cached", "decodes"), sizes, strict=True))
+        rows.append({"travels": name, **row, "seconds": seconds, "share_on_one": share})
     return rows
 
 
@@ -82,7 +98,7 @@ def main() -> None:
     parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
     parser.add_argument("--num-gpus", type=int, default=2, help="(%(default)s)")
     parser.add_argument(
-        "--cases", nargs="+", default=CASES, help="WHAT:PROMPT or WHAT:PROMPT+DECODES; WHAT is query or kv"
+        "--cases", nargs="+", default=CASES, help="WHAT:PROMPT[@BEHIND][+DECODES]; WHAT is query or kv"
     )
     args = parser.parse_args()
     gpus = GpuGroup(args.model, args.num_gpus, NUM_SLOTS)
