@@ -16,7 +16,7 @@ from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
 from loong.kernels.softmax import LOG2_E, MIN_WIDTH
 
-_MIN_TASKS = 64  # that a table is read as having: one kernel serves all that are not longer
+_MAX_TASKS = 64  # of a call: one kernel serves all tables, so that none is compiled when a longer one comes
 
 
 def attend_blocks(
@@ -43,28 +43,44 @@ def attend_blocks(
         Accumulates in float32. Needs nothing of the host and allocates nothing.
     """
     dims = _check(q, kv, tasks, total, slots, workspace)
-    if not dims["T"] or not dims["C"]:
+    for lines in torch.split(tasks, _MAX_TASKS) if dims["T"] else ():
+        _attend(q, kv, lines, scale * LOG2_E, total, slots, workspace, dims)
+
+
+def _attend(
+    q: Tensor,
+    kv: Tensor,
+    tasks: Tensor,
+    scale: float,
+    total: Partial,
+    slots: Tensor | None,
+    workspace: PieceWorkspace | None,
+    dims: Dims,
+) -> None:
+    """Attend up to 64 tasks, if any; `scale` has LOG2_E in it."""
+    num_tasks = len(tasks)
+    if not num_tasks:
         return
     group_size, width = dims.group_size(), max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
-    num_keys = (len(kv) if slots is None else len(slots)) // dims["C"]
+    num_keys = (len(kv) if slots is None else len(slots)) // num_tasks
     tiling = _tiling(q.dtype, width, dims["T"] * group_size, num_keys, slots is not None)
     constants = {
         **tiling,
-        "max_num_tasks": max(_MIN_TASKS, triton.next_power_of_2(dims["C"])),
+        "max_num_tasks": _MAX_TASKS,
         "num_kv_heads": dims["K"],
         "group_size": group_size,
         "head_dim": dims["D"],
         "width": width,
     }
     if slots is not None and workspace is not None:
-        attend_pieces(q, kv, slots, tasks, total, workspace, scale * LOG2_E, constants)
+        attend_pieces(q, kv, slots, tasks, total, workspace, scale, constants)
         return
     kv_tiles = None
     if width == dims["D"] and len(kv):
         kv_tiles = TensorDescriptor.from_tensor(kv.flatten(1), [tiling["tile"], width])
     num_tiles = triton.cdiv(dims["T"] * group_size, tiling["num_rows"])
-    _attend_tiles[num_tiles + dims["C"], dims["K"]](
-        q, kv, kv_tiles, tasks, *total, scale * LOG2_E, q.stride(0), dims["C"], **constants
+    _attend_tiles[num_tiles + num_tasks, dims["K"]](
+        q, kv, kv_tiles, tasks, *total, scale, q.stride(0), num_tasks, **constants
     )
 
 

@@ -101,6 +101,15 @@ def test_other_head_dims_equal_the_definition(
     assert_same_partial(*both(CAUSAL, q, kv), dtype)
 
 
+@pytest.mark.parametrize("has_slots", [False, True])
+def test_tables_of_any_length_equal_the_definition(has_slots: bool, device: torch.device) -> None:
+    tasks = [AttendTask.causal(2 * i, range(i % 5, i % 5 + 2), 2 * i, range(i % 5 + 2)) for i in range(130)]
+    kv = kv_of(tasks, 1, 64, torch.float32, device)
+    q = random_values(2, num_rows(tasks), 1, 64, dtype=torch.float32, device=device)
+    slots = torch.arange(len(kv), device=device) if has_slots else None
+    assert_same_partial(*both(tasks, q, kv, slots), torch.float32)
+
+
 def test_keys_may_be_named_by_slots(device: torch.device, dtype: torch.dtype) -> None:
     kv = kv_of(RAGGED, 2, 64, dtype, device)
     slots = torch.randperm(270, generator=torch.Generator().manual_seed(1)).to(device)
