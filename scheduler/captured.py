@@ -4,36 +4,38 @@ from dataclasses import dataclass
 
 from loong.core.work import InstanceWork
 
-_ALWAYS_ROWS = 256  # with fewer, however many keys they meet
-_KEYS_A_ROW = 2  # however many rows
+_LEAST_COPIED = 256  # rows, whose keys may be copied
+_KEYS_A_ROW = 2  # of what is copied
+_LEAST_TILED = 256  # queries of a key on average, from which a library attends quicker
+_PAIRS_A_ROW = 1 << 14  # as many take what else is computed of a row
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedSteps:
     """Steps of up to so many tokens that an instance computes in which no KV travels.
 
-    Behind long histories GPUs work longer than hosts take to start kernels: there, tokens times keys are at
-    most `most_pairs`, or `most_pairs_in_group`. And steps in which nothing but KV travels, up to
+    Of up to `most_prompts`, which are not told from decodes where there are some. Behind long histories GPUs
+    work longer than hosts take to start kernels: there, unless it is few queries that meet a key, pairs, with
+    what else is computed, are at most `most_pairs`. And steps in which nothing but KV travels, up to
     `most_kv_rows` from each instance.
     """
 
     most_rows: int
+    most_prompts: int
     most_pairs: int
-    most_pairs_in_group: int
     most_kv_rows: int
 
     def has(self, work: InstanceWork) -> bool:
         """Whether such a step is one of these, as far as one instance of the group can tell."""
         if work.num_hops:
             return self._has_ring(work)
-        num_rows = work.num_tokens
-        if num_rows > self.most_rows:
+        num_rows, num_keys = work.num_tokens, work.num_keys
+        if num_rows > self.most_rows or (work.num_blocks > self.most_prompts and not work.num_decode_keys):
             return False
-        most_pairs = self.most_pairs_in_group if work.num_sent_queries else self.most_pairs
         return (
-            num_rows < _ALWAYS_ROWS
-            or work.num_keys <= _KEYS_A_ROW * num_rows
-            or num_rows * work.num_keys <= most_pairs
+            (num_rows >= _LEAST_COPIED and num_keys <= _KEYS_A_ROW * num_rows)
+            or work.num_pairs < _LEAST_TILED * num_keys
+            or work.num_pairs + _PAIRS_A_ROW * num_rows <= self.most_pairs
         )
 
     def _has_ring(self, work: InstanceWork) -> bool:

@@ -34,8 +34,9 @@ class ModelShape:
             )
 
 
-# What a worker captures: rows of MixedSteps, the pairs beyond which it launches instead, and rows of KVSteps.
-_CAPTURED = CapturedSteps(most_rows=2048, most_pairs=1 << 24, most_pairs_in_group=1 << 25, most_kv_rows=4096)
+# What a worker captures: rows and prompts of MixedSteps, the pairs beyond which it launches instead, and rows
+# of KVSteps.
+_CAPTURED = CapturedSteps(most_rows=2048, most_prompts=64, most_pairs=28 << 20, most_kv_rows=4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

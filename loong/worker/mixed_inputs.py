@@ -31,8 +31,10 @@ _MAX_PROMPTS = 64  # blocks of them, in all the group
 _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
 _LEAST_COPIED = 256  # rows: with so many it pays to copy the prompts' keys out of the pool first
 _KEYS_A_ROW = 2  # of what is copied
-# Of many rows and what is not copied: beyond, GPUs work longer than hosts launch.
-_MOST_PAIRS, _MOST_PAIRS_IN_GROUP = 1 << 24, 1 << 25
+_LEAST_TILED = 256  # queries of a key on average: with so many, what the host launches attends quicker
+# Of queries with keys that are not copied, on an instance, and as many for each row as what else is computed
+# of it takes: beyond, the GPU works longer than the host launches.
+_MOST_PAIRS, _PAIRS_A_ROW = 28 << 20, 1 << 14
 _TASK_SIZE = len(AttendTask._fields)
 _TABLE_SIZE = _MAX_PROMPTS * _TASK_SIZE
 _PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE]  # in words
@@ -77,19 +79,20 @@ class MixedInputs:
             return None
         if sum(_most_keys(step, request_id) for request_id in batch.request_ids) > len(self._slots):
             return None
-        num_keys = 0
+        num_keys = num_pairs = 0
         for instance_id in batch.group.instance_ids:
             seen = list(_keys_of_blocks(step, instance_id, prompts))
             tasks = (tasks_of(block, 0, 0, keys.kv) for block, keys in zip(prompts, seen, strict=True))
             if max(map(len, tasks), default=0) > _MAX_ROUNDS:
                 return None
-            num_keys = max(num_keys, sum(len(positions) for keys in set(seen) for positions in keys.kv))
-        if num_rows < _LEAST_COPIED:
-            return PromptKeys.IN_POOL
-        if num_keys <= _KEYS_A_ROW * num_rows:
+            num_seen = {keys: sum(map(len, keys.kv)) for keys in seen}
+            pairs = (len(block.positions) * num_seen[keys] for block, keys in zip(prompts, seen, strict=True))
+            num_keys, num_pairs = max(num_keys, sum(num_seen.values())), max(num_pairs, sum(pairs))
+        if num_rows >= _LEAST_COPIED and num_keys <= _KEYS_A_ROW * num_rows:
             return PromptKeys.COPIED
-        most_pairs = _MOST_PAIRS if batch.group.dop == 1 else _MOST_PAIRS_IN_GROUP
-        return PromptKeys.IN_POOL if num_rows * num_keys <= most_pairs else None
+        are_few = num_pairs < _LEAST_TILED * num_keys
+        is_short = num_pairs + _PAIRS_A_ROW * num_rows <= _MOST_PAIRS
+        return PromptKeys.IN_POOL if are_few or is_short else None
 
     def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
         """Take in a step, on the host, and return how many words of memory it takes; columns are of its rows.

@@ -16,11 +16,13 @@ CAPTURED = H200.captured
 
 def test_its_limits_are_those_of_workers() -> None:
     assert CAPTURED.most_rows == mixed_steps._SIZES[-1] == mixed_inputs.MAX_ROWS
+    assert CAPTURED.most_prompts == mixed_inputs._MAX_PROMPTS
     assert CAPTURED.most_pairs == mixed_inputs._MOST_PAIRS
-    assert CAPTURED.most_pairs_in_group == mixed_inputs._MOST_PAIRS_IN_GROUP
     assert CAPTURED.most_kv_rows == kv_inputs.MAX_KV_ROWS
-    assert captured._ALWAYS_ROWS == mixed_inputs._LEAST_COPIED
+    assert captured._LEAST_COPIED == mixed_inputs._LEAST_COPIED
+    assert captured._LEAST_TILED == mixed_inputs._LEAST_TILED
     assert captured._KEYS_A_ROW == mixed_inputs._KEYS_A_ROW
+    assert captured._PAIRS_A_ROW == mixed_inputs._PAIRS_A_ROW
 
 
 @pytest.mark.parametrize(("num_kv_heads", "most_kv_rows"), [(32, 2048), (16, 2048), (8, 4096), (4, 4096)])
@@ -42,13 +44,18 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
         (InstanceWork(num_tokens=2048, num_keys=2048, num_sent_queries=2048), True),
         (InstanceWork(num_tokens=2049, num_keys=2049, num_sent_queries=2049), False),
         (InstanceWork(num_tokens=200, num_keys=100_000), True),
-        (InstanceWork(num_tokens=600, num_keys=25_000), True),
-        (InstanceWork(num_tokens=600, num_keys=30_000), False),
-        (InstanceWork(num_tokens=600, num_keys=55_000, num_sent_queries=600), True),
-        (InstanceWork(num_tokens=600, num_keys=60_000, num_sent_queries=600), False),
+        (InstanceWork(num_tokens=600, num_keys=32_000, num_pairs=600 * 32_000), True),
+        (InstanceWork(num_tokens=600, num_keys=33_000, num_pairs=600 * 33_000), False),
+        (InstanceWork(num_tokens=600, num_keys=16_000, num_pairs=1200 * 16_000), True),
+        (InstanceWork(num_tokens=600, num_keys=17_000, num_pairs=1200 * 17_000), False),
+        (InstanceWork(num_tokens=200, num_keys=100_000, num_pairs=250 * 100_000), True),
+        (InstanceWork(num_tokens=200, num_keys=100_000, num_pairs=400 * 100_000), False),
+        (InstanceWork(num_tokens=200, num_keys=200, num_blocks=64), True),
+        (InstanceWork(num_tokens=200, num_keys=200, num_blocks=65), False),
+        (InstanceWork(num_tokens=200, num_keys=200, num_blocks=65, num_decode_keys=100), True),
     ],
 )
-def test_a_step_in_which_no_kv_travels_is_captured_up_to_some_rows_and_keys(
+def test_a_step_in_which_no_kv_travels_is_captured_up_to_some_rows_keys_and_prompts(
     work: InstanceWork, is_captured: bool
 ) -> None:
     assert CAPTURED.has(work) is is_captured
@@ -102,8 +109,8 @@ def test_what_travels_in_a_captured_step_hides_under_nothing() -> None:
 @pytest.mark.parametrize(
     ("work", "reads_keys", "meets_parts"),
     [
-        (InstanceWork(num_tokens=600, num_keys=30_000), True, False),
-        (InstanceWork(num_tokens=200, num_keys=30_000), False, True),  # captured
+        (InstanceWork(num_tokens=600, num_keys=40_000), True, False),
+        (InstanceWork(num_tokens=200, num_keys=30_000, num_pairs=6e6), False, True),  # captured
         (InstanceWork(num_tokens=600, num_keys=60_000, num_sent_queries=600), True, True),
         (replace(RINGED, num_keys=60_000), True, True),
         (InstanceWork(num_keys=60_000), True, True),  # it attends for others alone
@@ -112,7 +119,8 @@ def test_what_travels_in_a_captured_step_hides_under_nothing() -> None:
 def test_history_is_copied_where_it_is_launched_and_met_in_parts_in_groups_and_captured_steps(
     work: InstanceWork, reads_keys: bool, meets_parts: bool
 ) -> None:
-    work = replace(work, num_pairs=2e9, num_part_pairs=1e9)
+    num_pairs = work.num_pairs or 2e9  # so many that what is launched is hidden
+    work = replace(work, num_pairs=num_pairs, num_part_pairs=num_pairs / 2)
     key, part = (
         replace(H200, coefficients=replace(H200.coefficients, **{name: 0.0})) for name in ("key", "part_pair")
     )

@@ -132,7 +132,9 @@ def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
 ) -> None:
     """Steps of many rows copy their prompts' keys if these are few, and else read them in the pool."""
     monkeypatch.setattr(mixed_inputs, "_LEAST_COPIED", 16)
+    monkeypatch.setattr(mixed_inputs, "_LEAST_TILED", 16)
     monkeypatch.setattr(mixed_inputs, "_MOST_PAIRS", 16 * 64)
+    monkeypatch.setattr(mixed_inputs, "_PAIRS_A_ROW", 0)
     fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
     story = Story(fabric, folder)
     lives = live_requests(100)
