@@ -66,8 +66,9 @@ class Crowd:
         return simulate(watched, capacities, self.arrivals(), cost_model=cost_model)
 
 
-# Whole prompts and no decode beside them: while prompts come, what they have begun stands still.
-PROMPTS_FIRST = ("replicas", "static-sp", "tp")
+# Whole prompts and no decode beside them: while prompts come, what they have begun stands still. As published
+# it gives way to prompts of any length.
+PROMPTS_FIRST = ("replicas", "static-sp", "tp", "esp-paper")
 LIMIT = 4.0  # seconds that a crowd comes for: 80 of the config's TTFT targets, and hundreds of steps
 
 
