@@ -10,7 +10,7 @@ from typing import NamedTuple
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
-from loong.core.work import InstanceWork, Phase, StepWork, phase_of
+from loong.core.work import InstanceWork, Phase, StepWork, phase_with
 
 WINDOW = 51  # batches of a kind that count
 NUM_BELIEVED = 9  # predictions taken to have come true before the first batch, while the window has room
@@ -139,6 +139,16 @@ class CalibratedCostModel:
 
     base: CostModel
     calibration: Calibration
+    _factors: Mapping[tuple[bool, bool, bool, bool], float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Find the factor of what an instance may do, which is asked for hundreds of times a plan."""
+        factors = {}
+        for does in product((False, True), repeat=4):
+            has_prefill, has_decode, has_exchange, has_ring = does
+            kind = Kind(phase_with(has_prefill, has_decode), _transfer(has_exchange, has_ring))
+            factors[does] = self.calibration.corrections[kind].factor
+        object.__setattr__(self, "_factors", factors)
 
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch."""
@@ -149,9 +159,9 @@ class CalibratedCostModel:
 
         Delays are the group's, and no part of it.
         """
-        transfer = _transfer(work.num_sent_queries > 0, work.num_hops > 0)
-        kind = Kind(phase_of((work,)), transfer)
-        return self.calibration.corrections[kind].factor * self.base.instance_time(work)
+        has_prefill, has_decode = work.num_keys > 0, work.num_decode_keys > 0
+        does = has_prefill, has_decode, work.num_sent_queries > 0, work.num_hops > 0
+        return self._factors[does] * self.base.instance_time(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances."""

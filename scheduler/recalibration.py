@@ -31,7 +31,7 @@ class Recalibration:
 
     def __init__(self, base: CostModel, *, is_applied: bool = True) -> None:
         self.base, self.is_applied = base, is_applied
-        self.calibration = Calibration()
+        self.corrected = CalibratedCostModel(base, Calibration())
         self._running: dict[int, _Running] = {}
         self._rests = Rests()
 
@@ -39,6 +39,11 @@ class Recalibration:
     def errors(self) -> Mapping[str, float]:
         """How far off the model is that plans are made with, by phase, of those that ran."""
         return self.calibration.errors(is_applied=self.is_applied)
+
+    @property
+    def calibration(self) -> Calibration:
+        """What was learned."""
+        return self.corrected.calibration
 
     def took_in(self, event: Event, /) -> None:
         """Compare what has finished with what was predicted."""
@@ -80,9 +85,10 @@ class Recalibration:
         placements = {given.request_id: given.placement for given in batch.inputs}
         steps = batch_work(batch.plan, placements, finished.num_steps, have_rested=running.have_rested)
         predicted = sum(count * self.base.step_time(work) for work, count in steps)
-        self.calibration = self.calibration.observe(
+        calibration = self.calibration.observe(
             kind_of(steps[0][0]), predicted, finished.time - running.started_at
         )
+        self.corrected = CalibratedCostModel(self.base, calibration)
 
 
 class RecalibratedCostModel:
@@ -93,20 +99,16 @@ class RecalibratedCostModel:
 
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch."""
-        return self._model.step_time(work)
+        return self._recalibration.corrected.step_time(work)
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """The part of a step that one instance computes by itself."""
-        return self._model.instance_time(work)
+        return self._recalibration.corrected.instance_time(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances."""
-        return self._model.prefill_terms(dop)
+        return self._recalibration.corrected.prefill_terms(dop)
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
         """Moving KV."""
-        return self._model.migration_time(num_tokens, source_id, destination_id)
-
-    @property
-    def _model(self) -> CalibratedCostModel:
-        return CalibratedCostModel(self._recalibration.base, self._recalibration.calibration)
+        return self._recalibration.corrected.migration_time(num_tokens, source_id, destination_id)

@@ -1,10 +1,10 @@
 """One step in the making: requests are added to a group until its time, its tokens or its room is used up."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, sqrt
-from operator import attrgetter
+from operator import attrgetter, ge
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.instance import ESPGroup
@@ -157,6 +157,8 @@ class Step:
     def _ringed(self, view: RequestView, held: Mapping[InstanceId, int], budget: float) -> Share | None:
         """A chunk in stripes of all instances whose KV travels, and stays where it is wanted, or has room."""
         num_tokens = min(self._num_ringed(held, budget), view.num_uncomputed_tokens)
+        if not num_tokens:
+            return None
         keepers = self._keeper(view, num_tokens) or self._roomiest(num_tokens)
         if len(keepers) * min(keepers.values()) < num_tokens:
             keepers = {i: slots for i, slots in self.free.items() if slots}
@@ -166,6 +168,8 @@ class Step:
     def _exchanged(self, view: RequestView, held: Mapping[InstanceId, int], budget: float) -> Share | None:
         """A chunk in stripes of those that have room, which send their queries."""
         num_tokens = min(self._num_exchanged(held, budget, self.instance_ids), view.num_uncomputed_tokens)
+        if not num_tokens:
+            return None
         makers = self._roomiest(num_tokens)
         room = len(makers) * min(makers.values())
         if len(makers) < self.dop or room < num_tokens:
@@ -257,17 +261,18 @@ class Step:
         It computes n / dop of them; however few, it reads the keys of `least`, and starts the kernels.
         """
         in_step, count = seconds - self.wide.per_prompt, self.count.instances[instance_id]
-        left = in_step - self.used[instance_id] - self.cost_model.instance_time(least)
+        left, enough = in_step - self.used[instance_id], LEAST_PART * seconds
+        if left <= enough or (left := left - self.cost_model.instance_time(least)) <= enough:
+            return self.min_tokens
         beside = least.copy()
         beside.num_blocks += not least.num_hops
         beside.num_decode_keys = min(1, count.num_decode_keys)
         beside.num_hops = max(least.num_hops, count.num_hops)
-        starting = self._least(beside)
-        num_tokens, (slope, square) = 0, curve
-        if in_step >= starting and left > LEAST_PART * seconds:
-            num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
-        room = dop * (self.max_tokens - count.num_tokens)
-        return max(self.min_tokens, min(num_tokens, room))
+        if in_step < self._least(beside):
+            return self.min_tokens
+        slope, square = curve
+        num_tokens = int(2 * left / (slope + sqrt(slope * slope + 4 * square * left)))
+        return max(self.min_tokens, min(num_tokens, dop * (self.max_tokens - count.num_tokens)))
 
     def _num_exchanged(
         self, held: Mapping[InstanceId, int], budget: float, makers: tuple[InstanceId, ...]
@@ -275,15 +280,21 @@ class Step:
         """The tokens that `makers` can compute if queries travel: each attends all to what it holds."""
         each = self.dop / len(makers)  # makes so many stripes of those that all would make
         token, square = each * self.wide.per_token, each * self.wide.per_new_pair
-        pair, left, largest = self.dop * self.wide.per_cached_pair, budget - self._exchange_overhead, []
-        for instance_id in self.instance_ids:
-            num_keys = held.get(instance_id, 0)
-            is_maker = instance_id in makers
-            if is_maker or pair * num_keys:
-                least = InstanceWork(num_keys=num_keys, num_sent_queries=int(is_maker))
-                curve = token * is_maker + pair * num_keys, square * is_maker
-                largest.append(self._largest(instance_id, curve, least, left, len(makers)))
-        return min(largest)
+        pair, left = self.dop * self.wide.per_cached_pair, budget - self._exchange_overhead
+        num_tokens, asked = self.dop * self.max_tokens, list[tuple[bool, int, int, bool]]()
+        for instance_id in sorted(self.instance_ids, key=self.used.__getitem__, reverse=True):
+            num_keys, is_maker = held.get(instance_id, 0), instance_id in makers
+            count = self.count.instances[instance_id]
+            load = is_maker, num_keys, count.num_tokens, count.num_decode_keys > 0
+            if not (is_maker or pair * num_keys) or any(_is_no_less(other, load) for other in asked):
+                continue  # it does nothing, or one that is as busy does as much
+            asked.append(load)
+            least = InstanceWork(num_keys=num_keys, num_sent_queries=int(is_maker))
+            curve = token * is_maker + pair * num_keys, square * is_maker
+            num_tokens = min(num_tokens, self._largest(instance_id, curve, least, left, len(makers)))
+            if num_tokens <= self.min_tokens:
+                break
+        return num_tokens
 
     def _num_ringed(self, held: Mapping[InstanceId, int], budget: float) -> int:
         """The tokens that all can compute if KV travels: an instance attends its stripe to everything.
@@ -296,6 +307,8 @@ class Step:
         busiest = max(self.used, key=self.used.__getitem__)
         left = budget - self._ring_overhead
         most = self._largest(busiest, (slope, self.wide.per_new_pair), self._least_ring(held), left, self.dop)
+        if most <= self.min_tokens:
+            return self.min_tokens
         by_held = sorted(self.instance_ids, key=lambda i: held.get(i, 0))
         joining = [self._joining_ring(i, held) for i in {busiest, by_held[0], by_held[-1]}]
 
@@ -402,6 +415,11 @@ class Step:
         for segment in share.writes:
             self.free[segment.instance_id] -= len(segment.positions)
         self.count.add(share.queries, share.writes, view.placement)
+
+
+def _is_no_less(other: Iterable[int], load: Iterable[int]) -> bool:
+    """Whether each number of the one is at least that of the other."""
+    return all(map(ge, other, load))
 
 
 def _even(view: RequestView, num_tokens: int, num_parts: int) -> int:

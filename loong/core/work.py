@@ -85,6 +85,11 @@ def phase_of(works: Iterable[InstanceWork]) -> Phase:
     for work in works:
         has_decode |= work.num_decode_keys > 0
         has_prefill |= work.num_keys > 0
+    return phase_with(has_prefill, has_decode)
+
+
+def phase_with(has_prefill: bool, has_decode: bool) -> Phase:
+    """What queries are, longer blocks or single ones or both; none are decode."""
     if has_prefill:
         return Phase.MIXED if has_decode else Phase.PREFILL
     return Phase.DECODE

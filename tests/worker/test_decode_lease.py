@@ -69,6 +69,11 @@ def told(outcome: Outcome) -> list[tuple[int, int, FinishReason | None]]:
     return [without_id(step, token) for step, token in outcome.tokens]
 
 
+def chosen(outcome: Outcome) -> list[float]:
+    """Log-probabilities of the tokens, 1 where there is none."""
+    return [1.0 if token.logprobs is None else token.logprobs.chosen for _, token in outcome.tokens]
+
+
 ENDS = [None, Stop(1), Stop(4), Stop(2, told_in=5), Stop(20), Stop(17, told_in=11), Stop(19, told_in=12)]
 
 
@@ -110,7 +115,7 @@ def test_what_the_host_must_know_between_steps_is_waited_for(
 ) -> None:
     waiting, not_waiting = run(fabric, folder, None, (13, 13, 13), **params)
     assert told(not_waiting) == told(waiting)
-    assert [token.logprobs for _, token in not_waiting.tokens] == [t.logprobs for _, t in waiting.tokens]
+    assert chosen(not_waiting) == pytest.approx(chosen(waiting), abs=1e-5)  # a lease computes padded rows
 
 
 @pytest.mark.parametrize("takes_leases", [False, True])
