@@ -62,7 +62,7 @@ def _attend(
     if not num_tasks:
         return
     group_size, width = dims.group_size(), max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
-    num_keys = (len(kv) if slots is None else len(slots)) // num_tasks
+    num_keys = (len(kv) if slots is None else len(slots)) // dims["C"]  # whichever call of a table it is
     tiling = _tiling(q.dtype, width, dims["T"] * group_size, num_keys, slots is not None)
     constants = {
         **tiling,

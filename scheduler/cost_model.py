@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import hypot
 
+from loong.core.captured import NOTHING_CAPTURED, CapturedSteps
 from loong.core.cost_model import PrefillTerms
 from loong.core.placement import InstanceId
 from loong.core.work import InstanceWork, Phase, StepWork
-from loong.scheduler.captured import NOTHING_CAPTURED, CapturedSteps
 
 
 @dataclass(frozen=True, slots=True)

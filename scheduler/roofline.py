@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
+from loong.core.captured import NOTHING_CAPTURED, ON_GPUS, CapturedSteps
 from loong.core.errors import ConfigError
-from loong.scheduler.captured import NOTHING_CAPTURED, CapturedSteps
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 
 
@@ -32,11 +32,6 @@ class ModelShape:
             raise ConfigError(
                 f"a --tensor-parallel-size of {tp_size} does not divide {self.num_kv_heads} KV heads"
             )
-
-
-# What a worker captures: rows and prompts of MixedSteps, the pairs beyond which it launches instead, and rows
-# of KVSteps.
-_CAPTURED = CapturedSteps(most_rows=2048, most_prompts=64, most_pairs=28 << 20, most_kv_rows=4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +88,7 @@ _H200 = Device(
     beside_delay=1.5e-3,
     request_delay=7e-5,
     block=128,
-    captured=_CAPTURED,
+    captured=ON_GPUS,
     launch=3.7e-4,
     mixed_launch=3.7e-4,
     reduce_launch=3e-4,

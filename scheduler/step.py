@@ -243,6 +243,7 @@ class Step:
         work = self.count.instances[instance_id].copy()
         work.num_tokens += num_tokens
         work.num_blocks += 1
+        work.num_prompt_blocks += 1
         work.num_keys += num_cached + num_tokens
         work.num_pairs += num_tokens * (num_cached + num_tokens / 2)
         work.num_part_pairs += num_tokens * num_cached

@@ -29,7 +29,7 @@ from loong.scheduler.striping import (
 Story: TypeAlias = Iterator[IterationPlan]
 
 MAX_PROMPTS = 4
-MAX_AT_ONCE = 64  # of a crowd: workers capture steps of no more, and policies hardly plan any
+MAX_AT_ONCE = 64  # prompts, in as many parts: workers capture steps of no more
 MAX_CHUNKS = 6  # of a prompt
 MAX_LEASE_STEPS = 16
 MAX_MOVES = 4  # of a prompt's segments
@@ -128,14 +128,16 @@ class Narrator:
         *,
         at_once: bool = False,
     ) -> Story:
-        """Batches that compute all of these prompts `at_once`, as far as may be, or one or all of them; each
-        beside another batch if one is given.
+        """Batches that compute all of these prompts, each beside another batch if one is given.
+
+        In a batch are as many as may be if `at_once`, and else one or all of those that are left.
         """
         form = self.random.choice((self._striped_kv, self._striped_queries, self._whole, self._retained))
+        most = MAX_AT_ONCE if form == self._whole else MAX_AT_ONCE // self.group.dop
         while pending := [v for v in self.stage.views(request_ids) if not v.is_decoding]:
             other = beside() if beside is not None else None
             count = len(pending) if at_once else self.random.choice((1, len(pending)))
-            chosen = self.random.sample(pending, min(count, MAX_AT_ONCE))
+            chosen = self.random.sample(pending, min(count, most))
             chunks = batch_of(self.group, self._chunks(chosen, form, self._free(other)))
             yield IterationPlan((chunks if other is None else _both(other, chunks),))
 

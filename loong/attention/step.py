@@ -70,12 +70,12 @@ class Step:
 
         First what was there before, then what the step makes.
         """
-        known = self._kv.get((source_id, request_id))
-        if known is None:
-            fresh = fresh_segments(self.batch, request_id)
-            made = (segment.positions for segment in fresh if segment.instance_id == source_id)
-            known = self._kv[source_id, request_id] = (*self.placements[request_id].on(source_id), *made)
-        return known
+        if request_id not in self._kv:
+            there: dict[InstanceId, list[range]] = {}
+            for segment in (*self.placements[request_id].segments, *fresh_segments(self.batch, request_id)):
+                there.setdefault(segment.instance_id, []).append(segment.positions)
+            self._kv[request_id] = {instance_id: tuple(kv) for instance_id, kv in there.items()}
+        return self._kv[request_id].get(source_id, ())
 
     @cached_property
     def _requests(self) -> Mapping[Transfer, tuple[RequestId, ...]]:
@@ -85,8 +85,8 @@ class Step:
         }
 
     @cached_property
-    def _kv(self) -> dict[tuple[InstanceId, RequestId], tuple[range, ...]]:
-        """What `kv_on` has found."""
+    def _kv(self) -> dict[RequestId, Mapping[InstanceId, tuple[range, ...]]]:
+        """What `kv_on` has found, by request and instance."""
         return {}
 
     def slots(self, request_id: RequestId, positions: Iterable[range]) -> Tensor:

@@ -26,6 +26,7 @@ class InstanceWork:
     num_tokens: int = 0  # computed as a master, from embedding to output
     num_blocks: int = 0  # query blocks that it is master of
     num_ring_blocks: int = 0  # of these, to which KV travels
+    num_prompt_blocks: int = 0  # longer ones, of all masters, that it attends where no KV travels
     num_attends: int = 0  # attention calls, a layer
     num_decode_keys: int = 0  # read for single queries
     num_keys: int = 0  # read for longer blocks
@@ -252,6 +253,7 @@ def _add_exchange(
         work, num_made = instances[instance_id], made.get(instance_id, 0)
         num_keys = held.get(instance_id, 0) + num_made
         work.num_attends += len(blocks)
+        work.num_prompt_blocks += len(blocks)
         work.num_keys += num_keys
         num_pairs = num_new * (held.get(instance_id, 0) + (num_made + num_made / num_new) / 2)
         work.num_pairs += num_pairs

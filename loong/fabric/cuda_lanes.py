@@ -83,7 +83,7 @@ class CudaLane:
         """Copy, but in a migration never run far ahead: a driver whose queue is full blocks all threads.
 
         Then a batch of this process stands still, and what the migration waits for may wait for that batch.
-        In a batch both ends send before they receive: there the host must not wait.
+        In a batch both ends send and receive piece by piece, so that a full queue empties by itself.
         """
         copy_bytes(target, source, num_bytes, self._stream.cuda_stream)
         if self._is_long:

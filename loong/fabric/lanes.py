@@ -11,7 +11,7 @@ from loong.fabric.traffic import Plane
 
 
 class Lane(Protocol):
-    """Does what it is asked for in the order of the calls, which return at once.
+    """Does what it is asked for in the order of the calls, which return at once while its queue has room.
 
     Ranks are those of the arena, offsets are bytes in one. Flags and epochs: `loong.kernels.signals`.
     """

@@ -12,31 +12,27 @@ from torch import Tensor
 from loong.attention.local import tasks_of
 from loong.attention.pool import PoolAttention, Singles
 from loong.attention.step import Step
+from loong.core.captured import ON_GPUS
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, QueryBlock
 from loong.core.positions import coalesce
 from loong.core.request import RequestId
+from loong.core.work import WorkCount
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.worker.decode_state import join, set_first
 
-MAX_ROWS = 2048  # of an instance in a step
+CAPTURED = ON_GPUS
+MAX_ROWS = CAPTURED.most_rows  # of an instance in a step
 GROUP_STEP_SIZES = (  # rows of a master in a step of a group
     *(16, 32, 64, 128, 256, 384, 512, 640, 768, 896),
     *(1024, 1152, 1280, 1536, 1792, MAX_ROWS),
 )
 _MAX_DECODES = 512
-_MAX_PROMPTS = 64  # blocks of them, in all the group
 _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
-_LEAST_COPIED = 256  # rows: with so many it pays to copy the prompts' keys out of the pool first
-_KEYS_A_ROW = 2  # of what is copied
-_LEAST_TILED = 256  # queries of a key on average: with so many, what the host launches attends quicker
-# Of queries with keys that are not copied, on an instance, and as many for each row as what else is computed
-# of it takes: beyond, the GPU works longer than the host launches.
-_MOST_PAIRS, _PAIRS_A_ROW = 28 << 20, 1 << 14
 _TASK_SIZE = len(AttendTask._fields)
-_TABLE_SIZE = _MAX_PROMPTS * _TASK_SIZE
+_TABLE_SIZE = CAPTURED.most_prompts * _TASK_SIZE
 _PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE]  # in words
 _NUM_FIXED = sum(_PARTS)
 
@@ -66,33 +62,32 @@ class MixedInputs:
     @staticmethod
     def num_words(num_slots: int) -> int:
         """The size of its memory, for lists of so many slots."""
-        return _NUM_FIXED + max(num_slots, _KEYS_A_ROW * MAX_ROWS)
+        return _NUM_FIXED + max(num_slots, CAPTURED.copied_keys * MAX_ROWS)
 
     def prompt_keys(self, step: Step, num_rows: int) -> PromptKeys | None:
         """How all members, each of which finds the same, take a step of up to `num_rows` rows a master.
 
-        None if it has no room on one of them, or is better launched by the host.
+        None if it has no room on one of them, or is better launched by the host (`CapturedSteps`).
         """
-        batch = step.batch
-        prompts = [block for block in batch.queries if not is_decode(batch, block)]
-        if len(prompts) > _MAX_PROMPTS or len(batch.queries) - len(prompts) > _MAX_DECODES:
-            return None
+        batch, count = step.batch, WorkCount(step.batch.group.instance_ids)
+        num_decodes = 0
+        for request_id in batch.request_ids:
+            blocks = batch.blocks_of(request_id)
+            if is_decode(batch, blocks[0]):
+                num_decodes += 1
+                count.instances[blocks[0].master_id].num_tokens += 1  # of the rest nothing is asked
+            elif _has_few_rounds(step, request_id):
+                count.add(blocks, batch.writes_of(request_id), step.placements[request_id])
+            else:
+                return None
         if sum(_most_keys(step, request_id) for request_id in batch.request_ids) > len(self._slots):
             return None
-        num_keys = num_pairs = 0
-        for instance_id in batch.group.instance_ids:
-            seen = list(_keys_of_blocks(step, instance_id, prompts))
-            tasks = (tasks_of(block, 0, 0, keys.kv) for block, keys in zip(prompts, seen, strict=True))
-            if max(map(len, tasks), default=0) > _MAX_ROUNDS:
-                return None
-            num_seen = {keys: sum(map(len, keys.kv)) for keys in seen}
-            pairs = (len(block.positions) * num_seen[keys] for block, keys in zip(prompts, seen, strict=True))
-            num_keys, num_pairs = max(num_keys, sum(num_seen.values())), max(num_pairs, sum(pairs))
-        if num_rows >= _LEAST_COPIED and num_keys <= _KEYS_A_ROW * num_rows:
+        works = count.instances.values()
+        if num_decodes > _MAX_DECODES or max(w.num_prompt_blocks for w in works) > CAPTURED.most_prompts:
+            return None
+        if all(CAPTURED.copies(work, num_rows) for work in works):
             return PromptKeys.COPIED
-        are_few = num_pairs < _LEAST_TILED * num_keys
-        is_short = num_pairs + _PAIRS_A_ROW * num_rows <= _MOST_PAIRS
-        return PromptKeys.IN_POOL if are_few or is_short else None
+        return PromptKeys.IN_POOL if all(map(CAPTURED.reads, works)) else None
 
     def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
         """Take in a step, on the host, and return how many words of memory it takes; columns are of its rows.
@@ -126,11 +121,11 @@ class MixedInputs:
         """What the queries of a step attend here, in which there may be decodes."""
         num_decodes = min(num_instances * size, _MAX_DECODES)
         lists = SlotLists(self._slots, self._decode_starts[:num_decodes], self._cu_seqlens[: num_decodes + 1])
-        tables = self._tasks.view(_MAX_ROUNDS, _MAX_PROMPTS, _TASK_SIZE)
+        tables = self._tasks.view(_MAX_ROUNDS, CAPTURED.most_prompts, _TASK_SIZE)
         is_copied = prompt_keys is PromptKeys.COPIED
         return PoolAttention(
             Singles(self._decode_rows[:num_decodes], lists) if has_decodes else None,
-            self._slots[: _KEYS_A_ROW * size] if is_copied else self._slots,
+            self._slots[: CAPTURED.copied_keys * size] if is_copied else self._slots,
             tuple(map(AttendTable, tables if num_instances > 1 else tables[:1])),
             is_copied,
         )
@@ -151,7 +146,7 @@ class MixedInputs:
 
 def ways(size: int) -> tuple[PromptKeys, ...]:
     """How steps of a size may attend the keys of prompts."""
-    return tuple(PromptKeys) if size >= _LEAST_COPIED else (PromptKeys.IN_POOL,)
+    return tuple(PromptKeys) if size >= CAPTURED.least_copied else (PromptKeys.IN_POOL,)
 
 
 def is_decode(batch: BatchPlan, block: QueryBlock) -> bool:
@@ -204,6 +199,17 @@ def _keys_of_blocks(step: Step, instance_id: InstanceId, blocks: Iterable[QueryB
         if request_id not in found:
             found[request_id] = _Keys(request_id, coalesce(step.kv_on(instance_id, request_id)))
         yield found[request_id]
+
+
+def _has_few_rounds(step: Step, request_id: RequestId) -> bool:
+    """Whether each block of a request takes no more tasks than there are rounds, on every instance."""
+    for instance_id in step.batch.group.instance_ids if step.batch.group.dop > 1 else ():
+        kv = step.kv_on(instance_id, request_id)
+        if len(kv) <= _MAX_ROUNDS or len(kv := coalesce(kv)) <= _MAX_ROUNDS:
+            continue
+        if any(len(tasks_of(block, 0, 0, kv)) > _MAX_ROUNDS for block in step.batch.blocks_of(request_id)):
+            return False
+    return True
 
 
 def _most_keys(step: Step, request_id: RequestId) -> int:

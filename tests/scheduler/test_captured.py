@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from machines import H200
 
+from loong.core.captured import NOTHING_CAPTURED
 from loong.core.work import InstanceWork
-from loong.scheduler import captured
-from loong.scheduler.captured import NOTHING_CAPTURED
 from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
 from loong.worker import kv_inputs, mailbox_exchange, mixed_inputs, mixed_steps
 
@@ -15,14 +14,9 @@ CAPTURED = H200.captured
 
 
 def test_its_limits_are_those_of_workers() -> None:
-    assert CAPTURED.most_rows == mixed_steps._SIZES[-1] == mixed_inputs.MAX_ROWS
-    assert CAPTURED.most_prompts == mixed_inputs._MAX_PROMPTS
-    assert CAPTURED.most_pairs == mixed_inputs._MOST_PAIRS
-    assert CAPTURED.most_kv_rows == kv_inputs.MAX_KV_ROWS
-    assert captured._LEAST_COPIED == mixed_inputs._LEAST_COPIED
-    assert captured._LEAST_TILED == mixed_inputs._LEAST_TILED
-    assert captured._KEYS_A_ROW == mixed_inputs._KEYS_A_ROW
-    assert captured._PAIRS_A_ROW == mixed_inputs._PAIRS_A_ROW
+    assert CAPTURED == mixed_inputs.CAPTURED
+    assert CAPTURED.most_rows == mixed_steps._SIZES[-1] == mixed_inputs.GROUP_STEP_SIZES[-1]
+    assert CAPTURED.most_kv_rows == kv_inputs.KV_SIZES[-1]
 
 
 @pytest.mark.parametrize(("num_kv_heads", "most_kv_rows"), [(32, 2048), (16, 2048), (8, 4096), (4, 4096)])
@@ -39,26 +33,27 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
 @pytest.mark.parametrize(
     ("work", "is_captured"),
     [
-        (InstanceWork(num_tokens=2048, num_keys=2048), True),
-        (InstanceWork(num_tokens=2049, num_keys=2049), False),
-        (InstanceWork(num_tokens=2048, num_keys=2048, num_sent_queries=2048), True),
-        (InstanceWork(num_tokens=2049, num_keys=2049, num_sent_queries=2049), False),
-        (InstanceWork(num_tokens=200, num_keys=100_000), True),
-        (InstanceWork(num_tokens=600, num_keys=32_000, num_pairs=600 * 32_000), True),
+        (InstanceWork(num_tokens=2048, num_keys=4096, num_pairs=3 * 2**21), True),  # copied
+        (InstanceWork(num_tokens=2048, num_keys=4097, num_pairs=3 * 2**21), False),
+        (InstanceWork(num_tokens=2049, num_keys=4096, num_pairs=3 * 2**21), False),
+        (InstanceWork(num_tokens=256, num_keys=512, num_pairs=30e6), True),
+        (InstanceWork(num_tokens=255, num_keys=510, num_pairs=30e6), False),
+        (InstanceWork(num_tokens=200, num_keys=100_000, num_pairs=255 * 100_000), True),  # few queries
+        (InstanceWork(num_tokens=200, num_keys=110_000, num_pairs=255 * 110_000), True),
+        (InstanceWork(num_tokens=200, num_keys=110_000, num_pairs=256 * 110_000), False),
+        (InstanceWork(num_tokens=600, num_keys=32_000, num_pairs=600 * 32_000), True),  # soon done
         (InstanceWork(num_tokens=600, num_keys=33_000, num_pairs=600 * 33_000), False),
         (InstanceWork(num_tokens=600, num_keys=16_000, num_pairs=1200 * 16_000), True),
         (InstanceWork(num_tokens=600, num_keys=17_000, num_pairs=1200 * 17_000), False),
-        (InstanceWork(num_tokens=200, num_keys=100_000, num_pairs=250 * 100_000), True),
-        (InstanceWork(num_tokens=200, num_keys=100_000, num_pairs=400 * 100_000), False),
-        (InstanceWork(num_tokens=200, num_keys=200, num_blocks=64), True),
-        (InstanceWork(num_tokens=200, num_keys=200, num_blocks=65), False),
-        (InstanceWork(num_tokens=200, num_keys=200, num_blocks=65, num_decode_keys=100), True),
+        (InstanceWork(num_tokens=200, num_keys=200, num_prompt_blocks=64), True),
+        (InstanceWork(num_tokens=200, num_keys=200, num_prompt_blocks=65), False),
     ],
 )
 def test_a_step_in_which_no_kv_travels_is_captured_up_to_some_rows_keys_and_prompts(
     work: InstanceWork, is_captured: bool
 ) -> None:
     assert CAPTURED.has(work) is is_captured
+    assert CAPTURED.has(replace(work, num_sent_queries=work.num_tokens)) is is_captured
     assert not NOTHING_CAPTURED.has(work)
 
 

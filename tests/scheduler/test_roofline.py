@@ -4,6 +4,7 @@ from dataclasses import astuple, replace
 
 import pytest
 
+from loong.core.captured import NOTHING_CAPTURED
 from loong.core.cost_model import prefill_time
 from loong.core.errors import ConfigError
 from loong.core.instance import ESPGroup
@@ -11,7 +12,6 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.core.work import step_work
-from loong.scheduler.captured import NOTHING_CAPTURED
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
 from loong.scheduler.striping import batch_of, decode_share, striped_share

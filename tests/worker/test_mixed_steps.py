@@ -1,6 +1,7 @@
 """Captured steps of prompts and decodes give the tokens of those that the host launches."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from bare_instance import BareInstance
 from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
 
+from loong.core.captured import ON_GPUS
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan, Transfer
@@ -117,29 +119,49 @@ def test_steps_of_more_rows_than_any_that_was_captured_are_launched_by_the_host(
     assert story.take(prefill_and_decode(lives, 30), lives)
 
 
-@pytest.mark.parametrize("limit", ["_MAX_PROMPTS", "_MAX_DECODES"])
+def with_limits(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    monkeypatch.setattr(mixed_inputs, "CAPTURED", replace(ON_GPUS, **limits))
+
+
+@pytest.mark.parametrize("is_of_prompts", [False, True])
 def test_so_are_steps_of_more_requests_than_there_is_room_for(
-    story: Story, monkeypatch: pytest.MonkeyPatch, limit: str
+    story: Story, monkeypatch: pytest.MonkeyPatch, is_of_prompts: bool
 ) -> None:
     lives = live_requests(8, 5, 20, 21)
     assert story.take(prefill_and_decode(lives[:2], 20), lives[:2])
-    monkeypatch.setattr(mixed_inputs, limit, 1)
+    if is_of_prompts:
+        with_limits(monkeypatch, most_prompts=1)
+    else:
+        monkeypatch.setattr(mixed_inputs, "_MAX_DECODES", 1)
     assert not story.take(prefill_and_decode(lives, 20), lives)
 
 
+@pytest.mark.parametrize(
+    ("least_queries", "were_captured"),
+    [(8, [True, True, True, True, False, False]), (17, [True] * 6)],
+)
 def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    least_queries: int,
+    were_captured: list[bool],
 ) -> None:
-    """Steps of many rows copy their prompts' keys if these are few, and else read them in the pool."""
-    monkeypatch.setattr(mixed_inputs, "_LEAST_COPIED", 16)
-    monkeypatch.setattr(mixed_inputs, "_LEAST_TILED", 16)
-    monkeypatch.setattr(mixed_inputs, "_MOST_PAIRS", 16 * 64)
-    monkeypatch.setattr(mixed_inputs, "_PAIRS_A_ROW", 0)
+    """Steps of many rows copy their prompts' keys if these are few, and else read them in the pool.
+
+    With each chunk of 16 there are 256 pairs more, beside 136 with keys of its own.
+    """
+    with_limits(
+        monkeypatch,
+        least_copied=16,
+        least_queries=least_queries,
+        most_pairs=136 + 16 * 24 + 3 * 256,
+        row_pairs=24,
+    )
     fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
     story = Story(fabric, folder)
     lives = live_requests(100)
-    was_captured = [story.take(prefill_and_decode(lives, 16), lives) for _ in range(6)]
-    assert was_captured == [True, True, True, True, False, False]
+    assert [story.take(prefill_and_decode(lives, 16), lives) for _ in range(6)] == were_captured
     fabric.close()
 
 
@@ -147,7 +169,7 @@ def test_lists_of_slots_that_are_too_long_are_too(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixed_steps, "_LISTS_A_SLOT", 0.5)
-    monkeypatch.setattr(mixed_inputs, "_KEYS_A_ROW", 0)
+    with_limits(monkeypatch, copied_keys=0)
     fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
     story = Story(fabric, folder)
     lives = live_requests(120, 60)

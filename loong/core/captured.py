@@ -1,0 +1,62 @@
+"""Which steps workers replay from a captured graph, so that no kernel is launched one by one.
+
+Workers decide by it what to replay, and the cost model what a step takes, both from the same counts.
+"""
+
+from dataclasses import dataclass
+
+from loong.core.work import InstanceWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedSteps:
+    """The limits of what is captured; a step is if each of its instances `has` its part within them.
+
+    A step of prompts in which no KV travels has up to `most_rows` tokens and meets up to `most_prompts`
+    blocks of prompts on an instance. Attention in a graph takes any shape, and is slower than what a host may
+    launch for long prompts. That does not matter where keys are copied out of the pool first: from
+    `least_copied` tokens on, up to `copied_keys` a token. It is not slower where a key meets fewer than
+    `least_queries` on average. And launching takes so long that up to `most_pairs` are captured, of which
+    `row_pairs` for each token stand for all else that is computed of it.
+
+    In a step in which only KV travels, up to `most_kv_rows` come from each instance.
+    """
+
+    most_rows: int
+    most_prompts: int
+    most_pairs: int
+    most_kv_rows: int
+    least_copied: int = 256
+    copied_keys: int = 2
+    least_queries: int = 256
+    row_pairs: int = 1 << 14
+
+    def has(self, work: InstanceWork) -> bool:
+        """Whether such a step is captured, as far as one instance of the group can tell."""
+        if work.num_hops:
+            return self._has_ring(work)
+        if work.num_tokens > self.most_rows or work.num_prompt_blocks > self.most_prompts:
+            return False
+        return self.copies(work, work.num_tokens) or self.reads(work)
+
+    def copies(self, work: InstanceWork, num_rows: int) -> bool:
+        """Whether an instance copies the keys of prompts out of the pool in a step of so many rows."""
+        return num_rows >= self.least_copied and work.num_keys <= self.copied_keys * num_rows
+
+    def reads(self, work: InstanceWork) -> bool:
+        """Whether an instance may attend the keys of prompts in the pool, and be no slower for it."""
+        return (
+            work.num_pairs < self.least_queries * work.num_keys
+            or work.num_pairs + self.row_pairs * work.num_tokens <= self.most_pairs
+        )
+
+    def _has_ring(self, work: InstanceWork) -> bool:
+        """Of the others it is only known how many rows they bring on average."""
+        if work.num_decode_keys or work.num_sent_queries or work.num_ring_blocks < work.num_blocks:
+            return False
+        num_own = max(work.num_tokens, work.num_keys - work.num_ring_keys)
+        return max(num_own, work.num_ring_keys / work.num_hops) <= self.most_kv_rows
+
+
+ON_GPUS = CapturedSteps(most_rows=2048, most_prompts=64, most_pairs=28 << 20, most_kv_rows=4096)
+NOTHING_CAPTURED = CapturedSteps(most_rows=0, most_prompts=0, most_pairs=0, most_kv_rows=0)

@@ -1,0 +1,60 @@
+"""Workers replay the steps that the cost model takes for captured ones."""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import both, decode, prefill
+from requests_for_tests import greedy_request, random_prompt
+
+from loong.attention.step import Step
+from loong.core.captured import ON_GPUS
+from loong.core.placement import striped
+from loong.core.plan import Transfer
+from loong.core.records import LiveRequest
+from loong.core.work import step_work
+from loong.worker import mixed_inputs
+from loong.worker.kv_pool import KVPool
+from loong.worker.mixed_inputs import MixedInputs
+
+LIMITS = replace(
+    ON_GPUS, most_prompts=5, least_copied=16, least_queries=12, most_pairs=3000, row_pairs=60, copied_keys=2
+)
+NO_POOL = KVPool(1, 1, 1, 0, torch.float32, torch.device("cpu"))
+INPUTS = MixedInputs(torch.empty(MixedInputs.num_words(10_000), dtype=torch.int64))
+
+
+def live(number: int, num_computed: int, num_tokens: int, group: tuple[int, ...]) -> LiveRequest:
+    """A request behind so many tokens in stripes, with as many to compute."""
+    request = greedy_request(random_prompt(num_computed + num_tokens, seed=number), 3)
+    placement = striped(request.request_id, range(num_computed), group)
+    return LiveRequest(request, placement=placement)
+
+
+@given(
+    group=st.sampled_from([(0,), (0, 1), (0, 1, 2, 3)]),
+    prompts=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=7),
+    num_decodes=st.integers(0, 12),
+)
+def test_a_step_is_replayed_if_each_of_its_instances_has_its_part_within_the_limits(
+    group: tuple[int, ...], prompts: list[tuple[int, int]], num_decodes: int
+) -> None:
+    dop = len(group)
+    lives = [live(i, dop * n, 2 * dop * m, group) for i, (n, m) in enumerate(prompts)]
+    plan = prefill([one.view() for one in lives], group, transfer=Transfer.QUERY)
+    for number in range(dop * num_decodes):
+        decoding = live(100 + number, 20, 0, group[number % dop :][:1])
+        decoding.output_token_ids.append(1)
+        lives.append(decoding)
+        plan = both(
+            plan, decode([decoding.view()], group, {decoding.request.request_id: group[number % dop]})
+        )
+    placements = {one.request.request_id: one.placement for one in lives}
+    works = step_work(plan, placements).instances.values()
+    num_rows = max(work.num_tokens for work in works)
+    with patch.object(mixed_inputs, "CAPTURED", LIMITS):
+        keys = {INPUTS.prompt_keys(Step(i, plan, placements, NO_POOL), num_rows) for i in group}
+    assert len(keys) == 1
+    assert (keys != {None}) is all(map(LIMITS.has, works))
