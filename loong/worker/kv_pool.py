@@ -132,7 +132,8 @@ class KVPool:
 
     def _mapped(self, owner_id: OwnerId, positions: range) -> Slots:
         known = self._map_of(owner_id).view(positions)
-        if num_missing := len(positions) - _num_mapped(known):
+        if len(known) < len(positions) or known.min(initial=0) < 0:
+            num_missing = len(positions) - _num_mapped(known)
             raise InvalidPlanError(
                 f"{num_missing} of the {len(positions)} positions {positions} of {owner_id} have no slot"
             )

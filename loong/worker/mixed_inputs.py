@@ -102,15 +102,15 @@ class MixedInputs:
         self.positions[:num_rows] = positions
         self.lengths[:num_rows] = lengths
         attended = list(_attended(step, size))
-        if step.batch.group.dop == 1:  # all that a block sees ends with what is its own
-            join([one.slots[one.block.positions.start :] for one in attended], self.new_slots)
+        if step.batch.group.dop == 1:  # all that a block sees is in one piece, and ends with what is its own
+            join([one.slots[0][one.block.positions.start :] for one in attended], self.new_slots)
         else:
             join([step.store.slots(b.request_id, b.positions) for b in step.blocks], self.new_slots)
         prompts = [one for one in attended if not is_decode(step.batch, one.block)]
         decodes = [one for one in attended if is_decode(step.batch, one.block)]
         slots = {one.keys: one.slots for one in (*prompts, *decodes)}  # decodes come after prompts
-        ends = list(accumulate(map(len, slots.values()), initial=0))
-        join(list(slots.values()), self._slots)
+        ends = list(accumulate((sum(map(len, pieces)) for pieces in slots.values()), initial=0))
+        join(list(chain.from_iterable(slots.values())), self._slots)
         self._list_tasks(prompts, dict(zip(slots, ends, strict=False)))
         self._list_decodes([one.query_row for one in decodes], ends[len(slots) - len(decodes) :])
         return _NUM_FIXED + ends[-1]
@@ -165,25 +165,24 @@ class _Keys(NamedTuple):
 
 
 class _Attended(NamedTuple):
-    """What a block attends here: keys that are in `slots` [n]; `query_row` is its first."""
+    """What a block attends here: keys that are in `slots`, pieces [n]; `query_row` is its first."""
 
     block: QueryBlock
     query_row: int
     keys: _Keys
-    slots: Tensor
+    slots: list[Tensor]
 
 
 def _attended(step: Step, size: int) -> Iterator[_Attended]:
     num_rows: Counter[InstanceId] = Counter()
-    slots: dict[_Keys, Tensor] = {}
+    slots: dict[_Keys, list[Tensor]] = {}
     is_alone, blocks = step.batch.group.dop == 1, step.batch.queries
     for block, keys in zip(blocks, _keys_of_blocks(step, step.instance_id, blocks), strict=True):
         row = num_rows[block.master_id]
         num_rows[block.master_id] += len(block.positions)
         if keys.kv:
             if keys not in slots:
-                pieces = [step.store.slots(block.request_id, positions) for positions in keys.kv]
-                slots[keys] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                slots[keys] = [step.store.slots(block.request_id, positions) for positions in keys.kv]
             query_row = row if is_alone else block.master_id * size + row
             yield _Attended(block, query_row, keys, slots[keys])
 
