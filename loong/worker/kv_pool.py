@@ -131,9 +131,9 @@ class KVPool:
         return (firsts[:, None] + slots.to(self.device)).flatten()
 
     def _mapped(self, owner_id: OwnerId, positions: range) -> Slots:
-        known = self._map_of(owner_id).view(positions)
-        if len(known) < len(positions) or known.min(initial=0) < 0:
-            num_missing = len(positions) - _num_mapped(known)
+        position_map = self._map_of(owner_id)
+        known = position_map.view(positions)
+        if not position_map.surely_has(positions) and (num_missing := len(positions) - _num_mapped(known)):
             raise InvalidPlanError(
                 f"{num_missing} of the {len(positions)} positions {positions} of {owner_id} have no slot"
             )
@@ -142,7 +142,9 @@ class KVPool:
     def _unmapped(self, owner_id: OwnerId, positions: range) -> "_PositionMap":
         """What an owner has, which is none of `positions`."""
         position_map = self._map_of(owner_id)
-        if num_mapped := _num_mapped(position_map.view(positions)):
+        if not position_map.ends_before(positions) and (
+            num_mapped := _num_mapped(position_map.view(positions))
+        ):
             raise InvalidPlanError(
                 f"{num_mapped} of the {len(positions)} positions {positions} of {owner_id} have a slot"
             )
@@ -173,6 +175,7 @@ class _PositionMap:
     def __init__(self) -> None:
         self._slots = np.empty(0, dtype=np.int64)
         self._num_mapped = 0
+        self._stop = 0  # one more than the last position that was ever written
         self.last_slot: int | None = None  # that was written
 
     @property
@@ -184,6 +187,14 @@ class _PositionMap:
     def is_empty(self) -> bool:
         """Whether no position has a slot."""
         return self._num_mapped == 0
+
+    def surely_has(self, positions: range) -> bool:
+        """Whether all of `positions` have a slot, as far as that is known without a look at each."""
+        return not positions or (self._num_mapped == self._stop and positions[-1] < self._stop)
+
+    def ends_before(self, positions: range) -> bool:
+        """Whether no position from the first of `positions` on has ever had a slot."""
+        return not positions or self._stop <= positions[0]
 
     def view(self, positions: range) -> Slots:
         """The slots of `positions`, `_NO_SLOT` where there is none, but of none beyond its room."""
@@ -197,6 +208,7 @@ class _PositionMap:
             self._slots = grown
         self.view(positions)[:] = slots
         self._num_mapped += len(slots)
+        self._stop = max(self._stop, positions[-1] + 1)
         self.last_slot = int(slots[-1])
 
     def clear(self, positions: range) -> Slots:
