@@ -1,7 +1,8 @@
 """How quickly clusters of growing size simulate, and what planning costs an event.
 
 The load grows with the cluster: 10,000 requests a minute on 512 instances. Ceiling: real time, that is, a
-second of it simulates at least a second, at every size.
+second of it simulates at least a second, at every size. With --served, plans ask for predictions as those of
+a server do, which corrects its cost model meanwhile.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from loong.launcher.simulate.run import simulate
 from loong.model.shapes import SHAPES
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
+from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.workloads.slo import parse_slo
 
 REQUESTS_PER_INSTANCE_SECOND = 10_000 / 60 / 512
@@ -56,22 +58,24 @@ class Row:
         return "".join(f"{cell:>16}" for cell in cells)
 
 
-def measure(policy_name: str, workload: str, num_instances: int, duration: float) -> Row:
+def measure(policy_name: str, workload: str, num_instances: int, duration: float, *, is_served: bool) -> Row:
     """Simulate `duration` seconds of arrivals to the end, and time every plan."""
     hardware = Hardware(shape_of(SHAPES[MODEL]), DEVICE, num_instances)
     limits_of = parse_slo(RULE).limits_of(hardware.unloaded_prefill())
     rate = REQUESTS_PER_INSTANCE_SECOND * num_instances
     load = Load(LoadConfig(workload, duration=duration).at(rate).measured)
     policy, plan_seconds = make_policy(policy_name, PolicyConfig()), list[float]()
+    cluster = hardware.cluster(policy_name)
+    served = RecalibratedCostModel(Recalibration(cluster.cost_model))
 
     def timed(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         start = perf_counter()
-        plan = policy(snapshot, cost_model)
+        plan = policy(snapshot, served if is_served else cost_model)
         plan_seconds.append(perf_counter() - start)
         return plan
 
     start = perf_counter()
-    run = simulate(timed, hardware.cluster(policy_name), load, limits_of)
+    run = simulate(timed, cluster, load, limits_of)
     return Row(
         num_instances=num_instances,
         num_requests=len(load.measured),
@@ -90,13 +94,14 @@ def main() -> None:
     parser.add_argument("--workload", default="sharegpt")
     parser.add_argument("--num-instances", type=int, nargs="+", default=[8, 32, 128, 512])
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals (%(default)s)")
+    parser.add_argument("--served", action="store_true", help="with a cost model that is corrected")
     args = parser.parse_args()
     look_rarely_for_garbage()  # as `loong simulate` does
     print(f"policy {args.policy}, {args.workload}, {args.duration:g} s of arrivals\n")
     print("".join(f"{name:>16}" for name in HEADER))
     rows = []
     for num_instances in args.num_instances:
-        row = measure(args.policy, args.workload, num_instances, args.duration)
+        row = measure(args.policy, args.workload, num_instances, args.duration, is_served=args.served)
         print(row.shown())
         rows.append(asdict(row))
     numbers = {
@@ -105,6 +110,7 @@ def main() -> None:
         "model": MODEL,
         "device": DEVICE,
         "slo": RULE,
+        "is_served": args.served,
         "rows": rows,
     }
     print_result("simulation", numbers, save=args.save)
