@@ -70,8 +70,11 @@ class FreeSlots:
 
     def _cut(self, index: int, start: int, number: int) -> range:
         """Take up to so many slots from `start` on out of a run."""
-        cut = range(start, min(start + number, self._stops[index]))
         before, behind = self._starts[index], self._stops[index]
+        cut = range(start, min(start + number, behind))
+        if start == before and cut.stop < behind:
+            self._starts[index] = cut.stop
+            return cut
         left = [(a, b) for a, b in ((before, cut.start), (cut.stop, behind)) if a < b]
         self._starts[index : index + 1] = [a for a, _ in left]
         self._stops[index : index + 1] = [b for _, b in left]

@@ -75,6 +75,7 @@ class KVPool:
             position_map = self._unmapped(owner_id, positions)
             slots = self._free.take(len(positions), position_map.last_slot, num_expected)
             self._map(owner_id, position_map, positions, slots)
+            self._num_owners[slots] = 1  # none had it before
         return torch.from_numpy(slots)
 
     def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
@@ -88,8 +89,9 @@ class KVPool:
         Raises InvalidPlanError, and shares none, if one has no slot there, or has one here.
         """
         with self._lock:
-            position_map = self._unmapped(other_owner_id, positions)
-            self._map(other_owner_id, position_map, positions, self._mapped(owner_id, positions))
+            position_map, slots = self._unmapped(other_owner_id, positions), self._mapped(owner_id, positions)
+            self._map(other_owner_id, position_map, positions, slots)
+            self._num_owners[slots] += 1
 
     def release(self, owner_id: OwnerId) -> None:
         """Take everything from an owner, who need not have anything."""
@@ -154,7 +156,6 @@ class KVPool:
         if positions:
             position_map.write(positions, slots)
             self._maps[owner_id] = position_map
-            self._num_owners[slots] += 1
 
     def _map_of(self, owner_id: OwnerId) -> "_PositionMap":
         return self._maps.get(owner_id) or _PositionMap()

@@ -1,7 +1,7 @@
 """What captured steps of prompts and decodes read: memory taken once, and filled for each step."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
@@ -108,7 +108,7 @@ class MixedInputs:
             join([step.store.slots(b.request_id, b.positions) for b in step.blocks], self.new_slots)
         prompts = [one for one in attended if not is_decode(step.batch, one.block)]
         decodes = [one for one in attended if is_decode(step.batch, one.block)]
-        slots = {one.keys: one.slots for one in (*prompts, *decodes)}  # decodes come after prompts
+        slots = {one.block.request_id: one.slots for one in (*prompts, *decodes)}  # decodes after prompts
         ends = list(accumulate((sum(map(len, pieces)) for pieces in slots.values()), initial=0))
         join(list(chain.from_iterable(slots.values())), self._slots)
         self._list_tasks(prompts, dict(zip(slots, ends, strict=False)))
@@ -130,8 +130,8 @@ class MixedInputs:
             is_copied,
         )
 
-    def _list_tasks(self, prompts: "list[_Attended]", starts: "Mapping[_Keys, int]") -> None:
-        tasks = [tasks_of(one.block, one.query_row, starts[one.keys], one.keys.kv) for one in prompts]
+    def _list_tasks(self, prompts: "list[_Attended]", starts: Mapping[RequestId, int]) -> None:
+        tasks = [tasks_of(p.block, p.query_row, starts[p.block.request_id], p.kv) for p in prompts]
         for number, tasks_now in enumerate(zip_longest(*tasks)):
             lines = chain.from_iterable(task for task in tasks_now if task is not None)
             set_first(self._tasks[number * _TABLE_SIZE :], list(lines))
@@ -154,50 +154,32 @@ def is_decode(batch: BatchPlan, block: QueryBlock) -> bool:
     return len(block.positions) == 1 and len(batch.blocks_of(block.request_id)) == 1
 
 
-class _Keys(NamedTuple):
-    """The positions of a request of which an instance has KV that a block may see.
-
-    Where blocks of several masters see the same, it is listed, and copied, once for all of them.
-    """
-
-    request_id: RequestId
-    kv: tuple[range, ...]
-
-
 class _Attended(NamedTuple):
-    """What a block attends here: keys that are in `slots`, pieces [n]; `query_row` is its first."""
+    """What a block attends here: keys of the positions `kv`, which are in `slots`, pieces [n].
+
+    `query_row` is its first. Blocks of one request see the same, which is listed, and copied, once for all.
+    """
 
     block: QueryBlock
     query_row: int
-    keys: _Keys
+    kv: tuple[range, ...]
     slots: list[Tensor]
 
 
 def _attended(step: Step, size: int) -> Iterator[_Attended]:
     num_rows: Counter[InstanceId] = Counter()
-    slots: dict[_Keys, list[Tensor]] = {}
-    is_alone, blocks = step.batch.group.dop == 1, step.batch.queries
-    for block, keys in zip(blocks, _keys_of_blocks(step, step.instance_id, blocks), strict=True):
-        row = num_rows[block.master_id]
+    known: dict[RequestId, tuple[tuple[range, ...], list[Tensor]]] = {}
+    is_alone = step.batch.group.dop == 1
+    for block in step.batch.queries:
+        request_id, row = block.request_id, num_rows[block.master_id]
         num_rows[block.master_id] += len(block.positions)
-        if keys.kv:
-            if keys not in slots:
-                slots[keys] = [step.store.slots(block.request_id, positions) for positions in keys.kv]
-            query_row = row if is_alone else block.master_id * size + row
-            yield _Attended(block, query_row, keys, slots[keys])
-
-
-def _keys_of_blocks(step: Step, instance_id: InstanceId, blocks: Iterable[QueryBlock]) -> Iterator[_Keys]:
-    """What each block may see on an instance."""
-    if step.batch.group.dop == 1:  # it has all of it
-        yield from (_Keys(block.request_id, (range(block.positions.stop),)) for block in blocks)
-        return
-    found: dict[RequestId, _Keys] = {}
-    for block in blocks:
-        request_id = block.request_id
-        if request_id not in found:
-            found[request_id] = _Keys(request_id, coalesce(step.kv_on(instance_id, request_id)))
-        yield found[request_id]
+        if request_id not in known:  # an instance alone has all of it
+            whole = (range(block.positions.stop),)
+            kv = whole if is_alone else coalesce(step.kv_on(step.instance_id, request_id))
+            known[request_id] = kv, [step.store.slots(request_id, positions) for positions in kv]
+        kv, slots = known[request_id]
+        if kv:
+            yield _Attended(block, row if is_alone else block.master_id * size + row, kv, slots)
 
 
 def _has_few_rounds(step: Step, request_id: RequestId) -> bool:
