@@ -1,10 +1,11 @@
 """One step in the making: requests are added to a group until its time, its tokens or its room is used up."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, sqrt
-from operator import attrgetter, ge
+from operator import attrgetter
+from typing import NamedTuple
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.instance import ESPGroup
@@ -282,13 +283,13 @@ class Step:
         each = self.dop / len(makers)  # makes so many stripes of those that all would make
         token, square = each * self.wide.per_token, each * self.wide.per_new_pair
         pair, left = self.dop * self.wide.per_cached_pair, budget - self._exchange_overhead
-        num_tokens, asked = self.dop * self.max_tokens, list[tuple[bool, int, int, bool]]()
+        num_tokens, asked = self.dop * self.max_tokens, list[_Load]()
         for instance_id in sorted(self.instance_ids, key=self.used.__getitem__, reverse=True):
             num_keys, is_maker = held.get(instance_id, 0), instance_id in makers
             count = self.count.instances[instance_id]
-            load = is_maker, num_keys, count.num_tokens, count.num_decode_keys > 0
-            if not (is_maker or pair * num_keys) or any(_is_no_less(other, load) for other in asked):
-                continue  # it does nothing, or one that is as busy does as much
+            load = _Load(is_maker, count.num_decode_keys > 0, num_keys, count.num_tokens)
+            if not (is_maker or pair * num_keys) or any(map(load.is_no_more_than, asked)):
+                continue  # it does nothing, or no more than one that is as busy
             asked.append(load)
             least = InstanceWork(num_keys=num_keys, num_sent_queries=int(is_maker))
             curve = token * is_maker + pair * num_keys, square * is_maker
@@ -418,9 +419,18 @@ class Step:
         self.count.add(share.queries, share.writes, view.placement)
 
 
-def _is_no_less(other: Iterable[int], load: Iterable[int]) -> bool:
-    """Whether each number of the one is at least that of the other."""
-    return all(map(ge, other, load))
+class _Load(NamedTuple):
+    """What decides, beside the time it has left, how much of a prompt an instance has time for."""
+
+    is_maker: bool
+    has_decodes: bool
+    num_keys: int
+    num_tokens: int
+
+    def is_no_more_than(self, other: "_Load") -> bool:
+        """Whether the other does as much of the same kinds; kinds are corrected apart."""
+        kinds_are_alike = self[:2] == other[:2]
+        return kinds_are_alike and self.num_keys <= other.num_keys and self.num_tokens <= other.num_tokens
 
 
 def _even(view: RequestView, num_tokens: int, num_parts: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,10 @@ from loong.core.plan import BatchPlan, Transfer
 from loong.core.positions import is_partition
 from loong.core.request import RequestId, RequestView
 from loong.core.work import step_work
+from loong.scheduler.calibration import CalibratedCostModel, Calibration, Correction
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.masters import choose_masters
-from loong.scheduler.step import LEAST_PART, Step
+from loong.scheduler.step import LEAST_PART, Step, _Load
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 UNLIMITED = 1 << 40
@@ -101,6 +103,35 @@ def test_what_is_added_is_computed_once_and_stored_once_where_there_is_room(fill
             assert is_partition((block.positions for block in batch.blocks_of(request_id)), chunk)
             assert is_partition((segment.positions for segment in batch.writes_of(request_id)), chunk)
             assert set(view.placement.instance_ids) <= set(batch.group.instance_ids)
+
+
+# Each kind of step is corrected by itself, so that an instance with more to do may be told to take less time.
+CORRECTED: CostModel = CalibratedCostModel(
+    H200,
+    Calibration(
+        {
+            kind: Correction(factor=0.25 + number % 4)
+            for number, kind in enumerate(Calibration().corrections, start=2)
+        }
+    ),
+)
+
+
+@settings(max_examples=300)
+@given(filled_steps(), st.data())
+def test_to_pass_over_instances_that_do_no_more_than_others_changes_nothing(
+    filled: Filled, data: st.DataObject
+) -> None:
+    step = filled.step
+    if data.draw(st.booleans()):
+        step.cost_model = CORRECTED
+    step.reckon()
+    some = st.lists(st.sampled_from(step.instance_ids), min_size=1, unique=True).map(sorted).map(tuple)
+    late = begun("late", UNLIMITED, data.draw(st.integers(0, 3000)), data.draw(some))
+    args = late.placement.tokens_by_instance(), data.draw(st.floats(1e-3, 0.5)), data.draw(some)
+    with patch.object(_Load, "is_no_more_than", return_value=False):
+        expected = step._num_exchanged(*args)
+    assert step._num_exchanged(*args) == expected
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
