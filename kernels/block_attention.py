@@ -1,7 +1,6 @@
 """Prefill: blocks of queries over rows of KV, each result merged into what the queries have seen before.
 
-One program attends one tile of queries. Keys that are named by slots, as in steps of a few queries, are cut
-besides.
+One program attends one tile of queries, or, with a workspace, one piece of the keys that a tile meets.
 """
 
 import torch
@@ -39,7 +38,7 @@ def attend_blocks(
         total: out [T, H, D] and lse [T, H], contiguous, in float32, or out in q's dtype if nothing else is
             merged into it; changed in the rows of the tasks' queries. Where lse is -inf, out need not have
             been written.
-        workspace: given where slots are; overwritten.
+        workspace: for keys cut in pieces, and so wherever slots are given; overwritten.
         Accumulates in float32. Needs nothing of the host and allocates nothing.
     """
     dims = _check(q, kv, tasks, total, slots, workspace)
@@ -63,7 +62,8 @@ def _attend(
         return
     group_size, width = dims.group_size(), max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
     num_keys = (len(kv) if slots is None else len(slots)) // dims["C"]  # whichever call of a table it is
-    tiling = _tiling(q.dtype, width, dims["T"] * group_size, num_keys, slots is not None)
+    is_short = workspace is None and (dims["T"] * group_size <= 64 or num_keys <= 4096)
+    tiling = _tiling(q.dtype, width, is_short=is_short, has_slots=slots is not None)
     constants = {
         **tiling,
         "max_num_tasks": _MAX_TASKS,
@@ -72,12 +72,12 @@ def _attend(
         "head_dim": dims["D"],
         "width": width,
     }
-    if slots is not None and workspace is not None:
-        attend_pieces(q, kv, slots, tasks, total, workspace, scale, constants)
-        return
     kv_tiles = None
-    if width == dims["D"] and len(kv):
+    if slots is None and width == dims["D"] and len(kv):
         kv_tiles = TensorDescriptor.from_tensor(kv.flatten(1), [tiling["tile"], width])
+    if workspace is not None:
+        attend_pieces(q, kv, kv_tiles, slots, tasks, total, workspace, scale, constants)
+        return
     num_tiles = triton.cdiv(dims["T"] * group_size, tiling["num_rows"])
     _attend_tiles[num_tiles + num_tasks, dims["K"]](
         q, kv, kv_tiles, tasks, *total, scale, q.stride(0), num_tasks, **constants
@@ -108,7 +108,7 @@ def _check(
     return dims
 
 
-def _tiling(dtype: torch.dtype, width: int, num_rows: int, num_keys: int, has_slots: bool) -> dict[str, int]:
+def _tiling(dtype: torch.dtype, width: int, *, is_short: bool, has_slots: bool) -> dict[str, int]:
     """Rows of queries and keys of a tile, warps, and stages: what fits a multiprocessor, and was fastest."""
     if dtype == torch.float32:
         best = 32, 32, 4, 2
@@ -116,7 +116,7 @@ def _tiling(dtype: torch.dtype, width: int, num_rows: int, num_keys: int, has_sl
         best = 128, 64, 8, 2
     elif has_slots:
         best = 128, 64, 8, 6
-    elif num_rows <= 64 or num_keys <= 4096:
+    elif is_short:
         best = 64, 64, 4, 3
     else:
         best = 128, 128, 8, 3

@@ -1,10 +1,10 @@
 """A few queries over many keys: keys cut in pieces, so that all multiprocessors attend them.
 
-Tiles of a hundred queries are fewer than multiprocessors, and a tile walks its keys alone. Here a fixed
-number of programs share the pieces of all tiles. How long these are is found on the device, from the tasks:
-of up to 32 ways to cut the longest history the one that ends first, which is not to cut it where it is short.
-Pieces lie in a workspace until a second kernel merges those of each row, always in the same order. A tile
-that was not cut is merged at once.
+Tiles of a hundred queries are fewer than multiprocessors, or a few more, and a tile walks its keys alone.
+Here a fixed number of programs share the pieces of all tiles. How long these are is found on the device, from
+the tasks: of up to 32 ways to cut the longest history the one that ends first, which is not to cut it where
+it is short. Pieces lie in a workspace until a second kernel merges those of each row, always in the same
+order. A tile that was not cut is merged at once.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from loong.kernels.block_tile import attend_rows, merge_rows
 from loong.kernels.chain import chain_options, follow, let_next_start
@@ -23,7 +24,7 @@ from loong.kernels.softmax import join_pair
 _PIECES_A_PROGRAM = 8  # there is room for
 _MAX_ROWS = 128  # of a tile of queries
 _MOST_CUTS = tl.constexpr(32)  # of the longest history
-_START, _MERGE = tl.constexpr(4), tl.constexpr(4)  # what each piece, and the merge, costs, in tiles of keys
+_START, _MERGE = tl.constexpr(256), tl.constexpr(256)  # what each piece, and the merge, costs, in keys
 _AT_ONCE = 4  # pieces
 _WARP_ELEMENTS = 512  # of what is merged
 
@@ -47,7 +48,8 @@ class PieceWorkspace:
 def attend_pieces(
     q: Tensor,
     kv: Tensor,
-    slots: Tensor,
+    kv_tiles: TensorDescriptor | None,
+    slots: Tensor | None,
     tasks: Tensor,
     total: Partial,
     workspace: PieceWorkspace,
@@ -60,6 +62,7 @@ def attend_pieces(
     _attend_pieces[(workspace.num_programs,)](
         q,
         kv,
+        kv_tiles,
         slots,
         tasks,
         *total,
@@ -89,6 +92,7 @@ def attend_pieces(
 def _attend_pieces(
     q: tl.tensor,
     kv: tl.tensor,
+    kv_tiles: tl.tensor_descriptor,
     slots: tl.tensor,
     tasks: tl.tensor,
     total_out: tl.tensor,
@@ -111,7 +115,7 @@ def _attend_pieces(
 ) -> None:
     follow(is_chained)
     row_tiles, key_tiles = _tiles_of_tasks(tasks, num_tasks, max_num_tasks, group_size, num_rows, tile)
-    size = _piece_size(row_tiles, key_tiles, most_pieces, num_kv_heads)
+    size = _piece_size(row_tiles, key_tiles, most_pieces, num_kv_heads, tile)
     pieces = _num_pieces(key_tiles, size)
     if tl.program_id(0) == 0:
         tl.store(piece_size, tl.where(tl.max(pieces) > 1, size, 0))
@@ -126,7 +130,7 @@ def _attend_pieces(
         out, lse, place = attend_rows(
             q,
             kv,
-            None,
+            kv_tiles,
             slots,
             tasks + task.to(tl.int64) * 8,
             row_tile * num_rows,
@@ -170,7 +174,11 @@ def _tiles_of_tasks(
 
 @triton.jit
 def _piece_size(
-    row_tiles: tl.tensor, key_tiles: tl.tensor, most_pieces: tl.tensor, num_kv_heads: tl.constexpr
+    row_tiles: tl.tensor,
+    key_tiles: tl.tensor,
+    most_pieces: tl.tensor,
+    num_kv_heads: tl.constexpr,
+    tile: tl.constexpr,
 ) -> tl.tensor:
     """How many tiles of keys make a piece.
 
@@ -180,7 +188,7 @@ def _piece_size(
     size = tl.maximum(tl.cdiv(tl.max(key_tiles), cut + 1), 1)
     num_pieces = tl.sum(row_tiles[:, None] * _num_pieces(key_tiles[:, None], size[None, :]), 0) * num_kv_heads
     rounds = tl.cdiv(num_pieces, tl.num_programs(0))
-    time = rounds * (size + _START) + tl.where(cut > 0, _MERGE, 0)
+    time = rounds * (size * tile + _START) + tl.where(cut > 0, _MERGE, 0)
     best = tl.argmin(tl.where((cut == 0) | (num_pieces <= most_pieces), time, 1 << 30), 0)
     return _of(best, size)
 

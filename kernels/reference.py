@@ -166,9 +166,21 @@ def _cleared(partial: Partial) -> Partial:
 
 
 def copy_rows(
-    source: Tensor, target: Tensor, *, source_rows: Tensor | None = None, target_rows: Tensor | None = None
+    source: Tensor,
+    target: Tensor,
+    *,
+    source_rows: Tensor | None = None,
+    target_rows: Tensor | None = None,
+    num_rows: Tensor | None = None,
 ) -> None:
-    """Copy `target[target_rows[t]] = source[source_rows[t]]`, but where the target's row is below 0."""
+    """Copy `target[target_rows[t]] = source[source_rows[t]]`, but where the target's row is below 0.
+
+    Only of the first `num_rows` [1] tokens, where they are given.
+    """
+    if num_rows is not None:
+        some = slice(int(num_rows))
+        source_rows, source = (None, source[some]) if source_rows is None else (source_rows[some], source)
+        target_rows, target = (None, target[some]) if target_rows is None else (target_rows[some], target)
     given = source[: len(target)] if source_rows is None else source[source_rows]
     if target_rows is None:
         target.copy_(given)

@@ -8,11 +8,17 @@ from torch import Tensor
 from loong.kernels.contract import Dims
 
 _MAX_WIDTH = 2048  # elements of a row at once
-_NUM_ELEMENTS = 4096  # a program
+_NUM_ELEMENTS = 4096  # of a program, at a time
+_MOST_PROGRAMS = 2048  # where only the device knows of how many rows
 
 
 def copy_rows(
-    source: Tensor, target: Tensor, *, source_rows: Tensor | None = None, target_rows: Tensor | None = None
+    source: Tensor,
+    target: Tensor,
+    *,
+    source_rows: Tensor | None = None,
+    target_rows: Tensor | None = None,
+    num_rows: Tensor | None = None,
 ) -> None:
     """Copy the KV of T tokens, `target[target_rows[t]] = source[source_rows[t]]`; see `reference.copy_rows`.
 
@@ -20,6 +26,7 @@ def copy_rows(
         source [N, 2, K, D] and target [S, 2, K, D]: of one dtype, contiguous, without common memory.
         source_rows, target_rows [T] int64: those of target distinct, or below 0 for tokens that are left out;
             all others exist (not checked). None stands for 0 to T - 1, and then that tensor has T rows.
+        num_rows [1] int64: of how many tokens, the first ones, up to T; None: of all.
         Allocates nothing.
     """
     dims = Dims()
@@ -28,13 +35,18 @@ def copy_rows(
     row_size = source[0].numel() if dims["T"] else 0
     if row_size == 0:
         return
+    if num_rows is not None:
+        dims.bind("num_rows", num_rows, "1", torch.int64)
     width = min(_MAX_WIDTH, triton.next_power_of_2(row_size))
     rows_at_once = _NUM_ELEMENTS // width
-    _copy_tile[triton.cdiv(dims["T"], rows_at_once), triton.cdiv(row_size, width)](
+    num_tiles = triton.cdiv(dims["T"], rows_at_once)
+    num_programs = num_tiles if num_rows is None else min(num_tiles, _MOST_PROGRAMS)
+    _copy_tiles[num_programs, triton.cdiv(row_size, width)](
         source,
         source_rows,
         target,
         target_rows,
+        num_rows,
         dims["T"],
         row_size,
         rows_at_once=rows_at_once,
@@ -52,25 +64,29 @@ def _bind_rows(
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _copy_tile(
+def _copy_tiles(
     source: tl.tensor,
     source_rows: tl.tensor,
     target: tl.tensor,
     target_rows: tl.tensor,
+    num_rows: tl.tensor,
     num_tokens: tl.tensor,
     row_size: tl.tensor,
     rows_at_once: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    token = (tl.program_id(0) * rows_at_once + tl.arange(0, rows_at_once)).to(tl.int64)
-    column = tl.program_id(1) * width + tl.arange(0, width)
-    is_token = token < num_tokens
-    to_row, from_row = token, token
-    if target_rows is not None:
-        to_row = tl.load(target_rows + token, is_token, -1)
-        is_token = to_row >= 0
-    if source_rows is not None:
-        from_row = tl.load(source_rows + token, is_token, 0)
-    is_element = is_token[:, None] & (column < row_size)[None, :]
-    values = tl.load(source + from_row[:, None] * row_size + column[None, :], is_element)
-    tl.store(target + to_row[:, None] * row_size + column[None, :], values, is_element)
+    if num_rows is not None:
+        num_tokens = tl.minimum(num_tokens, tl.load(num_rows))
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_tokens, rows_at_once), tl.num_programs(0)):
+        token = tile * rows_at_once + tl.arange(0, rows_at_once).to(tl.int64)
+        column = tl.program_id(1) * width + tl.arange(0, width)
+        is_token = token < num_tokens
+        to_row, from_row = token, token
+        if target_rows is not None:
+            to_row = tl.load(target_rows + token, is_token, -1)
+            is_token = to_row >= 0
+        if source_rows is not None:
+            from_row = tl.load(source_rows + token, is_token, 0)
+        is_element = is_token[:, None] & (column < row_size)[None, :]
+        values = tl.load(source + from_row[:, None] * row_size + column[None, :], is_element)
+        tl.store(target + to_row[:, None] * row_size + column[None, :], values, is_element)

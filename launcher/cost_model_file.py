@@ -38,6 +38,7 @@ class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: int
     wide_keys: int
     most_keys: int
+    least_pairs: int
 
 
 class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

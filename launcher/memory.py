@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
+from loong.core.captured import ON_GPUS
 from loong.core.errors import ConfigError
 from loong.launcher.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
@@ -57,7 +58,8 @@ def fit_gpu_kv_capacity(
         )
     weights = _weight_bytes(config) // tp_size
     kv_bytes_per_token = config.kv_bytes_per_token // tp_size
-    reserved = GRAPH_BYTES + ARENA_BYTES_A_PEER * num_gpus
+    copied = ON_GPUS.most_copied * kv_bytes_per_token // config.num_layers  # of a layer, in captured steps
+    reserved = GRAPH_BYTES + copied + ARENA_BYTES_A_PEER * num_gpus
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_gpus]))
     suggested = (room - weights - reserved) // kv_bytes_per_token
     tokens = suggested if asked is None else asked

@@ -35,8 +35,8 @@ class StepExchange(Protocol):
     def ask(self, q: Tensor) -> None:
         """Let the queries of q [T, H, D] set out."""
 
-    def questions(self) -> Mapping[InstanceId, Tensor]:
-        """What has come, by peer [n, H, D]; good until `answer`."""
+    def questions(self) -> Tensor:
+        """What has come, peer by peer [n, H, D]; good until `answer`."""
 
     def answer(self, part: Partial, total: Partial) -> None:
         """Send attention of the questions, peer by peer, and merge what comes back into `total`.
@@ -75,18 +75,21 @@ class _Messages:
         num_served: Mapping[InstanceId, int],
     ) -> None:
         self._fabric, self._device, self._asked, self._num_served = fabric, device, asked, num_served
-        self._came: Mapping[InstanceId, Tensor] = {}
+        self._came: Tensor | None = None
         self._pending: Pending | None = None
 
     def ask(self, q: Tensor) -> None:
         """See StepExchange."""
         outgoing = {peer_id: q[rows] for peer_id, rows in self._asked.items()}
-        self._came = {peer_id: q.new_empty(n, *q.shape[1:]) for peer_id, n in self._num_served.items()}
-        self._pending = self._fabric.exchange(outgoing, self._came, Channel.QUERIES)
+        self._came = q.new_empty(sum(self._num_served.values()), *q.shape[1:])
+        places = zip(self._num_served, consecutive_slices(self._num_served.values()), strict=True)
+        incoming = {peer_id: self._came[rows] for peer_id, rows in places}
+        self._pending = self._fabric.exchange(outgoing, incoming, Channel.QUERIES)
 
-    def questions(self) -> Mapping[InstanceId, Tensor]:
+    def questions(self) -> Tensor:
         """See StepExchange."""
-        assert self._pending is not None  # `ask` came before
+        assert self._pending is not None, "`ask` comes first"
+        assert self._came is not None, "likewise"
         self._pending.wait()
         return self._came
 

@@ -35,4 +35,21 @@ def tasks_of(block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range
 def tables_of(tasks: Iterable[Sequence[AttendTask]], device: Device) -> tuple[AttendTable, ...]:
     """The tasks of several blocks in as few calls as they take: no query is twice in one."""
     rounds = zip_longest(*tasks)
-    return tuple(device.table([task for task in tasks_now if task is not None]) for tasks_now in rounds)
+    return tuple(device.table(joined([t for t in tasks_now if t is not None])) for tasks_now in rounds)
+
+
+def joined(tasks: Iterable[AttendTask]) -> list[AttendTask]:
+    """The same, but tasks of adjoining queries that all see the same keys are one."""
+    whole: list[AttendTask] = []
+    for task in tasks:
+        last = whole[-1] if whole else None
+        if (
+            last is not None
+            and task
+            == last._replace(query_row=last.query_row + last.num_queries, num_queries=task.num_queries)
+            and task.query_step == 0
+        ):
+            whole[-1] = last._replace(num_queries=last.num_queries + task.num_queries)
+        else:
+            whole.append(task)
+    return whole

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from loong.attention.local import tables_of, tasks_of
 from loong.attention.step import Step, concatenate
 from loong.core.plan import QueryBlock
 from loong.core.positions import coalesce
+from loong.core.request import RequestId
 from loong.kernels import Partial
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable, Device
@@ -26,18 +28,56 @@ class Singles:
     lists: SlotLists
 
 
+class Keys(Protocol):
+    """Where the keys of some tables are, in a layer of the pool."""
+
+    def found(self, kv: Tensor, device: Device) -> tuple[Tensor, Tensor | None]:
+        """KV whose rows the tables count, given kv [S, 2, K, D] of the pool; or which of its rows they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeysInPool:
+    """Anywhere in the pool."""
+
+    slots: Tensor  # [N] int64
+
+    def found(self, kv: Tensor, device: Device) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002 - see Keys
+        """See Keys."""
+        return kv, self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class KeysInRow:
+    """In slots that follow each other."""
+
+    slots: slice
+
+    def found(self, kv: Tensor, device: Device) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002 - see Keys
+        """See Keys."""
+        return kv[self.slots], None
+
+
+@dataclass(frozen=True, slots=True)
+class KeysCopied:
+    """Anywhere in the pool, and better copied into a row: many queries are quicker there."""
+
+    slots: Tensor  # [N] int64
+    num_keys: Tensor | None = None  # [1] int64: so many of them; all, if not given
+
+    def found(self, kv: Tensor, device: Device) -> tuple[Tensor, Tensor | None]:
+        """See Keys."""
+        row = kv.new_empty(len(self.slots), *kv.shape[1:])
+        device.copy_rows(kv, row, source_rows=self.slots, target_rows=None, num_rows=self.num_keys)
+        return row, None
+
+
 @dataclass(frozen=True, slots=True)
 class PoolAttention:
-    """What some queries attend; no query is in two parts.
-
-    Many queries are quicker if the keys of the tables are in a row, copied out of the pool if not there.
-    """
+    """What some queries attend; no query is in two parts."""
 
     singles: Singles | None
-    slots: Tensor  # [N] int64, of the keys of the tables
+    keys: Keys  # of the tables
     tables: tuple[AttendTable, ...]
-    is_copied: bool
-    in_row: slice | None = None  # the slots, where they follow each other in the pool
 
     @property
     def is_merged(self) -> bool:
@@ -54,47 +94,56 @@ class PoolAttention:
             part = Partial.empty(len(rows), q.shape[1], q.shape[2], q.device)
             device.attend_slots(q[rows], kv, self.singles.lists, scale=scale, out=part)
             device.merge_into(total, Partial(part.out[None], part.lse[None]), rows)
-        slots: Tensor | None = self.slots
-        if self.in_row is not None:
-            kv, slots = kv[self.in_row], None
-        elif self.is_copied:
-            row = kv.new_empty(len(self.slots), *kv.shape[1:])
-            device.copy_rows(kv, row, source_rows=self.slots, target_rows=None)
-            kv, slots = row, None
-        for table in self.tables:
-            device.attend_blocks(q, kv, table, scale=scale, total=total, slots=slots)
+        if self.tables:
+            kv, slots = self.keys.found(kv, device)
+            for table in self.tables:
+                device.attend_blocks(q, kv, table, scale=scale, total=total, slots=slots)
 
 
 def pool_attention(
     step: Step, blocks: Iterable[tuple[QueryBlock, int]], device: Device
 ) -> PoolAttention | None:
-    """What blocks, whose first rows are given, attend in this instance's pool; None if there are none."""
+    """What blocks, whose first rows are given, attend in this instance's pool; None if there are none.
+
+    Blocks of one request see the same KV, which is listed once for all.
+    """
     single_rows: list[int] = []
     single_slots: list[Tensor] = []
     slots: list[Tensor] = []
+    first_keys: dict[RequestId, int] = {}
     tasks = []
     num_queries = num_slots = 0
     for block, row in blocks:
-        kv = coalesce(step.kv_on(step.instance_id, block.request_id))
-        found = step.slots(block.request_id, kv)
+        request_id = block.request_id
+        kv = coalesce(step.kv_on(step.instance_id, request_id))
         if len(block.positions) == 1 and all(p[-1] <= block.positions[0] for p in kv if p):
             single_rows.append(row)
-            single_slots.append(found)
-        else:
-            tasks.append(tasks_of(block, row, num_slots, kv))
-            slots.append(found)
-            num_queries += len(block.positions)
-            num_slots += len(found)
+            single_slots.append(step.slots(request_id, kv))
+            continue
+        if request_id not in first_keys:
+            first_keys[request_id] = num_slots
+            slots.append(step.slots(request_id, kv))
+            num_slots += len(slots[-1])
+        tasks.append(tasks_of(block, row, first_keys[request_id], kv))
+        num_queries += len(block.positions)
     if not single_rows and not tasks:
         return None
     singles = None
     if single_rows:
         lists = SlotLists(*map(device.upload, SlotLists.of(single_slots)))
         singles = Singles(device.upload(torch.tensor(single_rows)), lists)
-    key_slots, is_many = concatenate(slots), num_queries >= _LEAST_IN_ROW
-    in_row = _as_row(key_slots) if is_many else None
-    is_copied = is_many and in_row is None and num_slots <= _MOST_COPIED
-    return PoolAttention(singles, device.upload(key_slots), tables_of(tasks, device), is_copied, in_row)
+    keys = _keys(concatenate(slots), num_queries, device)
+    return PoolAttention(singles, keys, tables_of(tasks, device))
+
+
+def _keys(slots: Tensor, num_queries: int, device: Device) -> Keys:
+    """How so many queries attend keys in slots [n]."""
+    if num_queries >= _LEAST_IN_ROW:
+        if (row := _as_row(slots)) is not None:
+            return KeysInRow(row)
+        if len(slots) <= _MOST_COPIED:
+            return KeysCopied(device.upload(slots))
+    return KeysInPool(device.upload(slots))
 
 
 def _as_row(slots: Tensor) -> slice | None:

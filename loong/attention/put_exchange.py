@@ -1,6 +1,6 @@
 """Queries reach the KV of other instances by puts of the device itself: three launches a layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loong.attention.exchange import QueryExchange, Questions, StepExchange
-from loong.core.placement import InstanceId
 from loong.fabric.arena import Arena, Clock
 from loong.kernels import Partial
 from loong.kernels.mailbox import Mailbox, Peers, await_members
@@ -71,7 +70,8 @@ class PutExchange:
         peers = self._peers(questions)
         members = Peers(peers.addresses, self._nobodys_tokens, peers.ranks, peers.epoch)
         await_members(self._opened, members, self._patience)
-        came = {peer_id: self._mailbox.queries[peer_id, :n] for peer_id, n in questions.num_served.items()}
+        num_served = questions.num_served or {0: 0}
+        came = [self._mailbox.queries[peer_id, :n] for peer_id, n in num_served.items()]
         return _Puts(RowExchange(self._mailbox, peers, self._patience, self._instance), came)
 
     def _peers(self, questions: Questions) -> RowPeers:
@@ -115,7 +115,7 @@ class PutExchange:
 class _Puts:
     """Implements StepExchange."""
 
-    def __init__(self, exchange: RowExchange, came: Mapping[InstanceId, Tensor]) -> None:
+    def __init__(self, exchange: RowExchange, came: list[Tensor]) -> None:
         self._exchange, self._came = exchange, came
         self._layer = -1
 
@@ -124,10 +124,10 @@ class _Puts:
         self._layer += 1
         self._exchange.put(q, self._layer)
 
-    def questions(self) -> Mapping[InstanceId, Tensor]:
+    def questions(self) -> Tensor:
         """See StepExchange."""
         self._exchange.wait(self._layer)
-        return self._came
+        return self._came[0] if len(self._came) == 1 else torch.cat(self._came)
 
     def answer(self, part: Partial, total: Partial) -> None:
         """See StepExchange."""

@@ -1,7 +1,7 @@
 """Attention where the KV is: queries go out, partials come back (multi-master decode, DistAttention)."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,7 +21,7 @@ class QueryLayout:
 
     local: PoolAttention | None
     questions: Questions
-    served: Mapping[InstanceId, PoolAttention]  # by peer, of its rows as they come
+    served: PoolAttention | None  # of the peers' rows as they come
     stored_slots: Tensor  # [n] int64, of the KV that stays here because its queries travel
 
     @property
@@ -41,16 +41,15 @@ def query_layout(step: Step, device: Device) -> QueryLayout:
     peers = sorted(set(step.batch.group.instance_ids) - {step.instance_id})
     asked = {i: concatenate(row_range(step.rows[b]) for b in own if step.meets(b, i)) for i in peers}
     theirs = {i: [b for b in here if b.master_id == i] for i in peers}
-    served = {i: attention for i in peers if (attention := _serve(step, theirs[i], device)) is not None}
     questions = Questions(
         asked={i: rows for i, rows in asked.items() if len(rows)},
-        num_served={i: _num_rows(theirs[i]) for i in served},
+        num_served={i: _num_rows(theirs[i]) for i in peers if theirs[i]},
         most_rows=_most_rows(step, blocks),
     )
     return QueryLayout(
         local=pool_attention(step, ((b, step.rows[b].start) for b in here if b in step.rows), device),
         questions=questions,
-        served=served,
+        served=_serve(step, [block for i in peers for block in theirs[i]], device),
         stored_slots=device.upload(concatenate(step.slots(b.request_id, (b.positions,)) for b in own)),
     )
 
@@ -68,12 +67,10 @@ def query_attention(
         layout.local.merge_into(total, q, pool, device)
     if layout.questions.is_empty:
         return
-    came = exchange.questions()
-    num_rows = [layout.questions.num_served[i] for i in layout.served]
-    is_merged = any(attention.is_merged for attention in layout.served.values())
-    part = Partial.unseen(q.new_empty(sum(num_rows), *q.shape[1:]), is_merged=is_merged)
-    for (i, attention), rows in zip(layout.served.items(), consecutive_slices(num_rows), strict=True):
-        attention.merge_into(Partial(part.out[rows], part.lse[rows]), came[i], pool, device)
+    came, served = exchange.questions(), layout.served
+    part = Partial.unseen(came, is_merged=served is not None and served.is_merged)
+    if served is not None:
+        served.merge_into(part, came, pool, device)
     exchange.answer(part, total)
 
 
@@ -92,6 +89,6 @@ def _most_rows(step: Step, blocks: Iterable[QueryBlock]) -> int:
 
 
 def _serve(step: Step, blocks: list[QueryBlock], device: Device) -> PoolAttention | None:
-    """The part of this instance in answering one peer, whose blocks come one after the other."""
+    """The part of this instance in answering its peers, whose blocks come one after the other."""
     rows = [piece.start for piece in consecutive_slices(len(block.positions) for block in blocks)]
     return pool_attention(step, zip(blocks, rows, strict=True), device)

@@ -14,10 +14,11 @@ class CapturedSteps:
 
     A step of prompts in which no KV travels has up to `most_rows` tokens and meets up to `most_prompts`
     blocks of prompts on an instance. Attention in a graph takes any shape, and is slower than what a host may
-    launch for long prompts. That does not matter where keys are copied out of the pool first: from
-    `least_copied` tokens on, up to `copied_keys` a token. It is not slower where a key meets fewer than
-    `least_queries` on average. And launching takes so long that up to `most_pairs` are captured, of which
-    `row_pairs` for each token stand for all else that is computed of it.
+    launch for long prompts. That does not matter where keys are few: from `least_copied` tokens on, up to
+    `keys_a_row` a token. It is not slower where a key meets fewer than `least_queries` on average. And
+    launching takes so long that up to `most_pairs` are captured, of which `row_pairs` for each token stand
+    for all else that is computed of it. From `least_copied` tokens on, up to `most_copied` keys that meet
+    more queries are copied out of the pool first.
 
     In a step in which only KV travels, up to `most_kv_rows` come from each instance.
     """
@@ -27,7 +28,8 @@ class CapturedSteps:
     most_pairs: int
     most_kv_rows: int
     least_copied: int = 256
-    copied_keys: int = 2
+    most_copied: int = 1 << 17
+    keys_a_row: int = 2
     least_queries: int = 256
     row_pairs: int = 1 << 14
 
@@ -37,18 +39,20 @@ class CapturedSteps:
             return self._has_ring(work)
         if work.num_tokens > self.most_rows or work.num_prompt_blocks > self.most_prompts:
             return False
-        return self.copies(work, work.num_tokens) or self.reads(work)
+        return self.has_few_keys(work, work.num_tokens) or self.has_room(work)
 
-    def copies(self, work: InstanceWork, num_rows: int) -> bool:
-        """Whether an instance copies the keys of prompts out of the pool in a step of so many rows."""
-        return num_rows >= self.least_copied and work.num_keys <= self.copied_keys * num_rows
+    def has_few_keys(self, work: InstanceWork, num_rows: int) -> bool:
+        """Whether an instance attends few keys of prompts in a step of so many rows."""
+        return num_rows >= self.least_copied and work.num_keys <= self.keys_a_row * num_rows
 
-    def reads(self, work: InstanceWork) -> bool:
-        """Whether an instance may attend the keys of prompts in the pool, and be no slower for it."""
-        return (
-            work.num_pairs < self.least_queries * work.num_keys
-            or work.num_pairs + self.row_pairs * work.num_tokens <= self.most_pairs
-        )
+    def has_few_queries(self, work: InstanceWork) -> bool:
+        """Whether a key meets so few queries that reading it is most of the work."""
+        return work.num_pairs < self.least_queries * work.num_keys
+
+    def has_room(self, work: InstanceWork) -> bool:
+        """Whether an instance may attend all keys of prompts in a graph, and be no slower for it."""
+        num_pairs = work.num_pairs + self.row_pairs * work.num_tokens
+        return self.has_few_queries(work) or num_pairs <= self.most_pairs
 
     def _has_ring(self, work: InstanceWork) -> bool:
         """Of the others it is only known how many rows they bring on average."""
@@ -58,5 +62,5 @@ class CapturedSteps:
         return max(num_own, work.num_ring_keys / work.num_hops) <= self.most_kv_rows
 
 
-ON_GPUS = CapturedSteps(most_rows=2048, most_prompts=64, most_pairs=28 << 20, most_kv_rows=4096)
+ON_GPUS = CapturedSteps(most_rows=2048, most_prompts=64, most_pairs=76 << 20, most_kv_rows=4096)
 NOTHING_CAPTURED = CapturedSteps(most_rows=0, most_prompts=0, most_pairs=0, most_kv_rows=0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, product
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
+
+_LEAST_CUT = 8192  # keys of a task, from which they had better be in pieces
+_MANY_QUERIES = 4096  # of all tasks, whose tiles are so many that the last ones leave little idle
 
 
 class CudaDevice:
@@ -87,10 +90,16 @@ class CudaDevice:
         gpu.rotate_and_store(qkv, cos, sin, q=q, kv=kv, rows=rows, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
     def copy_rows(
-        self, source: Tensor, target: Tensor, *, source_rows: Tensor | None, target_rows: Tensor | None
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_rows: Tensor | None,
+        target_rows: Tensor | None,
+        num_rows: Tensor | None = None,
     ) -> None:
         """See Device."""
-        gpu.copy_rows(source, target, source_rows=source_rows, target_rows=target_rows)
+        gpu.copy_rows(source, target, source_rows=source_rows, target_rows=target_rows, num_rows=num_rows)
 
     def merge_into(self, total: Partial, parts: Partial, rows: Tensor) -> None:
         """See Device."""
@@ -105,7 +114,9 @@ class CudaDevice:
         """See Device."""
         tiles, rest = cut = cut_tiles(tasks, self._sizes) if self._sizes else Cut((), tuple(tasks))
         lines = torch.tensor(rest, dtype=torch.int64).view(-1, len(AttendTask._fields))
-        return AttendTable(self.upload(lines), tiles, cut.is_merged)
+        num_queries, most_keys = sum(t.num_queries for t in rest), max((t.num_keys for t in rest), default=0)
+        is_cut = most_keys >= _LEAST_CUT and num_queries < _MANY_QUERIES
+        return AttendTable(self.upload(lines), tiles, cut.is_merged, is_cut)
 
     def attend_blocks(
         self,
@@ -119,7 +130,8 @@ class CudaDevice:
     ) -> None:
         """See Device."""
         if len(table.tasks):
-            workspace = None if slots is None else self._piece_workspace(q.shape[2])
+            is_cut = table.is_cut or slots is not None
+            workspace = self._piece_workspace(q.shape[2]) if is_cut else None
             gpu.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots, workspace=workspace)
         for (row, num_keys), tiles in groupby(table.tiles, key=lambda tile: (tile.key_row, tile.num_keys)):
             keys = slice(row, row + num_keys)
@@ -128,7 +140,17 @@ class CudaDevice:
                 _attend_rows(q, its_kv, tile, scale, total)
 
     def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """See Device: cuDNN plans every shape of a tile, and kernels that merge as many pieces are loaded."""
+        """See Device: kernels for all kinds of tables are loaded, and cuDNN plans every shape of a tile.
+
+        Kernels that merge as many pieces are loaded with these.
+        """
+        nothing = self.upload(torch.zeros(1, len(AttendTask._fields), dtype=torch.int64))
+        for size, is_merged, is_cut in product((1, _LEAST_CUT), (False, True), (False, True)):
+            q = torch.zeros(size, num_heads, head_dim, dtype=dtype, device=self.torch_device)
+            kv = torch.zeros(size, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
+            total, table = Partial.unseen(q, is_merged=is_merged), AttendTable(nothing, is_cut=is_cut)
+            for slots in (None, nothing[0]) if is_cut else (None,):
+                self.attend_blocks(q, kv, table, scale=1.0, total=total, slots=slots)
         for shape in self._sizes.shapes() if self._sizes else ():
             q = torch.zeros(shape.num_queries, num_heads, head_dim, dtype=dtype, device=self.torch_device)
             kv = torch.zeros(shape.num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)

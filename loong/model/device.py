@@ -19,6 +19,7 @@ class AttendTable(NamedTuple):
     tasks: Tensor  # [C, 8] int64
     tiles: tuple[Tile, ...] = ()  # what is left out of `tasks` because there is a quicker kernel for it
     is_merged: bool = False  # whether some query is in several of all these
+    is_cut: bool = False  # whether keys in a row may be cut into pieces, as those that slots name always may
 
 
 class Device(Protocol):
@@ -70,9 +71,18 @@ class Device(Protocol):
         """Finish the heads of qkv [T, H + 2 K, D]: queries to q, the rest to kv [S, 2, K, D] at rows [T]."""
 
     def copy_rows(
-        self, source: Tensor, target: Tensor, *, source_rows: Tensor | None, target_rows: Tensor | None
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_rows: Tensor | None,
+        target_rows: Tensor | None,
+        num_rows: Tensor | None = None,
     ) -> None:
-        """Copy `target[target_rows[t]] = source[source_rows[t]]`, rows [2, K, D]; None: all, in order."""
+        """Copy `target[target_rows[t]] = source[source_rows[t]]`, rows [2, K, D]; None: all, in order.
+
+        Only the first `num_rows` [1] int64 of them, where they are given.
+        """
 
     def merge_into(self, total: Partial, parts: Partial, rows: Tensor) -> None:
         """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`; below 0: left out."""
@@ -154,10 +164,18 @@ class CpuDevice:
         )
 
     def copy_rows(
-        self, source: Tensor, target: Tensor, *, source_rows: Tensor | None, target_rows: Tensor | None
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_rows: Tensor | None,
+        target_rows: Tensor | None,
+        num_rows: Tensor | None = None,
     ) -> None:
         """See Device."""
-        reference.copy_rows(source, target, source_rows=source_rows, target_rows=target_rows)
+        reference.copy_rows(
+            source, target, source_rows=source_rows, target_rows=target_rows, num_rows=num_rows
+        )
 
     def merge_into(self, total: Partial, parts: Partial, rows: Tensor) -> None:
         """See Device."""

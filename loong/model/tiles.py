@@ -40,8 +40,9 @@ class TileSizes(NamedTuple):
     """Which tiles there are: squares of multiples of `square`, which is one of `many_queries` and of `keys`.
 
     Rectangles are cut from `least_queries` on. They have multiples of `many_queries`, or fewer, which are
-    multiples of `few_queries`, where there are `wide_keys` or more: of fewer a host takes longer for another
-    tile than a GPU saves by it. They have `keys` times a power of two, as `most_keys` is one.
+    multiples of `few_queries`, where there are `wide_keys` or more. They have `keys` times a power of two, as
+    `most_keys` is one, so many that all queries meet them in `least_pairs`: of less a host takes longer for
+    another tile than a GPU saves by it.
     """
 
     square: int
@@ -53,6 +54,7 @@ class TileSizes(NamedTuple):
     keys: int
     wide_keys: int
     most_keys: int
+    least_pairs: int
 
     @classmethod
     def usual(cls) -> "TileSizes":
@@ -67,6 +69,7 @@ class TileSizes(NamedTuple):
             keys=2048,
             wide_keys=16384,
             most_keys=65536,
+            least_pairs=1 << 24,
         )
 
     def shapes(self) -> Iterator[Tile]:
@@ -121,8 +124,11 @@ def _num_keys_of_rectangle(task: AttendTask, sizes: TileSizes) -> int:
     """How many of the first keys, which every query sees, make rectangles with all of the queries."""
     if task.num_queries < sizes.least_queries:
         return 0
+    num_keys = sizes.keys
+    while num_keys * task.num_queries < sizes.least_pairs:
+        num_keys *= 2
     num_seen = min(_num_seen_by_first(task), task.num_keys)
-    return num_seen // sizes.keys * sizes.keys
+    return num_seen // num_keys * num_keys
 
 
 def _num_seen_by_first(task: AttendTask) -> int:

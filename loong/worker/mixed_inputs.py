@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loong.attention.local import tasks_of
-from loong.attention.pool import PoolAttention, Singles
+from loong.attention.pool import Keys, KeysCopied, KeysInPool, PoolAttention, Singles
 from loong.attention.step import Step
 from loong.core.captured import ON_GPUS
 from loong.core.placement import InstanceId
@@ -33,15 +33,16 @@ _MAX_DECODES = 512
 _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
 _TASK_SIZE = len(AttendTask._fields)
 _TABLE_SIZE = CAPTURED.most_prompts * _TASK_SIZE
-_PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE]  # in words
+_PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE, 2]  # in words
 _NUM_FIXED = sum(_PARTS)
 
 
 class PromptKeys(Enum):
     """How a step attends the keys of prompts."""
 
-    COPIED = "out of the pool first, into a row"
-    IN_POOL = "by their slots"
+    FEW = "copied out of the pool first, into a row: no more than some for each query"
+    MANY = "likewise, and cut into pieces"
+    IN_POOL = "by their slots, and cut into pieces"
 
 
 class MixedInputs:
@@ -53,7 +54,8 @@ class MixedInputs:
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
-        columns, decodes, ends, self._tasks = torch.split(memory[:_NUM_FIXED], _PARTS)
+        columns, decodes, ends, self._tasks, counts = torch.split(memory[:_NUM_FIXED], _PARTS)
+        self._num_keys = counts[:1]  # of the prompts
         self.token_ids, self.positions, self.lengths, self.new_slots = columns.view(4, -1)
         self._decode_rows, self._decode_starts = decodes.view(2, -1)
         self._cu_seqlens = ends.view(torch.int32)[: _MAX_DECODES + 1]
@@ -62,7 +64,7 @@ class MixedInputs:
     @staticmethod
     def num_words(num_slots: int) -> int:
         """The size of its memory, for lists of so many slots."""
-        return _NUM_FIXED + max(num_slots, CAPTURED.copied_keys * MAX_ROWS)
+        return _NUM_FIXED + max(num_slots, CAPTURED.keys_a_row * MAX_ROWS)
 
     def prompt_keys(self, step: Step, num_rows: int) -> PromptKeys | None:
         """How all members, each of which finds the same, take a step of up to `num_rows` rows a master.
@@ -85,9 +87,14 @@ class MixedInputs:
         works = count.instances.values()
         if num_decodes > _MAX_DECODES or max(w.num_prompt_blocks for w in works) > CAPTURED.most_prompts:
             return None
-        if all(CAPTURED.copies(work, num_rows) for work in works):
-            return PromptKeys.COPIED
-        return PromptKeys.IN_POOL if all(map(CAPTURED.reads, works)) else None
+        if all(CAPTURED.has_few_keys(work, num_rows) for work in works):
+            return PromptKeys.FEW
+        if not all(map(CAPTURED.has_room, works)):
+            return None
+        if num_rows < CAPTURED.least_copied or all(map(CAPTURED.has_few_queries, works)):
+            return PromptKeys.IN_POOL
+        is_too_long = any(work.num_keys > CAPTURED.most_copied for work in works)
+        return PromptKeys.IN_POOL if is_too_long else PromptKeys.MANY
 
     def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
         """Take in a step, on the host, and return how many words of memory it takes; columns are of its rows.
@@ -110,6 +117,7 @@ class MixedInputs:
         decodes = [one for one in attended if is_decode(step.batch, one.block)]
         slots = {one.block.request_id: one.slots for one in (*prompts, *decodes)}  # decodes after prompts
         ends = list(accumulate((sum(map(len, pieces)) for pieces in slots.values()), initial=0))
+        self._num_keys.fill_(ends[len(slots) - len(decodes)])
         join(list(chain.from_iterable(slots.values())), self._slots)
         self._list_tasks(prompts, dict(zip(slots, ends, strict=False)))
         self._list_decodes([one.query_row for one in decodes], ends[len(slots) - len(decodes) :])
@@ -122,13 +130,19 @@ class MixedInputs:
         num_decodes = min(num_instances * size, _MAX_DECODES)
         lists = SlotLists(self._slots, self._decode_starts[:num_decodes], self._cu_seqlens[: num_decodes + 1])
         tables = self._tasks.view(_MAX_ROUNDS, CAPTURED.most_prompts, _TASK_SIZE)
-        is_copied = prompt_keys is PromptKeys.COPIED
+        is_cut = prompt_keys is not PromptKeys.FEW
         return PoolAttention(
             Singles(self._decode_rows[:num_decodes], lists) if has_decodes else None,
-            self._slots[: CAPTURED.copied_keys * size] if is_copied else self._slots,
-            tuple(map(AttendTable, tables if num_instances > 1 else tables[:1])),
-            is_copied,
+            self._keys(size, prompt_keys),
+            tuple(AttendTable(t, is_cut=is_cut) for t in (tables if num_instances > 1 else tables[:1])),
         )
+
+    def _keys(self, size: int, prompt_keys: PromptKeys) -> Keys:
+        if prompt_keys is PromptKeys.IN_POOL:
+            return KeysInPool(self._slots)
+        if prompt_keys is PromptKeys.MANY:
+            return KeysCopied(self._slots[: CAPTURED.most_copied], self._num_keys)
+        return KeysCopied(self._slots[: CAPTURED.keys_a_row * size])
 
     def _list_tasks(self, prompts: "list[_Attended]", starts: Mapping[RequestId, int]) -> None:
         tasks = [tasks_of(p.block, p.query_row, starts[p.block.request_id], p.kv) for p in prompts]
@@ -145,7 +159,7 @@ class MixedInputs:
 
 
 def ways(size: int) -> tuple[PromptKeys, ...]:
-    """How steps of a size may attend the keys of prompts."""
+    """How steps of a size may attend the keys of prompts, the usual way first."""
     return tuple(PromptKeys) if size >= CAPTURED.least_copied else (PromptKeys.IN_POOL,)
 
 

@@ -9,7 +9,6 @@ does not have, nobody reads.
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -63,9 +62,10 @@ class MixedSteps:
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
         for size in reversed(_SIZES):
-            for way, has_decodes in product(ways(size), (True, False)):
-                step = partial(self._step, size, way, Alone(), has_decodes=has_decodes)
-                self._alone[size, way, has_decodes] = self._backend.capture(step)
+            for way in ways(size):
+                for has_decodes in (True, False) if way is ways(size)[0] else (True,):
+                    step = partial(self._step, size, way, Alone(), has_decodes=has_decodes)
+                    self._alone[size, way, has_decodes] = self._backend.capture(step)
         if self._exchange is not None:
             self._exchange.begin({})
             for size in reversed(GROUP_STEP_SIZES):
@@ -91,7 +91,8 @@ class MixedSteps:
         num_words = self._host.fill(step, size, token_ids, positions, lengths)
         self._inputs.memory[:num_words].copy_(self._host.memory[:num_words], non_blocking=True)
         if batch.group.dop == 1:
-            self._alone[size, way, any(is_decode(batch, block) for block in batch.queries)]()
+            has_decodes = any(is_decode(batch, block) for block in batch.queries)
+            self._alone[size, way, has_decodes or way is not ways(size)[0]]()
         elif self._exchange is not None:
             self._exchange.begin(num_rows)
             self._in_groups[size, way]()

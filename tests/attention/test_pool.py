@@ -1,4 +1,4 @@
-"""Attention over an instance's pool is the same whether or not keys are copied out of it first."""
+"""Attention over an instance's pool is the same wherever keys are, or are copied to."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loong.attention import pool
-from loong.attention.pool import PoolAttention, pool_attention
+from loong.attention.pool import KeysCopied, KeysInPool, KeysInRow, PoolAttention, pool_attention
 from loong.attention.step import Step
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement
@@ -34,41 +34,62 @@ def attention_of(*prompts: str) -> tuple[PoolAttention, KVPool]:
     return attention, kv
 
 
-def test_keys_may_be_copied_out_of_the_pool() -> None:
+def attended(attention: PoolAttention, kv: KVPool, num_queries: int) -> Partial:
+    q = torch.randn(num_queries, 4, 4, generator=torch.Generator().manual_seed(1))
+    total = Partial.unseen(q, is_merged=True)
+    attention.merge_into(total, q, kv.layer(0), CpuDevice())
+    assert total.lse.isfinite().all()
+    return total
+
+
+def assert_same(found: Partial, expected: Partial) -> None:
+    assert torch.equal(found.out, expected.out)
+    assert torch.equal(found.lse, expected.lse)
+
+
+def test_keys_may_be_copied_out_of_the_pool_as_many_as_there_are() -> None:
     torch.manual_seed(0)
     attention, kv = attention_of("a", "b")
-    q, device = torch.randn(len(CHUNK) + len(OTHER), 4, 4), CpuDevice()
-    totals = []
-    for is_copied in (False, True):
-        total = Partial.unseen(q, is_merged=True)
-        replace(attention, is_copied=is_copied).merge_into(total, q, kv.layer(0), device)
-        totals.append(total)
-    assert torch.equal(totals[0].out, totals[1].out)
-    assert torch.equal(totals[0].lse, totals[1].lse)
-    assert totals[0].lse.isfinite().all()
+    num_queries = len(CHUNK) + len(OTHER)
+    assert isinstance(attention.keys, KeysInPool)
+    expected, slots = attended(attention, kv, num_queries), attention.keys.slots
+    assert_same(attended(replace(attention, keys=KeysCopied(slots)), kv, num_queries), expected)
+    more = torch.cat((slots, torch.full((9,), 1 << 40)))  # what is behind them in a list of fixed length
+    some = KeysCopied(more, torch.tensor([len(slots)]))
+    assert_same(attended(replace(attention, keys=some), kv, num_queries), expected)
 
 
 def test_keys_that_are_in_a_row_are_attended_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_LEAST_IN_ROW", len(CHUNK) + 1)
-    assert attention_of("a", "b")[0].in_row is None
-    assert attention_of("a")[0].in_row is None
+    assert not isinstance(attention_of("a", "b")[0].keys, KeysInRow)
+    assert not isinstance(attention_of("a")[0].keys, KeysInRow)
     monkeypatch.setattr(pool, "_LEAST_IN_ROW", len(CHUNK))
     attention, kv = attention_of("a")
-    assert attention.in_row == slice(0, len(HELD) + len(CHUNK))
-    assert not attention.is_copied
-    q, device = torch.randn(len(CHUNK), 4, 4), CpuDevice()
-    totals = []
-    for in_row in (attention.in_row, None):
-        total = Partial.unseen(q, is_merged=True)
-        replace(attention, in_row=in_row).merge_into(total, q, kv.layer(0), device)
-        totals.append(total)
-    assert torch.equal(totals[0].out, totals[1].out)
-    assert torch.equal(totals[0].lse, totals[1].lse)
+    assert attention.keys == KeysInRow(slice(0, len(HELD) + len(CHUNK)))
+    in_pool = replace(attention, keys=KeysInPool(torch.arange(len(HELD) + len(CHUNK))))
+    assert_same(attended(attention, kv, len(CHUNK)), attended(in_pool, kv, len(CHUNK)))
 
 
 def test_keys_are_copied_for_many_queries_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not attention_of("a", "b")[0].is_copied
+    assert isinstance(attention_of("a", "b")[0].keys, KeysInPool)
     monkeypatch.setattr(pool, "_LEAST_IN_ROW", len(CHUNK) + len(OTHER))
-    assert attention_of("a", "b")[0].is_copied
+    assert isinstance(attention_of("a", "b")[0].keys, KeysCopied)
     monkeypatch.setattr(pool, "_MOST_COPIED", len(HELD) + len(CHUNK))
-    assert not attention_of("a", "b")[0].is_copied
+    assert isinstance(attention_of("a", "b")[0].keys, KeysInPool)
+
+
+def test_what_all_queries_of_several_masters_see_is_listed_and_attended_once() -> None:
+    """Instance 0 holds the history; both instances compute a half of the chunk."""
+    kv = KVPool(1, 2, 4, 64, torch.float32, torch.device("cpu"))
+    kv.allocate("a", HELD, num_expected=1 << 20)
+    halves = (range(30, 34), range(34, 37))
+    blocks = tuple(QueryBlock("a", half, i, Transfer.QUERY) for i, half in enumerate(halves, 1))
+    writes = tuple(KVSegment("a", half, i) for i, half in enumerate(halves, 1))
+    placements = {"a": Placement((KVSegment("a", HELD, 0),))}
+    step = Step(0, BatchPlan(ESPGroup((0, 1, 2)), blocks, writes), placements, kv)
+    attention = pool_attention(step, zip(blocks, (0, len(halves[0])), strict=True), CpuDevice())
+    assert attention is not None
+    assert isinstance(attention.keys, KeysInPool)
+    assert len(attention.keys.slots) == len(HELD)
+    (table,) = attention.tables
+    assert table.tasks[:, 1].tolist() == [len(CHUNK)]

@@ -139,13 +139,19 @@ def behind_history(
     return q, kv, torch.randperm(840, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-@pytest.mark.parametrize(("num_programs", "num_heads", "head_dim"), [(6, 2, 64), (13, 6, 80), (40, 2, 64)])
+@pytest.mark.parametrize("is_in_row", [False, True])
+@pytest.mark.parametrize(("num_programs", "num_heads", "head_dim"), [(6, 2, 64), (29, 6, 80), (40, 2, 64)])
 def test_keys_of_few_queries_may_be_cut(
-    num_programs: int, num_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
+    num_programs: int,
+    num_heads: int,
+    head_dim: int,
+    is_in_row: bool,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> None:
     workspace = pieces(num_programs, head_dim, device)
     q, kv, slots = behind_history(num_heads, head_dim, dtype, device)
-    assert_same_partial(*both(BEHIND_HISTORY, q, kv, slots, workspace), dtype)
+    assert_same_partial(*both(BEHIND_HISTORY, q, kv, None if is_in_row else slots, workspace), dtype)
     assert workspace.pieces.lse.isfinite().any()
 
 
@@ -211,17 +217,18 @@ def test_long_sequences_equal_the_definition(num_heads: int, num_kv_heads: int, 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_in_row", [False, True])
 @pytest.mark.parametrize("num_queries", [1, 100, 300])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (4, 4, 64), (8, 1, 96)])
 def test_a_few_queries_behind_a_long_history_equal_the_definition(
-    num_queries: int, num_heads: int, num_kv_heads: int, head_dim: int
+    num_queries: int, num_heads: int, num_kv_heads: int, head_dim: int, is_in_row: bool
 ) -> None:
     device, dtype, num_keys = torch.device("cuda"), torch.bfloat16, 20_000 + num_queries
     tasks = [AttendTask.causal(0, range(20_000, num_keys), 0, range(num_keys))]
     q = random_values(2, num_queries, num_heads, head_dim, dtype=dtype, device=device)
     kv = random_values(1, num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
     workspace, slots = pieces(132, head_dim, device), torch.randperm(num_keys, device=device)
-    assert_same_partial(*both(tasks, q, kv, slots, workspace), dtype)
+    assert_same_partial(*both(tasks, q, kv, None if is_in_row else slots, workspace), dtype)
     assert workspace.pieces.lse.isfinite().any()
 
 

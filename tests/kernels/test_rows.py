@@ -22,6 +22,22 @@ def test_rows_are_gathered_scattered_and_both(
         torch.testing.assert_close(actual, expected, atol=0, rtol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 9])
+def test_only_so_many_rows_are_copied_as_the_device_is_told(num_rows: int, device: torch.device) -> None:
+    source = random_values(1, 19, 2, 8, 128, dtype=torch.float32, device=device)
+    rows = torch.tensor([18, 0, 7, 7, 3], device=device)
+    places = torch.tensor([2, 5, -1, 0, 9], device=device)
+    for source_rows, target_rows, size in ((rows, None, 5), (None, places, 11), (rows, places, 11)):
+        actual = poisoned(size, 2, 8, 128, dtype=torch.float32, device=device)
+        found = []
+        for copy in (copy_rows, reference.copy_rows):
+            target, told = actual.clone(), torch.tensor([num_rows], device=device)
+            given = source if source_rows is not None else source[:5]
+            copy(given, target, source_rows=source_rows, target_rows=target_rows, num_rows=told)
+            found.append(target)
+        torch.testing.assert_close(*found, atol=0, rtol=0, equal_nan=True)
+
+
 def test_no_rows_are_no_work(device: torch.device) -> None:
     target = poisoned(3, 2, 1, 64, dtype=torch.float32, device=device)
     nothing = torch.empty(0, dtype=torch.int64, device=device)

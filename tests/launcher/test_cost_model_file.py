@@ -64,7 +64,7 @@ def test_what_is_written_is_read(path: Path) -> None:
     assert model.first_host_tier_id == 3
 
 
-SIZES = (4096, 65536, 256, 128, 512, 4096, 1024, 16384, 65536)  # of tiles
+SIZES = (4096, 65536, 256, 128, 512, 4096, 1024, 16384, 65536, 1 << 24)  # of tiles
 
 
 def test_tiles_are_those_that_were_measured_if_any_were(path: Path, tmp_path: Path) -> None:

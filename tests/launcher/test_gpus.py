@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from loong.core.captured import ON_GPUS
 from loong.core.errors import ConfigError
 from loong.launcher.gpus import Gpu, check_torch, cost_device, host_gpus
 from loong.launcher.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, fit_gpu_kv_capacity
@@ -12,6 +13,7 @@ from loong.model.tiny import CONFIG
 
 WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
 ROOM = 1000 * CONFIG.kv_bytes_per_token
+GRAPHS = GRAPH_BYTES + ON_GPUS.most_copied * CONFIG.kv_bytes_per_token // CONFIG.num_layers
 
 
 def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
@@ -58,14 +60,14 @@ def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_s
 
 
 def test_kv_takes_what_weights_and_graphs_leave_of_the_fullest_gpu_that_is_used() -> None:
-    least = gpu(2 * (WEIGHTS + GRAPH_BYTES + 2 * ARENA_BYTES_A_PEER + ROOM))
+    least = gpu(2 * (WEIGHTS + GRAPHS + 2 * ARENA_BYTES_A_PEER + ROOM))
     gpus = [gpu(1 << 40), least, gpu(1)]
     assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), None, 0.5) == 1000
     assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), 900, 0.5) == 900
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
-    gpus = [gpu(WEIGHTS + GRAPH_BYTES + ARENA_BYTES_A_PEER + ROOM)]
+    gpus = [gpu(WEIGHTS + GRAPHS + ARENA_BYTES_A_PEER + ROOM)]
     with pytest.raises(ConfigError, match=r"KV for 1,001 tokens do not fit .* --gpu-memory-utilization 1 "):
         fit_gpu_kv_capacity(CONFIG, gpus, (1, 1), 1001, 1.0)
     with pytest.raises(ConfigError, match="KV for 1 tokens"):

@@ -19,6 +19,7 @@ SIZES = TileSizes(
     keys=2,
     wide_keys=16,
     most_keys=16,
+    least_pairs=24,
 )
 
 stripes = st.builds(

@@ -20,7 +20,7 @@ from loong.worker.kv_pool import KVPool
 from loong.worker.mixed_inputs import MixedInputs
 
 LIMITS = replace(
-    ON_GPUS, most_prompts=5, least_copied=16, least_queries=12, most_pairs=3000, row_pairs=60, copied_keys=2
+    ON_GPUS, most_prompts=5, least_copied=16, least_queries=12, most_pairs=3000, row_pairs=60, keys_a_row=2
 )
 NO_POOL = KVPool(1, 1, 1, 0, torch.float32, torch.device("cpu"))
 INPUTS = MixedInputs(torch.empty(MixedInputs.num_words(10_000), dtype=torch.int64))

@@ -169,7 +169,7 @@ def test_lists_of_slots_that_are_too_long_are_too(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixed_steps, "_LISTS_A_SLOT", 0.5)
-    with_limits(monkeypatch, copied_keys=0)
+    with_limits(monkeypatch, keys_a_row=0)
     fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
     story = Story(fabric, folder)
     lives = live_requests(120, 60)
