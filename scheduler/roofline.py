@@ -41,6 +41,7 @@ class Device:
     linear_flops: float
     attention_flops: float  # of whole prompts
     part_flops: float  # where the keys are of several devices, and where a captured step meets history
+    lone_part_flops: float  # likewise if each head has keys of its own, which are more to read and to copy
     memory_bandwidth: float
     memory_bytes: float
     link_bandwidth: float  # to one other device, one way
@@ -74,7 +75,8 @@ class Device:
 _H200 = Device(
     linear_flops=645e12,
     attention_flops=617e12,
-    part_flops=470e12,
+    part_flops=540e12,
+    lone_part_flops=470e12,
     memory_bandwidth=3.85e12,
     memory_bytes=143e9,
     link_bandwidth=383e9,
@@ -102,7 +104,8 @@ _H100 = replace(
     _H200,
     linear_flops=627e12,
     attention_flops=599e12,
-    part_flops=456e12,
+    part_flops=525e12,
+    lone_part_flops=456e12,
     memory_bandwidth=2.7e12,
     memory_bytes=80e9,
 )
@@ -111,6 +114,7 @@ _A100 = replace(
     linear_flops=240e12,
     attention_flops=190e12,
     part_flops=145e12,
+    lone_part_flops=145e12,
     memory_bandwidth=1.7e12,
     memory_bytes=80e9,
     link_bandwidth=250e9,
@@ -125,6 +129,7 @@ _CPU = Device(
     linear_flops=24e9,
     attention_flops=26e9,
     part_flops=26e9,
+    lone_part_flops=26e9,
     memory_bandwidth=10e9,
     memory_bytes=4e9,
     link_bandwidth=0.7e9,
@@ -154,6 +159,8 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
     num_sums = 2 * shape.num_layers if tp_size > 1 else 0
     summed_bytes = num_sums * shape.hidden_size * shape.element_bytes * (tp_size - 1)  # sent to all others
     pair = pair_flops / tp_size / device.attention_flops
+    is_shared = shape.num_heads > shape.num_kv_heads
+    part_pair = pair_flops / tp_size / (device.part_flops if is_shared else device.lone_part_flops)
     return WorkCostModel(
         Coefficients(
             batch=device.batch_delay,
@@ -178,7 +185,7 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             decode_key=kv_bytes / device.memory_bandwidth,
             key=device.block / 2 * pair,  # the last block of queries that meets them is half empty
             pair=pair,
-            part_pair=pair_flops / tp_size / device.part_flops - pair,
+            part_pair=part_pair - pair,
             ring_key=kv_bytes / device.link_bandwidth,
             sent_query=2 * query_bytes / device.link_bandwidth,
             kept_key=2 * kv_bytes / device.memory_bandwidth,

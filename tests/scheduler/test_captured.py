@@ -33,18 +33,17 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
 @pytest.mark.parametrize(
     ("work", "is_captured"),
     [
-        (InstanceWork(num_tokens=2048, num_keys=4096, num_pairs=3 * 2**21), True),  # copied
-        (InstanceWork(num_tokens=2048, num_keys=4097, num_pairs=3 * 2**21), False),
-        (InstanceWork(num_tokens=2049, num_keys=4096, num_pairs=3 * 2**21), False),
-        (InstanceWork(num_tokens=256, num_keys=512, num_pairs=30e6), True),
-        (InstanceWork(num_tokens=255, num_keys=510, num_pairs=30e6), False),
-        (InstanceWork(num_tokens=200, num_keys=100_000, num_pairs=255 * 100_000), True),  # few queries
-        (InstanceWork(num_tokens=200, num_keys=110_000, num_pairs=255 * 110_000), True),
-        (InstanceWork(num_tokens=200, num_keys=110_000, num_pairs=256 * 110_000), False),
-        (InstanceWork(num_tokens=600, num_keys=32_000, num_pairs=600 * 32_000), True),  # soon done
-        (InstanceWork(num_tokens=600, num_keys=33_000, num_pairs=600 * 33_000), False),
-        (InstanceWork(num_tokens=600, num_keys=16_000, num_pairs=1200 * 16_000), True),
-        (InstanceWork(num_tokens=600, num_keys=17_000, num_pairs=1200 * 17_000), False),
+        (InstanceWork(num_tokens=2048, num_keys=4096, num_pairs=50e6), True),  # few keys
+        (InstanceWork(num_tokens=2048, num_keys=4097, num_pairs=50e6), False),
+        (InstanceWork(num_tokens=2049, num_keys=4096, num_pairs=50e6), False),
+        (InstanceWork(num_tokens=256, num_keys=512, num_pairs=80e6), True),
+        (InstanceWork(num_tokens=255, num_keys=510, num_pairs=80e6), False),
+        (InstanceWork(num_tokens=200, num_keys=400_000, num_pairs=255 * 400_000), True),  # few queries
+        (InstanceWork(num_tokens=200, num_keys=400_000, num_pairs=256 * 400_000), False),
+        (InstanceWork(num_tokens=600, num_keys=110_000, num_pairs=600 * 110_000), True),  # soon done
+        (InstanceWork(num_tokens=600, num_keys=120_000, num_pairs=600 * 120_000), False),
+        (InstanceWork(num_tokens=600, num_keys=55_000, num_pairs=1200 * 55_000), True),
+        (InstanceWork(num_tokens=600, num_keys=60_000, num_pairs=1200 * 60_000), False),
         (InstanceWork(num_tokens=200, num_keys=200, num_prompt_blocks=64), True),
         (InstanceWork(num_tokens=200, num_keys=200, num_prompt_blocks=65), False),
     ],
