@@ -62,12 +62,14 @@ class BareInstance:
         folder: Path,
         stop: Stop | None,
         backend: Backend,
+        num_slots: int = 256,
     ) -> None:
         ranks = SingleDevice() if fabric.world.tp_size == 1 else fabric.tensor_parallel
         model = load_model(str(folder), "safetensors", None, 0, ranks, backend.device)
         shard, device = model.shard, backend.device.torch_device
         config, num_kv_heads = shard.config, shard.num_kv_heads
-        self._pool = KVPool(config.num_layers, num_kv_heads, config.head_dim, 256, torch.float32, device)
+        sizes = (config.num_layers, num_kv_heads, config.head_dim, num_slots)
+        self._pool = KVPool(*sizes, torch.float32, device)
         self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend)
         self._runner.warm_up()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop

@@ -22,13 +22,14 @@ def run_commands(
     *,
     takes_leases: bool = False,
     tp_size: int = 1,
+    num_slots: int = 256,
 ) -> list[list[Outcome]]:
     """The outcomes of all commands on each process. `stops` is what instances are told of every lease.
 
     They are told by their tensor-parallel rank 0; what the others hear comes too late.
     """
     world = World(num_instances, tp_size)
-    by_rank = run_in_world(_on_instance, world, folder, commands, stops or {}, takes_leases)
+    by_rank = run_in_world(_on_instance, world, folder, commands, stops or {}, takes_leases, num_slots)
     return cast("list[list[Outcome]]", by_rank)
 
 
@@ -40,8 +41,9 @@ def _on_instance(
     commands: Sequence[RunBatch | ReleaseKV],
     stops: Mapping[InstanceId, Stop],
     takes_leases: bool,
+    num_slots: int,
 ) -> list[Outcome]:
     backend = CpuBackend(takes_leases=takes_leases)
     stop = stops.get(instance_id) if tp_rank == 0 else None
-    instance = BareInstance(fabric, instance_id, folder, stop, backend)
+    instance = BareInstance(fabric, instance_id, folder, stop, backend, num_slots)
     return [instance.carry_out(command) for command in commands]

@@ -19,14 +19,16 @@ from loong.worker.backend import Backend
 def run_by_mailboxes(folder: Path, num_instances: int, commands: Sequence[RunBatch]) -> list[list[Outcome]]:
     """The outcomes of all commands on each instance, on processors."""
     world, carrier = World(num_instances, 1), Carrier.ARENAS
-    ran = run_in_world(_run, world, folder, commands, _interpreted, carrier=carrier)
+    ran = run_in_world(_run, world, folder, commands, _interpreted, 256, carrier=carrier)
     return cast("list[list[Outcome]]", ran)
 
 
-def run_on_gpus(folder: Path, num_instances: int, commands: Sequence[RunBatch]) -> list[list[Outcome]]:
+def run_on_gpus(
+    folder: Path, num_instances: int, commands: Sequence[RunBatch], num_slots: int = 256
+) -> list[list[Outcome]]:
     """The outcomes of all commands on each instance."""
     world, carrier = World(num_instances, 1), Carrier.GPU_ARENAS
-    ran = run_in_world(_run, world, folder, commands, _on_gpu, carrier=carrier, seconds=150.0)
+    ran = run_in_world(_run, world, folder, commands, _on_gpu, num_slots, carrier=carrier, seconds=150.0)
     return cast("list[list[Outcome]]", ran)
 
 
@@ -50,7 +52,8 @@ def _run(
     folder: Path,
     commands: Sequence[RunBatch],
     backend_of: Callable[[InstanceId], Backend],
+    num_slots: int,
 ) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, backend_of(instance_id))
+    instance = BareInstance(fabric, instance_id, folder, None, backend_of(instance_id), num_slots)
     instance.poison()
     return [instance.carry_out(command) for command in commands]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from unittest.mock import patch
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from loong.core.records import LiveRequest
 from loong.core.work import step_work
 from loong.worker import mixed_inputs
 from loong.worker.kv_pool import KVPool
-from loong.worker.mixed_inputs import MixedInputs
+from loong.worker.mixed_inputs import MixedInputs, PromptKeys
 
 LIMITS = replace(
     ON_GPUS, most_prompts=5, least_copied=16, least_queries=12, most_pairs=3000, row_pairs=60, keys_a_row=2
@@ -58,3 +59,25 @@ def test_a_step_is_replayed_if_each_of_its_instances_has_its_part_within_the_lim
         keys = {INPUTS.prompt_keys(Step(i, plan, placements, NO_POOL), num_rows) for i in group}
     assert len(keys) == 1
     assert (keys != {None}) is all(map(LIMITS.has, works))
+
+
+@pytest.mark.parametrize(
+    ("num_computed", "num_tokens", "keys"),
+    [
+        (0, 32, PromptKeys.FEW),
+        (16, 16, PromptKeys.FEW),
+        (32, 16, PromptKeys.MANY),
+        (84, 16, PromptKeys.MANY),
+        (85, 16, PromptKeys.IN_POOL),  # there is no room for so many in a row
+        (32, 15, PromptKeys.IN_POOL),
+        (200, 16, None),
+    ],
+)
+def test_keys_of_many_queries_are_copied_and_few_of_them_not_cut(
+    num_computed: int, num_tokens: int, keys: PromptKeys | None
+) -> None:
+    one = live(0, num_computed, num_tokens, (0,))
+    plan = prefill([one.view()], (0,), transfer=Transfer.QUERY)
+    step = Step(0, plan, {one.request.request_id: one.placement}, NO_POOL)
+    with patch.object(mixed_inputs, "CAPTURED", replace(LIMITS, most_copied=100)):
+        assert INPUTS.prompt_keys(step, num_tokens) is keys

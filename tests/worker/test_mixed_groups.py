@@ -68,6 +68,16 @@ def a_story(folder: Path) -> Story:
     return story
 
 
+def a_long_story(folder: Path) -> Story:
+    """Chunks behind so much history that its keys are copied out of the pool."""
+    story = Story(folder, 14, 2050)
+    story.step((0, 1), (0, 1), 900, 2)
+    story.step((0, 1), (1, 0), 600, 2)
+    story.step((0, 1, 2), (0, 1, 2), 900, 2)
+    story.step((1, 2), (1, 2), 900, 2)
+    return story
+
+
 def test_groups_that_change_between_captured_steps_give_the_tokens_of_transformers(folder: Path) -> None:
     story = a_story(folder)
     by_way = [run_commands(folder, 3, story.commands, takes_leases=way) for way in (False, True)]
@@ -88,10 +98,21 @@ def test_so_do_those_of_instances_of_two_ranks(folder: Path) -> None:
         story.check(by_rank[tp_rank::2])
 
 
+def test_so_do_chunks_behind_a_long_history(folder: Path) -> None:
+    story = a_long_story(folder)
+    story.check(run_commands(folder, 3, story.commands, takes_leases=True, num_slots=2048))
+
+
 @pytest.mark.multigpu
 def test_so_do_those_on_gpus(folder: Path) -> None:
     story = a_story(folder)
     story.check(run_on_gpus(folder, 3, story.commands))
+
+
+@pytest.mark.multigpu
+def test_so_do_chunks_behind_a_long_history_on_gpus(folder: Path) -> None:
+    story = a_long_story(folder)
+    story.check(run_on_gpus(folder, 3, story.commands, num_slots=2048))
 
 
 def test_so_do_those_that_exchange_by_mailboxes_and_no_message(folder: Path) -> None:
