@@ -3,7 +3,7 @@
 Workers decide by it what to replay, and the cost model what a step takes, both from the same counts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loong.core.work import InstanceWork
 
@@ -16,9 +16,10 @@ class CapturedSteps:
     blocks of prompts on an instance. Attention in a graph takes any shape, and is slower than what a host may
     launch for long prompts. That does not matter where keys are few: from `least_copied` tokens on, up to
     `keys_a_row` a token. It is not slower where a key meets fewer than `least_queries` on average. And
-    launching takes so long that up to `most_pairs` are captured, of which `row_pairs` for each token stand
-    for all else that is computed of it. From `least_copied` tokens on, up to `most_copied` keys that meet
-    more queries are copied out of the pool first.
+    launching takes so long that up to `most_pairs` are captured, or `most_lone_pairs` if each head has keys
+    of its own, which are more to copy; of these `row_pairs` for each token stand for all else that is
+    computed of it. From `least_copied` tokens on, up to `most_copied` keys that meet more queries are copied
+    out of the pool first.
 
     In a step in which only KV travels, up to `most_kv_rows` come from each instance.
     """
@@ -26,12 +27,17 @@ class CapturedSteps:
     most_rows: int
     most_prompts: int
     most_pairs: int
+    most_lone_pairs: int
     most_kv_rows: int
     least_copied: int = 256
     most_copied: int = 1 << 17
     keys_a_row: int = 2
     least_queries: int = 256
     row_pairs: int = 1 << 14
+
+    def of_heads(self, num_heads: int, num_kv_heads: int) -> "CapturedSteps":
+        """The limits for so many heads."""
+        return self if num_heads > num_kv_heads else replace(self, most_pairs=self.most_lone_pairs)
 
     def has(self, work: InstanceWork) -> bool:
         """Whether such a step is captured, as far as one instance of the group can tell."""
@@ -62,5 +68,7 @@ class CapturedSteps:
         return max(num_own, work.num_ring_keys / work.num_hops) <= self.most_kv_rows
 
 
-ON_GPUS = CapturedSteps(most_rows=2048, most_prompts=64, most_pairs=76 << 20, most_kv_rows=4096)
-NOTHING_CAPTURED = CapturedSteps(most_rows=0, most_prompts=0, most_pairs=0, most_kv_rows=0)
+ON_GPUS = CapturedSteps(
+    most_rows=2048, most_prompts=64, most_pairs=76 << 20, most_lone_pairs=28 << 20, most_kv_rows=4096
+)
+NOTHING_CAPTURED = CapturedSteps(most_rows=0, most_prompts=0, most_pairs=0, most_lone_pairs=0, most_kv_rows=0)

@@ -52,8 +52,8 @@ class MixedInputs:
     master, queries those that it attends: in a group, row t of instance i is query i * size + t.
     """
 
-    def __init__(self, memory: Tensor) -> None:
-        self.memory = memory
+    def __init__(self, memory: Tensor, num_heads: int, num_kv_heads: int) -> None:
+        self.memory, self._heads = memory, (num_heads, num_kv_heads)
         columns, decodes, ends, self._tasks, counts = torch.split(memory[:_NUM_FIXED], _PARTS)
         self._num_keys = counts[:1]  # of the prompts
         self.token_ids, self.positions, self.lengths, self.new_slots = columns.view(4, -1)
@@ -84,16 +84,16 @@ class MixedInputs:
                 return None
         if sum(_most_keys(step, request_id) for request_id in batch.request_ids) > len(self._slots):
             return None
-        works = count.instances.values()
-        if num_decodes > _MAX_DECODES or max(w.num_prompt_blocks for w in works) > CAPTURED.most_prompts:
+        works, captured = count.instances.values(), CAPTURED.of_heads(*self._heads)
+        if num_decodes > _MAX_DECODES or max(w.num_prompt_blocks for w in works) > captured.most_prompts:
             return None
-        if all(CAPTURED.has_few_keys(work, num_rows) for work in works):
+        if all(captured.has_few_keys(work, num_rows) for work in works):
             return PromptKeys.FEW
-        if not all(map(CAPTURED.has_room, works)):
+        if not all(map(captured.has_room, works)):
             return None
-        if num_rows < CAPTURED.least_copied or all(map(CAPTURED.has_few_queries, works)):
+        if num_rows < captured.least_copied or all(map(captured.has_few_queries, works)):
             return PromptKeys.IN_POOL
-        is_too_long = any(work.num_keys > CAPTURED.most_copied for work in works)
+        is_too_long = any(work.num_keys > captured.most_copied for work in works)
         return PromptKeys.IN_POOL if is_too_long else PromptKeys.MANY
 
     def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:

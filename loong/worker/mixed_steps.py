@@ -51,8 +51,10 @@ class MixedSteps:
         device, config = backend.device, model.shard.config
         num_slots = (pool.num_free + pool.num_used) * (1 if exchange is None else exchange.num_instances)
         num_words = MixedInputs.num_words(int(_LISTS_A_SLOT * num_slots))
-        self._host = MixedInputs(device.host_words(num_words))
-        self._inputs = MixedInputs(torch.zeros(num_words, dtype=torch.int64, device=device.torch_device))
+        heads = config.num_heads, config.num_kv_heads
+        self._host = MixedInputs(device.host_words(num_words), *heads)
+        memory = torch.zeros(num_words, dtype=torch.int64, device=device.torch_device)
+        self._inputs = MixedInputs(memory, *heads)
         self._hidden = torch.zeros(
             MAX_ROWS, config.hidden_size, dtype=config.torch_dtype, device=device.torch_device
         )

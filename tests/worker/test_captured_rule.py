@@ -24,7 +24,7 @@ LIMITS = replace(
     ON_GPUS, most_prompts=5, least_copied=16, least_queries=12, most_pairs=3000, row_pairs=60, keys_a_row=2
 )
 NO_POOL = KVPool(1, 1, 1, 0, torch.float32, torch.device("cpu"))
-INPUTS = MixedInputs(torch.empty(MixedInputs.num_words(10_000), dtype=torch.int64))
+INPUTS = MixedInputs(torch.empty(MixedInputs.num_words(10_000), dtype=torch.int64), 4, 2)
 
 
 def live(number: int, num_computed: int, num_tokens: int, group: tuple[int, ...]) -> LiveRequest:
@@ -81,3 +81,15 @@ def test_keys_of_many_queries_are_copied_and_few_of_them_not_cut(
     step = Step(0, plan, {one.request.request_id: one.placement}, NO_POOL)
     with patch.object(mixed_inputs, "CAPTURED", replace(LIMITS, most_copied=100)):
         assert INPUTS.prompt_keys(step, num_tokens) is keys
+
+
+def test_fewer_pairs_are_captured_where_each_head_has_keys_of_its_own() -> None:
+    limits = replace(ON_GPUS, most_lone_pairs=7)
+    assert limits.of_heads(32, 8) == limits
+    assert limits.of_heads(32, 32) == replace(limits, most_pairs=7)
+    one = live(0, 32, 16, (0,))
+    plan = prefill([one.view()], (0,), transfer=Transfer.QUERY)
+    step = Step(0, plan, {one.request.request_id: one.placement}, NO_POOL)
+    with patch.object(mixed_inputs, "CAPTURED", replace(LIMITS, most_lone_pairs=800)):
+        assert INPUTS.prompt_keys(step, 16) is PromptKeys.MANY
+        assert MixedInputs(INPUTS.memory, 2, 2).prompt_keys(step, 16) is None
