@@ -203,10 +203,8 @@ def captured_steps(shape: ModelShape, device: Device) -> CapturedSteps:
 
     Where KV travels it has the room of as many numbers of queries, or of twice as many where heads are alike.
     """
-    captured, num_kv_heads = (
-        device.captured.of_heads(shape.num_heads, shape.num_kv_heads),
-        2 * shape.num_kv_heads,
-    )
+    captured = device.captured.of_heads(shape.num_heads, shape.num_kv_heads)
+    num_kv_heads = 2 * shape.num_kv_heads
     num_heads = shape.num_heads * max(1, ceil(num_kv_heads / shape.num_heads))
     most_rows = captured.most_rows * num_heads // num_kv_heads
     return replace(captured, most_kv_rows=min(captured.most_kv_rows, most_rows))
