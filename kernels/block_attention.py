@@ -102,6 +102,7 @@ def _check(
         dims.bind("slots", slots, "N", torch.int64)
         if workspace is None:
             raise ValueError("slots need a workspace")
+    if workspace is not None:
         dims.bind("workspace.pieces.out", workspace.pieces.out, "P 1 D", torch.float32)
         dims.bind("workspace.pieces.lse", workspace.pieces.lse, "P 1", torch.float32)
         dims.bind("workspace.piece_size", workspace.piece_size, "1", torch.int32)

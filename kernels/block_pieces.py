@@ -187,9 +187,9 @@ def _piece_size(
     cut = tl.arange(0, _MOST_CUTS)
     size = tl.maximum(tl.cdiv(tl.max(key_tiles), cut + 1), 1)
     num_pieces = tl.sum(row_tiles[:, None] * _num_pieces(key_tiles[:, None], size[None, :]), 0) * num_kv_heads
-    rounds = tl.cdiv(num_pieces, tl.num_programs(0))
+    rounds = tl.cdiv(num_pieces, tl.num_programs(0)).to(tl.int64)
     time = rounds * (size * tile + _START) + tl.where(cut > 0, _MERGE, 0)
-    best = tl.argmin(tl.where((cut == 0) | (num_pieces <= most_pieces), time, 1 << 30), 0)
+    best = tl.argmin(tl.where((cut == 0) | (num_pieces <= most_pieces), time, 1 << 62), 0)
     return _of(best, size)
 
 

@@ -12,9 +12,15 @@ from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
 
-FORMAT = 5
+FORMAT = 6
 
 T = TypeVar("T", ModelShape, Coefficients)
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """Of a file of any version."""
+
+    format: int
 
 
 class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,16 +111,17 @@ def write_cost_model(file: CostModelFile, path: Path) -> None:
 def read_cost_model(path: Path) -> CostModelFile:
     """Read a file. Raises `ConfigError`, which says what is wrong with it."""
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=CostModelFile)
+        content = path.read_bytes()
+        if (found := msgspec.json.decode(content, type=_Format).format) != FORMAT:
+            raise ConfigError(
+                f"{path} has format {found}, but this version reads format {FORMAT}; "
+                "measure it again by `loong profile`"
+            )
+        file = msgspec.json.decode(content, type=CostModelFile)
     except OSError as error:
         raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no cost model that this version can read: {error}") from error
-    if file.format != FORMAT:
-        raise ConfigError(
-            f"{path} has format {file.format}, but this version reads format {FORMAT}; "
-            "measure it again by `loong profile`"
-        )
     _check_names(path, "shape", file.shape, ModelShape)
     _check_names(path, "coefficients", file.coefficients, Coefficients)
     for name, value in (*file.coefficients.items(), ("overlap", file.overlap)):

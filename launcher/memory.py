@@ -1,5 +1,6 @@
 """How much KV fits the memory of this machine, or of its GPUs."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -58,13 +59,16 @@ def fit_gpu_kv_capacity(
         )
     weights = _weight_bytes(config) // tp_size
     kv_bytes_per_token = config.kv_bytes_per_token // tp_size
-    copied = ON_GPUS.most_copied * kv_bytes_per_token // config.num_layers  # of a layer, in captured steps
-    reserved = GRAPH_BYTES + copied + ARENA_BYTES_A_PEER * num_gpus
+    reserved = GRAPH_BYTES + ARENA_BYTES_A_PEER * num_gpus
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_gpus]))
-    suggested = (room - weights - reserved) // kv_bytes_per_token
-    tokens = suggested if asked is None else asked
-    needed = weights + reserved + tokens * kv_bytes_per_token
-    if tokens < 1 or needed > room:
+
+    def needed(tokens: int) -> int:
+        copied = ON_GPUS.num_copied(num_instances * tokens)  # of a layer, in captured steps
+        kv = tokens * kv_bytes_per_token + copied * kv_bytes_per_token // config.num_layers
+        return weights + reserved + kv
+
+    tokens = bisect_right(range(1, room // kv_bytes_per_token), room, key=needed) if asked is None else asked
+    if tokens < 1 or needed(tokens) > room:
         raise ConfigError(
             f"{weights / GIB:.2f} GiB of weights and KV for {max(tokens, 1):,} tokens do not fit "
             f"{room / GIB:.2f} GiB, which is --gpu-memory-utilization {utilization:g} of what is free"

@@ -22,6 +22,9 @@ class CapturedSteps:
     out of the pool first.
 
     In a step in which only KV travels, up to `most_kv_rows` come from each instance.
+
+    All keys that a step attends on an instance are listed, and there is room for `lists_a_slot` times the KV
+    of the whole group: prompts may be shared.
     """
 
     most_rows: int
@@ -34,10 +37,19 @@ class CapturedSteps:
     keys_a_row: int = 2
     least_queries: int = 256
     row_pairs: int = 1 << 14
+    lists_a_slot: int = 2
 
     def of_heads(self, num_heads: int, num_kv_heads: int) -> "CapturedSteps":
         """The limits for so many heads."""
         return self if num_heads > num_kv_heads else replace(self, most_pairs=self.most_lone_pairs)
+
+    def num_listed(self, num_slots: int) -> int:
+        """How many keys a step may attend on an instance of a group with KV of so many tokens."""
+        return max(self.lists_a_slot * num_slots, self.keys_a_row * self.most_rows)
+
+    def num_copied(self, num_slots: int) -> int:
+        """How many of them are copied at most."""
+        return min(self.most_copied, self.num_listed(num_slots))
 
     def has(self, work: InstanceWork) -> bool:
         """Whether such a step is captured, as far as one instance of the group can tell."""

@@ -1,7 +1,9 @@
 """An NVIDIA GPU and its kernels: Triton's, and cuDNN's for large tiles of attention."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby, product
 
 import torch
@@ -145,12 +147,20 @@ class CudaDevice:
         Kernels that merge as many pieces are loaded with these.
         """
         nothing = self.upload(torch.zeros(1, len(AttendTask._fields), dtype=torch.int64))
-        for size, is_merged, is_cut in product((1, _LEAST_CUT), (False, True), (False, True)):
+        self._piece_workspace(head_dim)  # one for all threads
+
+        def load(size: int, kind: tuple[bool, bool]) -> None:
+            is_merged, is_cut = kind
             q = torch.zeros(size, num_heads, head_dim, dtype=dtype, device=self.torch_device)
             kv = torch.zeros(size, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
             total, table = Partial.unseen(q, is_merged=is_merged), AttendTable(nothing, is_cut=is_cut)
             for slots in (None, nothing[0]) if is_cut else (None,):
                 self.attend_blocks(q, kv, table, scale=1.0, total=total, slots=slots)
+
+        kinds = list(product((False, True), repeat=2))
+        with ThreadPoolExecutor(initializer=self.use) as threads:  # Triton compiles mostly outside of Python
+            for size in (1, _LEAST_CUT):  # in turn: some kernels serve both
+                list(threads.map(partial(load, size), kinds))
         for shape in self._sizes.shapes() if self._sizes else ():
             q = torch.zeros(shape.num_queries, num_heads, head_dim, dtype=dtype, device=self.torch_device)
             kv = torch.zeros(shape.num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)

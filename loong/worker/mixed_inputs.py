@@ -33,7 +33,8 @@ _MAX_DECODES = 512
 _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
 _TASK_SIZE = len(AttendTask._fields)
 _TABLE_SIZE = CAPTURED.most_prompts * _TASK_SIZE
-_PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE, 2]  # in words
+# in words, by twos: what is behind a part is as aligned as memory is for a kernel
+_PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE, 2]
 _NUM_FIXED = sum(_PARTS)
 
 
@@ -63,8 +64,8 @@ class MixedInputs:
 
     @staticmethod
     def num_words(num_slots: int) -> int:
-        """The size of its memory, for lists of so many slots."""
-        return _NUM_FIXED + max(num_slots, CAPTURED.keys_a_row * MAX_ROWS)
+        """The size of its memory, for a group with KV of so many tokens."""
+        return _NUM_FIXED + CAPTURED.num_listed(num_slots)
 
     def prompt_keys(self, step: Step, num_rows: int) -> PromptKeys | None:
         """How all members, each of which finds the same, take a step of up to `num_rows` rows a master.
@@ -85,12 +86,10 @@ class MixedInputs:
         if sum(_most_keys(step, request_id) for request_id in batch.request_ids) > len(self._slots):
             return None
         works, captured = count.instances.values(), CAPTURED.of_heads(*self._heads)
-        if num_decodes > _MAX_DECODES or max(w.num_prompt_blocks for w in works) > captured.most_prompts:
+        if num_decodes > _MAX_DECODES or not all(map(captured.has, works)):
             return None
         if all(captured.has_few_keys(work, num_rows) for work in works):
             return PromptKeys.FEW
-        if not all(map(captured.has_room, works)):
-            return None
         if num_rows < captured.least_copied or all(map(captured.has_few_queries, works)):
             return PromptKeys.IN_POOL
         is_too_long = any(work.num_keys > captured.most_copied for work in works)

@@ -35,7 +35,6 @@ _SIZES = (  # rows of an instance alone
     *(16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896),
     *(1024, 1152, 1280, 1536, 1792, MAX_ROWS),
 )
-_LISTS_A_SLOT = 2.0  # on average, where prompts are shared: so long the lists of all members may be
 
 
 class MixedSteps:
@@ -50,7 +49,7 @@ class MixedSteps:
         self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
         device, config = backend.device, model.shard.config
         num_slots = (pool.num_free + pool.num_used) * (1 if exchange is None else exchange.num_instances)
-        num_words = MixedInputs.num_words(int(_LISTS_A_SLOT * num_slots))
+        num_words = MixedInputs.num_words(num_slots)
         heads = config.num_heads, config.num_kv_heads
         self._host = MixedInputs(device.host_words(num_words), *heads)
         memory = torch.zeros(num_words, dtype=torch.int64, device=device.torch_device)

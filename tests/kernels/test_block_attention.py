@@ -252,3 +252,6 @@ def test_blocks_refuse_what_their_contract_does_not_allow() -> None:
         attend_blocks(q, kv[:, :1], table(CAUSAL, cpu), scale=SCALE, total=total)
     with pytest.raises(ValueError, match="slots need a workspace"):
         attend_blocks(q, kv, table(CAUSAL, cpu), scale=SCALE, total=total, slots=torch.arange(9))
+    narrow = PieceWorkspace.empty(8, 32, cpu)
+    with pytest.raises(ValueError, match=r"workspace\.pieces\.out must have D=64 as q has, got D=32"):
+        attend_blocks(q, kv, table(CAUSAL, cpu), scale=SCALE, total=total, workspace=narrow)

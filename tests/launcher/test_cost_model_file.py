@@ -99,7 +99,7 @@ def test_a_file_that_is_not_there_or_damaged_is_refused(path: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"format": FORMAT + 1}, "this version reads format"),
+        ({"format": FORMAT + 1, "taste": "sour"}, "this version reads format"),
         ({"color": "red"}, "color"),
         ({"coefficients": {**asdict(Coefficients()), "tea": 1.0}}, r"coefficients\.tea is unknown"),
         ({"coefficients": {"step": 1.0}}, r"coefficients\.attend is missing"),

@@ -13,7 +13,7 @@ from loong.model.tiny import CONFIG
 
 WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
 ROOM = 1000 * CONFIG.kv_bytes_per_token
-GRAPHS = GRAPH_BYTES + ON_GPUS.most_copied * CONFIG.kv_bytes_per_token // CONFIG.num_layers
+GRAPHS = GRAPH_BYTES + ON_GPUS.num_copied(2000) * CONFIG.kv_bytes_per_token // CONFIG.num_layers
 
 
 def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

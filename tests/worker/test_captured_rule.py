@@ -12,8 +12,9 @@ from requests_for_tests import greedy_request, random_prompt
 
 from loong.attention.step import Step
 from loong.core.captured import ON_GPUS
+from loong.core.instance import ESPGroup
 from loong.core.placement import striped
-from loong.core.plan import Transfer
+from loong.core.plan import BatchPlan, Transfer
 from loong.core.records import LiveRequest
 from loong.core.work import step_work
 from loong.worker import mixed_inputs
@@ -21,10 +22,18 @@ from loong.worker.kv_pool import KVPool
 from loong.worker.mixed_inputs import MixedInputs, PromptKeys
 
 LIMITS = replace(
-    ON_GPUS, most_prompts=5, least_copied=16, least_queries=12, most_pairs=3000, row_pairs=60, keys_a_row=2
+    ON_GPUS,
+    most_prompts=5,
+    least_copied=16,
+    least_queries=12,
+    most_pairs=3000,
+    most_lone_pairs=1500,
+    row_pairs=60,
+    keys_a_row=2,
 )
 NO_POOL = KVPool(1, 1, 1, 0, torch.float32, torch.device("cpu"))
-INPUTS = MixedInputs(torch.empty(MixedInputs.num_words(10_000), dtype=torch.int64), 4, 2)
+MEMORY = torch.empty(MixedInputs.num_words(10_000), dtype=torch.int64)
+INPUTS = MixedInputs(MEMORY, 4, 2)
 
 
 def live(number: int, num_computed: int, num_tokens: int, group: tuple[int, ...]) -> LiveRequest:
@@ -38,13 +47,22 @@ def live(number: int, num_computed: int, num_tokens: int, group: tuple[int, ...]
     group=st.sampled_from([(0,), (0, 1), (0, 1, 2, 3)]),
     prompts=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=7),
     num_decodes=st.integers(0, 12),
+    num_kv_heads=st.sampled_from([2, 4]),
+    data=st.data(),
 )
 def test_a_step_is_replayed_if_each_of_its_instances_has_its_part_within_the_limits(
-    group: tuple[int, ...], prompts: list[tuple[int, int]], num_decodes: int
+    group: tuple[int, ...],
+    prompts: list[tuple[int, int]],
+    num_decodes: int,
+    num_kv_heads: int,
+    data: st.DataObject,
 ) -> None:
-    dop = len(group)
-    lives = [live(i, dop * n, 2 * dop * m, group) for i, (n, m) in enumerate(prompts)]
-    plan = prefill([one.view() for one in lives], group, transfer=Transfer.QUERY)
+    dop, lives, plan = len(group), [], BatchPlan(ESPGroup(group), (), ())
+    for number, (num_computed, num_tokens) in enumerate(prompts):
+        masters = group[data.draw(st.integers(0, dop - 1)) :] if data.draw(st.booleans()) else group
+        n = len(masters)
+        lives.append(one := live(number, n * num_computed, 2 * n * num_tokens, masters))
+        plan = both(plan, prefill([one.view()], group, masters=masters, transfer=Transfer.QUERY))
     for number in range(dop * num_decodes):
         decoding = live(100 + number, 20, 0, group[number % dop :][:1])
         decoding.output_token_ids.append(1)
@@ -55,10 +73,11 @@ def test_a_step_is_replayed_if_each_of_its_instances_has_its_part_within_the_lim
     placements = {one.request.request_id: one.placement for one in lives}
     works = step_work(plan, placements).instances.values()
     num_rows = max(work.num_tokens for work in works)
+    limits, inputs = LIMITS.of_heads(4, num_kv_heads), MixedInputs(MEMORY, 4, num_kv_heads)
     with patch.object(mixed_inputs, "CAPTURED", LIMITS):
-        keys = {INPUTS.prompt_keys(Step(i, plan, placements, NO_POOL), num_rows) for i in group}
+        keys = {inputs.prompt_keys(Step(i, plan, placements, NO_POOL), num_rows) for i in group}
     assert len(keys) == 1
-    assert (keys != {None}) is all(map(LIMITS.has, works))
+    assert (keys != {None}) is all(map(limits.has, works))
 
 
 @pytest.mark.parametrize(
@@ -92,4 +111,4 @@ def test_fewer_pairs_are_captured_where_each_head_has_keys_of_its_own() -> None:
     step = Step(0, plan, {one.request.request_id: one.placement}, NO_POOL)
     with patch.object(mixed_inputs, "CAPTURED", replace(LIMITS, most_lone_pairs=800)):
         assert INPUTS.prompt_keys(step, 16) is PromptKeys.MANY
-        assert MixedInputs(INPUTS.memory, 2, 2).prompt_keys(step, 16) is None
+        assert MixedInputs(MEMORY, 2, 2).prompt_keys(step, 16) is None

@@ -147,10 +147,7 @@ def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
     least_queries: int,
     were_captured: list[bool],
 ) -> None:
-    """Steps of many rows copy their prompts' keys if these are few, and else read them in the pool.
-
-    With each chunk of 16 there are 256 pairs more, beside 136 with keys of its own.
-    """
+    """With each chunk of 16 there are 256 pairs more, beside 136 with keys of its own."""
     with_limits(
         monkeypatch,
         least_copied=16,
@@ -165,11 +162,22 @@ def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
     fabric.close()
 
 
+def test_a_token_behind_keys_that_were_copied_is_the_same(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_limits(monkeypatch, least_copied=16, least_queries=8, most_copied=128)
+    fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
+    story = Story(fabric, folder)
+    lives = live_requests(64)
+    assert [story.take(prefill_and_decode(lives, 16), lives) for _ in range(4)] == [True] * 4
+    assert len(lives[0].output_token_ids) == 1
+    fabric.close()
+
+
 def test_lists_of_slots_that_are_too_long_are_too(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixed_steps, "_LISTS_A_SLOT", 0.5)
-    with_limits(monkeypatch, keys_a_row=0)
+    with_limits(monkeypatch, most_rows=150, keys_a_row=1, lists_a_slot=0)
     fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
     story = Story(fabric, folder)
     lives = live_requests(120, 60)
