@@ -79,7 +79,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A master sampled the tokens of one step."""
+    """A master sampled the tokens of one step, and others follow."""
 
     batch_id: int
     step: int
@@ -88,12 +88,16 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """One worker is done with a batch."""
+    """One worker is done with a batch; `tokens` are those of its only step, if it has no other.
+
+    Whoever heard of these before would hand them on first, and plan while the instance has nothing to do.
+    """
 
     batch_id: int
     instance_id: InstanceId
     tp_rank: int
     num_steps: int
+    tokens: tuple[ProducedToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

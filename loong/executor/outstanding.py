@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from loong.core.errors import InvalidEventError
 from loong.executor.endpoints import WorkerId
@@ -17,7 +17,7 @@ class Outstanding:
     def __init__(self) -> None:
         self._batches: defaultdict[int, set[WorkerId]] = defaultdict(set)
         self._migrations: defaultdict[int, set[WorkerId]] = defaultdict(set)
-        self._first_done: dict[int, BatchDone] = {}  # by batch; the others must agree
+        self._done: defaultdict[int, list[BatchDone]] = defaultdict(list)  # by batch; all must agree
         self._rolled_back: set[int] = set()
 
     def begin_batch(self, batch_id: int, workers: Iterable[WorkerId]) -> None:
@@ -28,12 +28,14 @@ class Outstanding:
         """These are the two ends of a migration."""
         self._migrations[migration_id] = set(workers)
 
-    def end_batch(self, report: BatchDone) -> int | None:
-        """The steps that a batch took, if this was the last worker of it; None if others are still to tell.
+    def end_batch(self, report: BatchDone) -> Sequence[BatchDone]:
+        """What all workers of a batch told, if this was the last of them; nothing if others are to tell.
 
-        Raises `InvalidEventError` if another told another number.
+        Raises `InvalidEventError` if another told another number of steps.
         """
-        first = self._first_done.setdefault(report.batch_id, report)
+        reports = self._done[report.batch_id]
+        reports.append(report)
+        first = reports[0]
         if report.num_steps != first.num_steps:
             raise InvalidEventError(
                 f"batch {report.batch_id} took {first.num_steps} steps on rank {first.tp_rank} of instance "
@@ -41,9 +43,8 @@ class Outstanding:
                 f"{report.instance_id}"
             )
         if not _is_last(self._batches, report.batch_id, (report.instance_id, report.tp_rank)):
-            return None
-        del self._first_done[report.batch_id]
-        return report.num_steps
+            return ()
+        return self._done.pop(report.batch_id)
 
     def end_migration(self, report: MigrationDone) -> bool | None:
         """Whether all ends committed a migration, if this was the last; None if others are still to tell."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import assert_never
@@ -229,8 +230,8 @@ class WorkersExecutor:
             case Heartbeat():
                 self._last_heard[report.instance_id, report.tp_rank] = monotonic()
             case BatchDone():
-                if (num_steps := self._outstanding.end_batch(report)) is not None:
-                    self.post(BatchFinished(self.now, report.batch_id, num_steps))
+                if reports := self._outstanding.end_batch(report):
+                    self._end_batch(reports)
             case MigrationDone():
                 if (is_committed := self._outstanding.end_migration(report)) is not None:
                     self.post(MigrationFinished(self.now, report.migration_id, is_committed))
@@ -244,6 +245,12 @@ class WorkersExecutor:
                 self.lose(report.instance_id, report.message)
             case _:
                 assert_never(report)
+
+    def _end_batch(self, reports: Sequence[BatchDone]) -> None:
+        batch_id, num_steps = reports[0].batch_id, reports[0].num_steps
+        if tokens := tuple(chain.from_iterable(report.tokens for report in reports)):
+            self.post(TokensProduced(self.now, batch_id, num_steps - 1, tokens))
+        self.post(BatchFinished(self.now, batch_id, num_steps))
 
 
 def joined(events: Iterable[Event]) -> list[Event]:

@@ -178,23 +178,32 @@ class Worker:
         )
         runner.warm_up()
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
-        instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
-        reports.send(WorkerReady(instance_id, tp_rank))
+        reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank))
         tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
         while True:
             if (command := self._batches.get()) is not None:
-                num_steps = self._run_batch(command, runner, reports, tracer)
+                done = self._run_batch(command, runner, reports, tracer)
                 self._lease_ends.forget_up_to(command.batch_id)
-                reports.send(BatchDone(command.batch_id, instance_id, tp_rank, num_steps))
+                reports.send(done)
             self._trace(tracer, reports)
 
-    def _run_batch(self, command: RunBatch, runner: BatchRunner, reports: Reports, tracer: Tracer) -> int:
+    def _run_batch(
+        self, command: RunBatch, runner: BatchRunner, reports: Reports, tracer: Tracer
+    ) -> BatchDone:
+        instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
+        told_at_the_end: tuple[ProducedToken, ...] = ()
+
         def report_step(step: int, tokens: tuple[ProducedToken, ...]) -> None:
-            if tokens and self._config.tp_rank == 0:  # all ranks sample the same
-                reports.send(StepDone(command.batch_id, step, tokens))
+            nonlocal told_at_the_end
+            if tokens and tp_rank == 0:  # all ranks sample the same
+                if command.plan.num_steps == 1:
+                    told_at_the_end = tokens
+                else:
+                    reports.send(StepDone(command.batch_id, step, tokens))
             self._trace(tracer, reports)  # a lease that goes on and on has no edge to wait for
 
-        return runner.run(command, self._lease_ends.of(command), report_step)
+        num_steps = runner.run(command, self._lease_ends.of(command), report_step)
+        return BatchDone(command.batch_id, instance_id, tp_rank, num_steps, told_at_the_end)
 
     def _trace(self, tracer: Tracer, reports: Reports) -> None:
         """Begin and end traces as told meanwhile."""

@@ -54,6 +54,7 @@ REPORTS: tuple[Report, ...] = (
     Heartbeat(0, 1),
     StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),
     BatchDone(1, 0, 0, 3),
+    BatchDone(2, 0, 0, 1, (ProducedToken("r", 7), ProducedToken("s", 8, FinishReason.LENGTH))),
     MigrationDone(2, 0, 0, is_committed=False),
     GrammarDone(3, 0, 1, "no room"),
     TraceWritten(0, 1),
