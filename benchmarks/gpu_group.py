@@ -163,7 +163,7 @@ class GpuInstance:
     def _run(self, command: RunBatch) -> Ran:
         told_at: list[float] = []
 
-        def report(_step: int, tokens: tuple[ProducedToken, ...]) -> None:
+        def report(_step: int, tokens: tuple[ProducedToken, ...], _is_last: bool) -> None:
             if tokens:  # who has none does not wait for its device
                 told_at.append(perf_counter())
 

@@ -129,7 +129,7 @@ def measure(story: Story) -> list[float]:
             start = perf_counter()
             command = decode_command(frame)
             assert isinstance(command, RunBatch)
-            runner.run(command, no_end.of(command), lambda _step, _tokens: None)
+            runner.run(command, no_end.of(command), lambda *_: None)
             seconds.append(perf_counter() - start)
         fabric.close()
     return seconds[NUM_FIRST:]

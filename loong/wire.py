@@ -79,7 +79,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A master sampled the tokens of one step, and others follow."""
+    """A master sampled the tokens of one step; whether it is the last is not known yet."""
 
     batch_id: int
     step: int
@@ -88,7 +88,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """One worker is done with a batch; `tokens` are those of its only step, if it has no other.
+    """One worker is done with a batch; `tokens` are those of the last step, if it has not told them.
 
     Whoever heard of these before would hand them on first, and plan while the instance has nothing to do.
     """

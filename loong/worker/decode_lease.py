@@ -18,7 +18,7 @@ from loong.worker.kv_pool import KVPool
 from loong.worker.lease_ends import LeaseTerm
 from loong.worker.lease_slots import LeaseSlots, masters_inputs
 
-ReportStep = Callable[[int, tuple[ProducedToken, ...]], None]
+ReportStep = Callable[[int, tuple[ProducedToken, ...], bool], None]  # a step, its tokens, whether it is last
 
 
 class DecodeLease:
@@ -94,7 +94,7 @@ class DecodeLease:
             following = self._steps.launch() if step + 1 < min(end, slots.num_steps) else None
             tokens = tuple(_take_tokens(reading.wait(), step, rows))
             self._fabric.check()
-            report(step, tokens)
+            report(step, tokens, following is None)
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
             live -= ended
             if not is_alone and following is not None:

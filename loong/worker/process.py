@@ -193,10 +193,10 @@ class Worker:
         instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
         told_at_the_end: tuple[ProducedToken, ...] = ()
 
-        def report_step(step: int, tokens: tuple[ProducedToken, ...]) -> None:
+        def report_step(step: int, tokens: tuple[ProducedToken, ...], is_last: bool) -> None:
             nonlocal told_at_the_end
             if tokens and tp_rank == 0:  # all ranks sample the same
-                if command.plan.num_steps == 1:
+                if is_last:
                     told_at_the_end = tokens
                 else:
                     reports.send(StepDone(command.batch_id, step, tokens))

@@ -137,8 +137,9 @@ class BatchRunner:
     def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportStep) -> int:
         """Take the steps of a batch and return how many; each is reported with its tokens of this instance.
 
-        A lease ends before the step that `lease_end` of the group's leader names, or when all its requests
-        have ended. All instances end at the same step.
+        With the last it is said that it is, unless that was not known when its tokens were. A lease ends
+        before the step that `lease_end` of the group's leader names, or when all its requests have ended. All
+        instances end at the same step.
         """
         if self._lease is not None and self._lease.can_run(command):
             return self._lease.run(command, lease_end, report)
@@ -150,12 +151,13 @@ class BatchRunner:
                 step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
                 tokens = self._take_step(step_plan, requests)
                 self._fabric.check()
-                report(step, tokens)
-                if plan.num_steps == 1:
-                    break
-                ended = {token.request_id for token in tokens if token.finish_reason is not None}
-                stop = settle(self._fabric, plan, ended, live, lease_end)
-                if step + 1 >= stop or not live:
+                is_last = plan.num_steps == 1
+                if not is_last:
+                    ended = {token.request_id for token in tokens if token.finish_reason is not None}
+                    stop = settle(self._fabric, plan, ended, live, lease_end)
+                    is_last = step + 1 >= stop or not live
+                report(step, tokens, is_last)
+                if is_last:
                     break
                 lease_end.wait_for_room(step + 2)
         return step + 1

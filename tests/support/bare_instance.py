@@ -89,7 +89,7 @@ class BareInstance:
             num_steps = self._runner.run(
                 command,
                 Told(self._stop, command.plan.num_steps),
-                lambda step, tokens: produced.extend((step, token) for token in tokens),
+                lambda step, tokens, _is_last: produced.extend((step, token) for token in tokens),
             )
         traffic = self._fabric.traffic.snapshot() - before
         return Outcome(num_steps, tuple(produced), traffic, self._pool.num_used)
