@@ -73,19 +73,23 @@ class NoModel:
 
 @dataclass
 class Story:
-    """Requests of which `group` computes the next step, prompts in chunks."""
+    """Requests of which `group` computes the next step, prompts in chunks.
+
+    The KV of decodes is on their masters, unless it `is_spread` over the group as that of prompts is.
+    """
 
     group: ESPGroup
     num_decodes: int
     num_prompts: int
     context: int
     chunk: int
+    is_spread: bool
 
     def __post_init__(self) -> None:
         ids = self.group.instance_ids
         names = [f"d{i}" for i in range(self.num_decodes)] + [f"p{i}" for i in range(self.num_prompts)]
-        self.placements = {name: striped(name, range(self.context), ids) for name in names}
-        self.masters = dict(zip(names, [ids[i % len(ids)] for i in range(len(names))], strict=True))
+        self.masters = {name: ids[i % len(ids)] for i, name in enumerate(names)}
+        self.placements = {name: striped(name, range(self.context), self._holders(name)) for name in names}
 
     def step(self, number: int) -> RunBatch:
         """The next, all of whose prompts end far behind it."""
@@ -100,6 +104,10 @@ class Story:
             inputs.append(RequestInput(name, [1] * count, length, number + 1, placement, params))
             self.placements[name] = placement.adding(new.segments)
         return RunBatch(number + 1, batch_of(self.group, shares), tuple(inputs))
+
+    def _holders(self, name: str) -> tuple[int, ...]:
+        is_spread = self.is_spread or not name.startswith("d")
+        return self.group.instance_ids if is_spread else (self.masters[name],)
 
     def _makers(self, name: str, *, is_decode: bool) -> tuple[int, ...]:
         return (self.masters[name],) if is_decode else self.group.instance_ids
@@ -143,15 +151,17 @@ def main() -> None:
         default=["1:32:2:2000:100", "1:200:1:1000:100", "2:64:2:4000:200", "8:32:5:20000:400"],
         help="instances:decodes:prompts:context:tokens of each prompt (%(default)s)",
     )
+    parser.add_argument("--spread", action="store_true", help="KV of decodes over all instances")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for case in args.cases:
         dop, num_decodes, num_prompts, context, chunk = map(int, case.split(":"))
-        seconds = measure(Story(ESPGroup(tuple(range(dop))), num_decodes, num_prompts, context, chunk))
+        group = ESPGroup(tuple(range(dop)))
+        seconds = measure(Story(group, num_decodes, num_prompts, context, chunk, is_spread=args.spread))
         print(f"{case:>24}  {1e3 * min(seconds):.2f} ms ({1e3 * median(seconds):.2f})")
         rows.append({"case": case, "least": min(seconds), "median": median(seconds)})
-    print_result("step_host", {"rows": rows}, save=args.save)
+    print_result("step_host", {"is_spread": args.spread, "rows": rows}, save=args.save)
 
 
 if __name__ == "__main__":

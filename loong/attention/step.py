@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loong.core.attention_tasks import attention_tasks, fresh_segments
+from loong.core.attention_tasks import attention_tasks
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import RequestId
@@ -72,10 +72,12 @@ class Step:
         """
         if request_id not in self._kv:
             there: dict[InstanceId, list[range]] = {}
-            for segment in (*self.placements[request_id].segments, *fresh_segments(self.batch, request_id)):
+            for segment in self.placements[request_id].segments:
                 there.setdefault(segment.instance_id, []).append(segment.positions)
-            self._kv[request_id] = {instance_id: tuple(kv) for instance_id, kv in there.items()}
-        return self._kv[request_id].get(source_id, ())
+            for block in self.batch.blocks_of(request_id):
+                there.setdefault(block.master_id, []).append(block.positions)
+            self._kv[request_id] = there
+        return tuple(self._kv[request_id].get(source_id, ()))
 
     @cached_property
     def _requests(self) -> Mapping[Transfer, tuple[RequestId, ...]]:
@@ -85,7 +87,7 @@ class Step:
         }
 
     @cached_property
-    def _kv(self) -> dict[RequestId, Mapping[InstanceId, tuple[range, ...]]]:
+    def _kv(self) -> dict[RequestId, dict[InstanceId, list[range]]]:
         """What `kv_on` has found, by request and instance."""
         return {}
 

@@ -73,9 +73,10 @@ class MixedInputs:
         None if it has no room on one of them, or is better launched by the host (`CapturedSteps`).
         """
         batch, count = step.batch, WorkCount(step.batch.group.instance_ids)
-        num_decodes = 0
+        num_decodes = most_keys = 0
         for request_id in batch.request_ids:
             blocks = batch.blocks_of(request_id)
+            most_keys += len(blocks) * (1 + max(block.positions[-1] for block in blocks))
             if is_decode(batch, blocks[0]):
                 num_decodes += 1
                 count.instances[blocks[0].master_id].num_tokens += 1  # of the rest nothing is asked
@@ -83,7 +84,7 @@ class MixedInputs:
                 count.add(blocks, batch.writes_of(request_id), step.placements[request_id])
             else:
                 return None
-        if sum(_most_keys(step, request_id) for request_id in batch.request_ids) > len(self._slots):
+        if most_keys > len(self._slots):
             return None
         works, captured = count.instances.values(), CAPTURED.of_heads(*self._heads)
         if num_decodes > _MAX_DECODES or not all(map(captured.has, works)):
@@ -204,9 +205,3 @@ def _has_few_rounds(step: Step, request_id: RequestId) -> bool:
         if any(len(tasks_of(block, 0, 0, kv)) > _MAX_ROUNDS for block in step.batch.blocks_of(request_id)):
             return False
     return True
-
-
-def _most_keys(step: Step, request_id: RequestId) -> int:
-    """How many keys the blocks of a request can attend on one instance."""
-    blocks = step.batch.blocks_of(request_id)
-    return len(blocks) * (step.placements[request_id].num_tokens + sum(len(b.positions) for b in blocks))
