@@ -4,18 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from loong.core.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
-from loong.core.snapshot import Snapshot
 from loong.scheduler.allocation import Allocation
-from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Order, Prefill, by_arrival
 from loong.scheduler.esp import ElasticPlanner
 from loong.scheduler.group import Group
 from loong.scheduler.scaling import Scaling
 from loong.scheduler.step import Step
-from loong.scheduler.survey import survey
 
 NO_LIMIT = 10**9  # seconds or tokens
 
@@ -85,13 +81,6 @@ class NoSplit(ElasticPlanner):
     """Decode batches merge and never split."""
 
     allocation: ClassVar[type[Allocation]] = _AllTogether
-
-
-def plan_ablation(
-    snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, planner: type[ElasticPlanner]
-) -> IterationPlan:
-    """What `planner` plans."""
-    return planner(survey(snapshot), cost_model, config).plan()
 
 
 ABLATIONS: dict[str, type[ElasticPlanner]] = {

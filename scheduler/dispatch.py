@@ -187,6 +187,13 @@ def prefill_work(num_new: int, num_cached: int, terms: PrefillTerms) -> float:
     return num_new * (terms.per_token + terms.per_cached_pair * num_cached + terms.per_new_pair * num_new)
 
 
+def is_due(late: Prefill, dop: int, now: float, cost_model: CostModel, config: PolicyConfig) -> bool:
+    """Whether the share of the time since it came has paid for what is computed, and as much reading."""
+    done = prefill_work(late.num_cached, 0, cost_model.prefill_terms(1)) / dop
+    age = now - late.view.arrival_time
+    return config.late_share > 0 and config.late_share * age >= 2 * done
+
+
 def by_deadline(prefills: Iterable[Prefill], now: float, speed: float) -> list[Prefill]:
     """Those that can be in time by deadline, then those put off by arrival.
 

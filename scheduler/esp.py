@@ -22,10 +22,12 @@ from loong.scheduler.dispatch import Dispatch, Dispatched, Order, by_deadline
 from loong.scheduler.group import Group
 from loong.scheduler.leases import LONG_LEASES
 from loong.scheduler.migration import Gathering
+from loong.scheduler.parking import parked_ids
 from loong.scheduler.reasons import (
     reason_to_end_lease,
     reason_to_gather,
     reason_to_hold_back,
+    reason_to_park,
     reason_to_preempt,
     reasons_to_begin,
     reasons_to_put_off,
@@ -41,11 +43,6 @@ PLAN_SHARE = 0.3  # of the engine's time that planning may take when all instanc
 LONGEST_WAIT = 0.1  # of the TTFT target, that prompts may gather for
 
 _arrival = attrgetter("arrival_time", "request_id")
-
-
-def plan_esp(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
-    """Plan every unit that can run now."""
-    return ElasticPlanner(survey(snapshot), cost_model, config).plan()
 
 
 @dataclass(slots=True)
@@ -65,6 +62,8 @@ class ElasticPlanner:
     preempted: list[RequestView] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     long_lease_steps: int = 0
+
+    parks: bool = True  # late prompts that would tie instances together
 
     order: ClassVar[Order] = staticmethod(by_deadline)
     allocation: ClassVar[type[Allocation]] = Allocation
@@ -105,10 +104,19 @@ class ElasticPlanner:
         if safe.lease_steps < self.config.lease_steps:
             self.config = replace(self.config, lease_steps=safe.lease_steps)
         if safe.paused_ids:
-            for unit in self.survey.resting:
-                unit.decodes = [view for view in unit.decodes if view.request_id not in safe.paused_ids]
             dispatched.hold_back(safe.paused_ids)
             self.decisions.append(reason_to_hold_back(safe.paused_ids))
+        if self.parks:
+            self._park(dispatched)
+        for unit in self.survey.resting if safe.paused_ids else ():
+            unit.decodes = [view for view in unit.decodes if view.request_id not in safe.paused_ids]
+
+    def _park(self, dispatched: Dispatched) -> None:
+        """Let late prompts rest that would tie instances together, while others have enough to do."""
+        if parked := parked_ids(dispatched, self.survey, self.cost_model, self.config):
+            dispatched.hold_back(parked)
+            self.survey = survey(self.survey.snapshot, parked)
+            self.decisions.append(reason_to_park(parked))
 
     def _make_all(self, groups: Sequence[Group]) -> None:
         """Plan every group, those first that need room of the others, and of these those of the oldest."""
@@ -214,3 +222,19 @@ def _age(group: Group) -> tuple[float, str]:
     """When its oldest request came; never, if it has none."""
     views = [v for unit in group.units for v in unit.decodes] + [p.view for p in group.prefills]
     return min(map(_arrival, views), default=(float("inf"), ""))
+
+
+def plan_esp(
+    snapshot: Snapshot,
+    cost_model: CostModel,
+    config: PolicyConfig,
+    planner: type[ElasticPlanner] = ElasticPlanner,
+) -> IterationPlan:
+    """Plan every unit that can run now.
+
+    If nothing runs then, and nothing ran before, no event would come: those that were parked go on.
+    """
+    plan = planner(survey(snapshot), cost_model, config).plan()
+    if plan.batches or plan.migrations or plan.preemptions or snapshot.batches or snapshot.migrations:
+        return plan
+    return planner(survey(snapshot), cost_model, config, parks=False).plan()

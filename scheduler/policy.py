@@ -12,7 +12,7 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import Failure, IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.scheduler.ablations import ABLATIONS, plan_ablation
+from loong.scheduler.ablations import ABLATIONS
 from loong.scheduler.baselines import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.disaggregated import max_tokens_moved, plan_disaggregated
@@ -62,7 +62,7 @@ POLICIES: dict[str, PolicyKind] = {
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     **{
-        name: PolicyKind(partial(plan_ablation, planner=planner), prepare=warm_up)
+        name: PolicyKind(partial(plan_esp, planner=planner), prepare=warm_up)
         for name, planner in ABLATIONS.items()
     },
 }

@@ -116,6 +116,12 @@ def reason_to_hold_back(request_ids: Set[RequestId]) -> Decision:
     return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), reason)
 
 
+def reason_to_park(request_ids: Set[RequestId]) -> Decision:
+    """Why late prompts rest, whatever is free."""
+    reason = "others that can be in time fill its instances, which need not wait for each other meanwhile"
+    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), reason)
+
+
 def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> Decision:
     """Why a request loses its KV."""
     return Decision(

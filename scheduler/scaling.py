@@ -9,7 +9,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Prefill, prefill_work
+from loong.scheduler.dispatch import Prefill, is_due
 from loong.scheduler.group import Group
 from loong.scheduler.leases import SPARED_SHARE
 from loong.scheduler.masters import choose_masters
@@ -133,9 +133,9 @@ class Scaling:
             begun = step.begun_seconds + reading
             least = begun + max(self.config.late_share * (budget - begun), reading)
             spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
-            is_due = self._is_due(oldest, step.dop)
-            step.min_tokens = LEAST_CHUNK if is_due else 0  # else it might never go on
-            if self._add(step, oldest, max(least if is_due else 0.0, spared), is_alone):
+            has_share = is_due(oldest, step.dop, self.survey.snapshot.now, self.cost_model, self.config)
+            step.min_tokens = LEAST_CHUNK if has_share else 0  # else it might never go on
+            if self._add(step, oldest, max(least if has_share else 0.0, spared), is_alone):
                 prefills = [p for p in prefills if p is not oldest]
             step.min_tokens = 0
         num_added = self._fill(step, prefills, budget, is_alone)
@@ -163,12 +163,6 @@ class Scaling:
             if step.is_full(budget):
                 break
         return num_added
-
-    def _is_due(self, late: Prefill, dop: int) -> bool:
-        """Whether its share of the time since it came has paid for what is computed, and as much reading."""
-        done = prefill_work(late.num_cached, 0, self.cost_model.prefill_terms(1)) / dop
-        age = self.survey.snapshot.now - late.view.arrival_time
-        return self.config.late_share > 0 and self.config.late_share * age >= 2 * done
 
     def _paying(self, step: Step, prefill: Prefill, budget: float) -> float:
         """The budget, or what makes a step of prompts alone worth what it costs besides.

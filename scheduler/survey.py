@@ -7,12 +7,12 @@ turn.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from loong.core.placement import InstanceId, tokens_by_instance
-from loong.core.request import RequestView
+from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.lengths import Lengths
 
@@ -117,10 +117,10 @@ class Survey:
         return frozenset(i for unit in self.resting for i in unit.instance_ids)
 
 
-def survey(snapshot: Snapshot) -> Survey:
+def survey(snapshot: Snapshot, parked_ids: Set[RequestId] = frozenset()) -> Survey:
     """Sort what is at rest by unit, and foresee when the rest comes free.
 
-    Requests with KV on anything but full instances, in a host tier, are left alone.
+    Requests with KV on anything but full instances, in a host tier, are left alone, as are those parked.
     """
     free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
     resting = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
@@ -128,6 +128,8 @@ def survey(snapshot: Snapshot) -> Survey:
         _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
+    if parked_ids:
+        resting = [view for view in resting if view.request_id not in parked_ids]
     waiting = [v for v in snapshot.waiting if not (v.is_migrating or v.has_ended)]  # none is in a batch
     if snapshot.most_tokens > capacity:
         waiting = [view for view in waiting if view.num_final_tokens <= capacity]

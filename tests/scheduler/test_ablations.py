@@ -8,8 +8,9 @@ from simulation import Run, simulate, timed_request
 from snapshots import begun, decoding, snapshot_of
 
 from loong.core.request import SLO, Request
-from loong.scheduler.ablations import ABLATIONS, plan_ablation
+from loong.scheduler.ablations import ABLATIONS
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp import plan_esp
 from loong.scheduler.policy import POLICIES
 
 NAMES = sorted(ABLATIONS)
@@ -105,7 +106,7 @@ def test_without_chunks_a_prompt_is_one_batch() -> None:
 def test_without_split_all_that_only_decode_are_one_batch() -> None:
     snapshot = snapshot_of([999] * 3, [decoding(f"d{i}", 100, (i,)) for i in range(3)])
     config = PolicyConfig()
-    apart = plan_ablation(snapshot, CPU, config, ABLATIONS["esp-fcfs"])
-    together = plan_ablation(snapshot, CPU, config, ABLATIONS["esp-no-split"])
+    apart = plan_esp(snapshot, CPU, config, ABLATIONS["esp-fcfs"])
+    together = plan_esp(snapshot, CPU, config, ABLATIONS["esp-no-split"])
     assert [batch.request_ids for batch in apart.batches] == [("d0",), ("d1",), ("d2",)]
     assert [batch.request_ids for batch in together.batches] == [("d0", "d1", "d2")]
