@@ -174,7 +174,7 @@ class GpuInstance:
     def _undo(self, command: RunBatch) -> None:
         for segment in command.plan.writes:
             if segment.instance_id == self.instance_id:
-                self.pool.release_positions(segment.owner_id, segment.positions)
+                self.pool.release_positions([(segment.owner_id, segment.positions)])
 
     def _worker_config(self) -> WorkerConfig:
         return WorkerConfig(

@@ -10,7 +10,6 @@ from torch import Tensor
 from loong.attention.local import tables_of, tasks_of
 from loong.attention.step import Step, concatenate
 from loong.core.plan import QueryBlock
-from loong.core.positions import coalesce
 from loong.core.request import RequestId
 from loong.kernels import Partial
 from loong.kernels.slots import SlotLists
@@ -115,7 +114,7 @@ def pool_attention(
     num_queries = num_slots = 0
     for block, row in blocks:
         request_id = block.request_id
-        kv = coalesce(step.kv_on(step.instance_id, request_id))
+        kv = step.keys_of(request_id)
         if len(block.positions) == 1 and all(p[-1] <= block.positions[0] for p in kv if p):
             single_rows.append(row)
             single_slots.append(step.slots(request_id, kv))

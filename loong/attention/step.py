@@ -15,6 +15,7 @@ from torch import Tensor
 from loong.core.attention_tasks import attention_tasks
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import coalesce, joining
 from loong.core.request import RequestId
 
 
@@ -23,6 +24,10 @@ class KVStore(Protocol):
 
     def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
         """Slots [n] int64 of positions that have one, on the host."""
+        ...
+
+    def list_slots(self, wanted: Iterable[tuple[OwnerId, range]], out: Tensor) -> None:
+        """Write slots of several owners, one after the other, to the first of `out` int64, on the host."""
         ...
 
     def layer(self, layer: int) -> Tensor:
@@ -78,6 +83,16 @@ class Step:
                 there.setdefault(block.master_id, []).append(block.positions)
             self._kv[request_id] = there
         return tuple(self._kv[request_id].get(source_id, ()))
+
+    def keys_of(self, request_id: RequestId) -> tuple[range, ...]:
+        """The positions of which this instance has KV in this step, in as few ranges as they fit."""
+        blocks = self.batch.blocks_of(request_id)
+        if len(blocks) > 1 or len(blocks[0].positions) > 1:
+            return coalesce(self.kv_on(self.instance_id, request_id))
+        held = self.placements[request_id].on(self.instance_id)  # quickly, for decodes are many
+        if blocks[0].master_id != self.instance_id:
+            return held
+        return joining(held, blocks[0].positions)
 
     @cached_property
     def _requests(self) -> Mapping[Transfer, tuple[RequestId, ...]]:

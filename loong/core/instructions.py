@@ -2,25 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId, SamplingParams, TokenId
-from loong.core.value import value
 
 
-@value
-class Fork:
+class Fork(NamedTuple):
     """A request that begins with the KV of another's prompt, in the same slots, but draws its own token."""
 
     request_id: RequestId
     sampling_params: SamplingParams
 
 
-@value
-class RequestInput:
+class RequestInput(NamedTuple):
     """What workers need of one request of a batch, and do not know yet.
 
     `token_ids` are those of the batch's positions of this request, ascending. `placement` is the KV that

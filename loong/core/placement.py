@@ -4,18 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from loong.core.errors import InvalidPlanError
 from loong.core.positions import coalesce, intersection, joining, stripe, subtract
-from loong.core.value import value
 
 InstanceId: TypeAlias = int
 OwnerId: TypeAlias = str  # a request's id, or a shared prefix's
 
 
-@value
-class KVSegment:
+class KVSegment(NamedTuple):
     """Keys and values of some positions of one request or shared prefix, on one instance."""
 
     owner_id: OwnerId

@@ -1,18 +1,17 @@
 """What a policy decides: batches, the instances that run them, and where KV goes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from loong.core.decision import Decision
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
 from loong.core.request import RequestId
-from loong.core.value import value
 
 T = TypeVar("T")
 
@@ -24,8 +23,7 @@ class Transfer(Enum):
     QUERY = "query"  # queries go where KV is, partials come back (multi-master decode)
 
 
-@value
-class QueryBlock:
+class QueryBlock(NamedTuple):
     """Positions of one request that one instance, their master, computes in a step."""
 
     request_id: RequestId
@@ -130,7 +128,7 @@ class KVMigration:
     @property
     def arriving(self) -> KVSegment:
         """The segment as it is to be at its destination."""
-        return replace(self.segment, instance_id=self.destination_id)
+        return self.segment._replace(instance_id=self.destination_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.errors import InvalidRequestError
@@ -70,19 +71,21 @@ class SamplingParams:
     json_schema: str | None = None
 
     def __post_init__(self) -> None:
-        limits = (
-            *((name, getattr(self, name), *limits) for name, limits in SAMPLING_LIMITS.items()),
-            ("min_tokens", self.min_tokens, 0, self.max_tokens),
-            ("top_k", self.top_k, 1, float("inf")),
-            ("seed", self.seed, 0, NUM_SEEDS - 1),
-            ("logprobs", self.num_logprobs, 0, MAX_LOGPROBS),
-            *(("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS) for _, bias in self.logit_bias),
-        )
-        for name, given, low, high in limits:
-            if given is not None and not low <= given <= high:
-                raise InvalidRequestError(
-                    f"{name} must be from {low:g} to {high:g}, but is {given:g}", param=name
-                )
+        # A worker does this for each of its requests with every step.
+        for name, given, (low, high) in zip(SAMPLING_LIMITS, _limited(self), _LIMITS, strict=True):
+            if not low <= given <= high:
+                raise _beyond(name, given, low, high)
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise _beyond("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if not 0 <= self.seed < NUM_SEEDS:
+            raise _beyond("seed", self.seed, 0, NUM_SEEDS - 1)
+        if self.top_k is not None and self.top_k < 1:
+            raise _beyond("top_k", self.top_k, 1, float("inf"))
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
+            raise _beyond("logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
+        for _, bias in self.logit_bias:
+            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+                raise _beyond("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
 
     @property
     def has_penalties(self) -> bool:
@@ -99,6 +102,14 @@ class SamplingParams:
         if token_id in self.stop_token_ids and num_output_tokens > self.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if num_output_tokens >= self.max_tokens else None
+
+
+_LIMITS = tuple(SAMPLING_LIMITS.values())
+_limited = attrgetter(*SAMPLING_LIMITS)
+
+
+def _beyond(name: str, given: float, low: float, high: float) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} must be from {low:g} to {high:g}, but is {given:g}", param=name)
 
 
 @dataclass(frozen=True, slots=True)

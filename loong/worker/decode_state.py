@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from loong.core.placement import InstanceId
-from loong.core.request import SamplingParams, TokenId
+from loong.core.request import RequestId, SamplingParams, TokenId
 from loong.kernels.draw_params import DrawParams
 from loong.worker.draw import draw_params
 
@@ -20,20 +19,20 @@ _MAX_SIZE = BATCH_SIZES[-1]
 _NUM_COLUMNS = 3 + len(DrawParams._fields)
 
 
-Pieces: TypeAlias = tuple[Tensor, ...]  # slots [n] int64, on the host, one piece after the other
+Held: TypeAlias = tuple[RequestId, tuple[range, ...]]  # positions of which an instance has KV
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
     """One request as a lease begins, at its master: `token_id` is at `position`, behind all KV there is.
 
-    `held` and `free` are the slots here of its KV, and of tokens it may yet compute.
+    `held` is its KV here, and `free` the positions that it may yet compute, which have slots.
     """
 
     token_id: TokenId
     position: int
-    held: Pieces
-    free: Pieces
+    held: Held
+    free: range
     params: SamplingParams
 
 
@@ -41,13 +40,13 @@ class DecodeRow:
 class DecodeBatch:
     """A lease as it begins on one instance.
 
-    `rows` are the requests whose master it is. `served` has, for each other member, the slots that its
-    requests have here, in the order of its rows.
+    `rows` are the requests whose master it is. `served` has, for each other member, what its requests have
+    here, in the order of its rows.
     """
 
     instance_id: InstanceId
     rows: Sequence[DecodeRow]
-    served: Mapping[InstanceId, Sequence[Pieces]]
+    served: Mapping[InstanceId, Sequence[Held]]
 
     @property
     def num_tokens(self) -> Mapping[InstanceId, int]:
@@ -59,6 +58,17 @@ class DecodeBatch:
         """The least batch size that has room for the tokens of any member."""
         largest = max(self.num_tokens.values())
         return next(size for size in (GROUP_SIZES if self.served else BATCH_SIZES) if size >= largest)
+
+    @property
+    def listed(self) -> list[tuple[RequestId, range]]:
+        """Whose slots the lease meets here, in the order in which they are listed."""
+        found = []
+        for row in self.rows:
+            request_id, held = row.held
+            found += [(request_id, positions) for positions in (*held, row.free)]
+        for request_id, held in chain.from_iterable(self.served.values()):
+            found += [(request_id, positions) for positions in held]
+        return found
 
 
 class DecodeState:
@@ -89,10 +99,10 @@ class DecodeState:
         """The size of its memory."""
         return _NUM_COLUMNS * _MAX_SIZE + 2 * num_queries
 
-    def fill(self, batch: DecodeBatch, first_row: int, vocab_size: int, slots: Tensor) -> int:
+    def fill(self, batch: DecodeBatch, first_row: int, vocab_size: int) -> int:
         """Take in a lease, on the host, whose own queries are those from `first_row` on.
 
-        Writes all slots that `starts` tells of to `slots`, int64, and returns their number.
+        Returns how many slots are listed.
         """
         self.memory.zero_()
         rows = batch.rows
@@ -102,36 +112,25 @@ class DecodeState:
         params = draw_params([row.params for row in rows], [p + 1 for p in positions], vocab_size)
         for column, values in zip(self.params, params, strict=True):
             column[: len(rows)] = values
-        set_first(self.num_keys[first_row:], [_num_slots(row.held) for row in rows])
+        set_first(self.num_keys[first_row:], [_num_keys(row.held) for row in rows])
         for instance_id, lists in batch.served.items():
-            set_first(self.num_keys[instance_id * batch.size :], list(map(_num_slots, lists)))
-        return self.list_slots(batch, first_row, slots)
+            set_first(self.num_keys[instance_id * batch.size :], list(map(_num_keys, lists)))
+        return self.list_slots(batch, first_row)
 
-    def list_slots(self, batch: DecodeBatch, first_row: int, slots: Tensor) -> int:
+    def list_slots(self, batch: DecodeBatch, first_row: int) -> int:
         """Take in where each list of slots begins, and how long those of rows are; otherwise as `fill`."""
-        limits = [_num_slots(row.held) + _num_slots(row.free) for row in batch.rows]
+        limits = [_num_keys(row.held) + len(row.free) for row in batch.rows]
         set_first(self.limits, limits)
-        pieces = [piece for row in batch.rows for piece in (*row.held, *row.free)]
         ends = list(accumulate(limits, initial=0))
         set_first(self.starts[first_row:], ends[:-1])
-        end = ends[-1]
         for instance_id, lists in batch.served.items():
-            ends = list(accumulate(map(_num_slots, lists), initial=end))
+            ends = list(accumulate(map(_num_keys, lists), initial=ends[-1]))
             set_first(self.starts[instance_id * batch.size :], ends[:-1])
-            end = ends[-1]
-            pieces += chain.from_iterable(lists)
-        join(pieces, slots)
-        return end
+        return ends[-1]
 
 
-def _num_slots(pieces: Sequence[Tensor]) -> int:
-    return sum(piece.numel() for piece in pieces)
-
-
-def join(pieces: Sequence[Tensor], out: Tensor) -> None:
-    """Write pieces [n], if any, one after the other to the first elements; torch would wake threads."""
-    if pieces:
-        np.concatenate([piece.numpy() for piece in pieces], out=out.numpy()[: _num_slots(pieces)])
+def _num_keys(held: Held) -> int:
+    return sum(map(len, held[1]))
 
 
 def set_first(column: Tensor, values: Sequence[int]) -> None:

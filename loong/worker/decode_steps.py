@@ -77,9 +77,9 @@ class DecodeSteps:
         is_group = bool(batch.served)
         first_row = self._instance_id * batch.size if is_group else 0
         vocab_size = self._model.shard.config.vocab_size
-        num_slots = self._host.fill(batch, first_row, vocab_size, self._host_slots)
+        num_slots = self._host.fill(batch, first_row, vocab_size)
         self._state.memory.copy_(self._host.memory, non_blocking=True)
-        self._slots[:num_slots].copy_(self._host_slots[:num_slots], non_blocking=True)
+        self._copy_slots(batch, num_slots)
         if is_group:
             self._exchange.begin(batch.num_tokens)
         self._next_step = self._steps[is_group, batch.size]
@@ -90,10 +90,10 @@ class DecodeSteps:
         A step that was launched after the last of these calls, or of `begin`, must have been read.
         """
         first_row = self._instance_id * batch.size if batch.served else 0
-        num_slots = self._host.list_slots(batch, first_row, self._host_slots)
+        num_slots = self._host.list_slots(batch, first_row)
         self._state.limits.copy_(self._host.limits, non_blocking=True)
         self._state.starts.copy_(self._host.starts, non_blocking=True)
-        self._slots[:num_slots].copy_(self._host_slots[:num_slots], non_blocking=True)
+        self._copy_slots(batch, num_slots)
 
     def launch(self) -> Reading:
         """Take the next step; the reading is of its tokens and largest logits, [512] each, in row order."""
@@ -103,6 +103,10 @@ class DecodeSteps:
     def wait(self) -> None:
         """Return once all steps are done."""
         self._backend.device.wait()
+
+    def _copy_slots(self, batch: DecodeBatch, num_slots: int) -> None:
+        self._pool.list_slots(batch.listed, self._host_slots)
+        self._slots[:num_slots].copy_(self._host_slots[:num_slots], non_blocking=True)
 
     @torch.inference_mode()
     def _step(self, size: int, first_row: int, exchange: GroupExchange) -> None:

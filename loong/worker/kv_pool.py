@@ -1,21 +1,20 @@
 """Where one instance keeps keys and values: memory taken once, handed out token by token."""
 
+from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from loong.core.errors import InvalidPlanError
 from loong.core.placement import OwnerId
-from loong.worker.free_slots import FreeSlots
+from loong.worker.free_slots import FreeSlots, Slots
 
 _NO_SLOT = -1
 _WORD = torch.int64
 
-Slots: TypeAlias = NDArray[np.int64]  # NumPy's: for the few slots of a request, torch is ten times as slow
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int64)
 
 
 class KVPool:
@@ -78,10 +77,42 @@ class KVPool:
             self._num_owners[slots] = 1  # none had it before
         return torch.from_numpy(slots)
 
+    def allocate_few_each(self, wanted: Sequence[tuple[OwnerId, range]]) -> None:
+        """Take a free slot for each of a few positions of many owners, as decodes need them with every step.
+
+        Raises InvalidPlanError as `allocate` does.
+        """
+        number = sum([len(positions) for _, positions in wanted])
+        with self._lock:
+            if number > len(self._free):
+                raise InvalidPlanError(
+                    f"{number} tokens are to be stored, but {self.num_free} slots are free"
+                )
+            for owner_id, positions in wanted:
+                if owner_id in self._maps:
+                    self._unmapped(owner_id, positions)
+            slots = self._free.take_few_each(number)
+            self._num_owners[slots] = 1
+            first = 0
+            for owner_id, positions in wanted:
+                stop = first + len(positions)
+                self._map(owner_id, self._map_of(owner_id), positions, slots[first:stop])
+                first = stop
+
     def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
         """The slots [n] of `positions`. Raises InvalidPlanError if one has none."""
         with self._lock:
-            return torch.from_numpy(self._mapped(owner_id, positions))
+            return torch.from_numpy(self._mapped(owner_id, positions).copy())
+
+    def list_slots(self, wanted: Iterable[tuple[OwnerId, range]], out: Tensor) -> None:
+        """Write the slots of some positions of each of these, one after the other, to the first of `out` [n].
+
+        For many at once, as a step has them. Raises InvalidPlanError if a position has none.
+        """
+        with self._lock:
+            pieces = [self._mapped(owner_id, positions) for owner_id, positions in wanted]
+            if pieces:
+                np.concatenate(pieces, out=out.numpy()[: sum(map(len, pieces))])
 
     def share(self, owner_id: OwnerId, other_owner_id: OwnerId, positions: range) -> None:
         """Map `positions` of `other_owner_id` to the slots that they have with `owner_id`.
@@ -100,14 +131,17 @@ class KVPool:
             if position_map is not None:
                 self._unmap(position_map.clear(range(position_map.capacity)))
 
-    def release_positions(self, owner_id: OwnerId, positions: range) -> None:
-        """Take from an owner what it has of `positions`."""
+    def release_positions(self, released: Iterable[tuple[OwnerId, range]]) -> None:
+        """Take from these owners what they have of some positions; no two have the same slots."""
         with self._lock:
-            position_map = self._maps.get(owner_id)
-            if position_map is not None and positions:
-                self._unmap(position_map.clear(positions))
-                if position_map.is_empty:
-                    del self._maps[owner_id]
+            slots = [_NO_SLOTS]
+            for owner_id, positions in released:
+                position_map = self._maps.get(owner_id)
+                if position_map is not None and positions:
+                    slots.append(position_map.clear(positions))
+                    if position_map.is_empty:
+                        del self._maps[owner_id]
+            self._unmap(np.concatenate(slots))
 
     def layer(self, layer: int) -> Tensor:
         """The memory of a layer, [num_slots, 2, K, D]."""
@@ -133,13 +167,14 @@ class KVPool:
         return (firsts[:, None] + slots.to(self.device)).flatten()
 
     def _mapped(self, owner_id: OwnerId, positions: range) -> Slots:
+        """The slots of positions that have some, where they are kept: read them under the lock."""
         position_map = self._map_of(owner_id)
         known = position_map.view(positions)
         if not position_map.surely_has(positions) and (num_missing := len(positions) - _num_mapped(known)):
             raise InvalidPlanError(
                 f"{num_missing} of the {len(positions)} positions {positions} of {owner_id} have no slot"
             )
-        return known.copy()
+        return known
 
     def _unmapped(self, owner_id: OwnerId, positions: range) -> "_PositionMap":
         """What an owner has, which is none of `positions`."""
@@ -176,7 +211,7 @@ class _PositionMap:
     def __init__(self) -> None:
         self._slots = np.empty(0, dtype=np.int64)
         self._num_mapped = 0
-        self._stop = 0  # one more than the last position that was ever written
+        self._stop = 0  # from here on no position has one
         self.last_slot: int | None = None  # that was written
 
     @property
@@ -194,7 +229,7 @@ class _PositionMap:
         return not positions or (self._num_mapped == self._stop and positions[-1] < self._stop)
 
     def ends_before(self, positions: range) -> bool:
-        """Whether no position from the first of `positions` on has ever had a slot."""
+        """Whether no position from the first of `positions` on has one, as far as that is known likewise."""
         return not positions or self._stop <= positions[0]
 
     def view(self, positions: range) -> Slots:
@@ -203,21 +238,25 @@ class _PositionMap:
 
     def write(self, positions: range, slots: Slots) -> None:
         """Give `positions`, of which there are some and which have none, these slots [n]."""
-        if positions[-1] >= self.capacity:
-            grown = np.full(max(positions[-1] + 1, 2 * self.capacity), _NO_SLOT)
+        last = positions[-1]
+        if last >= self.capacity:
+            grown = np.full(max(last + 1, 2 * self.capacity), _NO_SLOT)
             grown[: self.capacity] = self._slots
             self._slots = grown
-        self.view(positions)[:] = slots
+        self._slots[positions.start : positions.stop : positions.step] = slots
         self._num_mapped += len(slots)
-        self._stop = max(self._stop, positions[-1] + 1)
+        if last >= self._stop:
+            self._stop = last + 1
         self.last_slot = int(slots[-1])
 
     def clear(self, positions: range) -> Slots:
         """Forget the slots of `positions`, and return those there were."""
         known = self.view(positions)
-        slots: Slots = known[known != _NO_SLOT]
+        slots: Slots = known.copy() if self.surely_has(positions) else known[known != _NO_SLOT]
         known[:] = _NO_SLOT
         self._num_mapped -= len(slots)
+        if positions.step == 1 and positions.start < self._stop <= positions.stop:
+            self._stop = positions.start
         return slots
 
 

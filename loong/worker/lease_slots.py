@@ -5,22 +5,25 @@ from dataclasses import replace
 
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
-from loong.worker.decode_state import DecodeBatch, DecodeRow, Pieces
+from loong.worker.decode_state import DecodeBatch, DecodeRow, Held
 from loong.worker.kv_pool import KVPool
 
 
 class LeaseSlots:
     """Has slots for the first `num_steps` steps of the requests whose master the instance is.
 
-    `batch` tells of all slots that the lease meets here.
+    `batch` tells of all KV that the lease meets here.
     """
 
     def __init__(self, instance_id: InstanceId, pool: KVPool, command: RunBatch) -> None:
         self._instance_id, self._pool = instance_id, pool
         self._own = masters_inputs(command, instance_id)
         self.num_steps = command.plan.num_steps
-        peers = (i for i in command.plan.group.instance_ids if i != instance_id)
+        pool.allocate_few_each(
+            [(given.request_id, _positions(given, 0, self.num_steps)) for given in self._own]
+        )
         self._rows = [self._row(given) for given in self._own]
+        peers = (i for i in command.plan.group.instance_ids if i != instance_id)
         self.batch = DecodeBatch(
             instance_id,
             self._rows,
@@ -29,32 +32,27 @@ class LeaseSlots:
 
     def lengthen(self, num_steps: int, rows: Iterable[int]) -> None:
         """Take slots for `num_steps` steps in all of the requests in these rows."""
+        taken = []
         for row in rows:
-            free = self._allocated(self._own[row], self.num_steps, num_steps)
-            self._rows[row] = replace(self._rows[row], free=(*self._rows[row].free, *free))
+            given = self._own[row]
+            taken.append((given.request_id, _positions(given, self.num_steps, num_steps)))
+            self._rows[row] = replace(self._rows[row], free=_positions(given, 0, num_steps))
+        self._pool.allocate_few_each(taken)
         self.num_steps = num_steps
 
     def keep(self, num_steps: int) -> None:
         """Let go of the slots of all steps but the first `num_steps`."""
-        for given in self._own:
-            positions = _positions(given, num_steps, self.num_steps)
-            self._pool.release_positions(given.request_id, positions)
+        self._pool.release_positions(
+            [(given.request_id, _positions(given, num_steps, self.num_steps)) for given in self._own]
+        )
 
     def _row(self, given: RequestInput) -> DecodeRow:
         assert given.sampling_params is not None, "it is sampled"
-        free = self._allocated(given, 0, self.num_steps)
-        first = given.placement.num_tokens
+        first, free = given.placement.num_tokens, _positions(given, 0, self.num_steps)
         return DecodeRow(given.token_ids[0], first, self._held(given), free, given.sampling_params)
 
-    def _allocated(self, given: RequestInput, first_step: int, stop_step: int) -> Pieces:
-        """New slots for the KV of some steps; none if the request ends before."""
-        positions = _positions(given, first_step, stop_step)
-        return (self._pool.allocate(given.request_id, positions),) if positions else ()
-
-    def _held(self, given: RequestInput) -> Pieces:
-        """The slots of what a request has here."""
-        held = given.placement.on(self._instance_id)
-        return tuple(self._pool.slots(given.request_id, positions) for positions in held)
+    def _held(self, given: RequestInput) -> Held:
+        return given.request_id, given.placement.on(self._instance_id)
 
 
 def masters_inputs(command: RunBatch, instance_id: InstanceId) -> list[RequestInput]:

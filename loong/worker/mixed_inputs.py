@@ -1,6 +1,5 @@
 """What captured steps of prompts and decodes read: memory taken once, and filled for each step."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from itertools import accumulate, chain, zip_longest
@@ -13,7 +12,6 @@ from loong.attention.local import tasks_of
 from loong.attention.pool import Keys, KeysCopied, KeysInPool, PoolAttention, Singles
 from loong.attention.step import Step
 from loong.core.captured import ON_GPUS
-from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, QueryBlock
 from loong.core.positions import coalesce
 from loong.core.request import RequestId
@@ -21,7 +19,7 @@ from loong.core.work import WorkCount
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
-from loong.worker.decode_state import join, set_first
+from loong.worker.decode_state import set_first
 
 CAPTURED = ON_GPUS
 MAX_ROWS = CAPTURED.most_rows  # of an instance in a step
@@ -108,19 +106,20 @@ class MixedInputs:
         self.token_ids[:num_rows] = token_ids
         self.positions[:num_rows] = positions
         self.lengths[:num_rows] = lengths
-        attended = list(_attended(step, size))
-        if step.batch.group.dop == 1:  # all that a block sees is in one piece, and ends with what is its own
-            join([one.slots[0][one.block.positions.start :] for one in attended], self.new_slots)
-        else:
-            join([step.store.slots(b.request_id, b.positions) for b in step.blocks], self.new_slots)
-        prompts = [one for one in attended if not is_decode(step.batch, one.block)]
-        decodes = [one for one in attended if is_decode(step.batch, one.block)]
-        slots = {one.block.request_id: one.slots for one in (*prompts, *decodes)}  # decodes after prompts
-        ends = list(accumulate((sum(map(len, pieces)) for pieces in slots.values()), initial=0))
-        self._num_keys.fill_(ends[len(slots) - len(decodes)])
-        join(list(chain.from_iterable(slots.values())), self._slots)
-        self._list_tasks(prompts, dict(zip(slots, ends, strict=False)))
-        self._list_decodes([one.query_row for one in decodes], ends[len(slots) - len(decodes) :])
+        step.store.list_slots([(b.request_id, b.positions) for b in step.blocks], self.new_slots)
+        prompts: list[_Attended] = []
+        decodes: list[_Attended] = []
+        for one in _attended(step, size):
+            (decodes if is_decode(step.batch, one.block) else prompts).append(one)
+        kv = {one.block.request_id: one.kv for one in (*prompts, *decodes)}  # decodes after prompts
+        ends = list(accumulate([sum(map(len, pieces)) for pieces in kv.values()], initial=0))
+        first_decode = len(ends) - 1 - len(decodes)
+        self._num_keys.fill_(ends[first_decode])
+        step.store.list_slots(
+            [(i, positions) for i, pieces in kv.items() for positions in pieces], self._slots
+        )
+        self._list_tasks(prompts, dict(zip(kv, ends, strict=False)))
+        self._list_decodes([one.query_row for one in decodes], ends[first_decode:])
         return _NUM_FIXED + ends[-1]
 
     def attention(
@@ -169,31 +168,30 @@ def is_decode(batch: BatchPlan, block: QueryBlock) -> bool:
 
 
 class _Attended(NamedTuple):
-    """What a block attends here: keys of the positions `kv`, which are in `slots`, pieces [n].
+    """What a block attends here: keys of the positions `kv`. `query_row` is its first.
 
-    `query_row` is its first. Blocks of one request see the same, which is listed, and copied, once for all.
+    Blocks of one request see the same, which is listed, and copied, once for all.
     """
 
     block: QueryBlock
     query_row: int
     kv: tuple[range, ...]
-    slots: list[Tensor]
 
 
 def _attended(step: Step, size: int) -> Iterator[_Attended]:
-    num_rows: Counter[InstanceId] = Counter()
-    known: dict[RequestId, tuple[tuple[range, ...], list[Tensor]]] = {}
+    num_rows = dict.fromkeys(step.batch.group.instance_ids, 0)
+    known: dict[RequestId, tuple[range, ...]] = {}
     is_alone = step.batch.group.dop == 1
     for block in step.batch.queries:
         request_id, row = block.request_id, num_rows[block.master_id]
         num_rows[block.master_id] += len(block.positions)
-        if request_id not in known:  # an instance alone has all of it
-            whole = (range(block.positions.stop),)
-            kv = whole if is_alone else coalesce(step.kv_on(step.instance_id, request_id))
-            known[request_id] = kv, [step.store.slots(request_id, positions) for positions in kv]
-        kv, slots = known[request_id]
-        if kv:
-            yield _Attended(block, row if is_alone else block.master_id * size + row, kv, slots)
+        if is_alone:  # all of it is here, and in one piece
+            yield _Attended(block, row, (range(block.positions.stop),))
+            continue
+        if request_id not in known:
+            known[request_id] = step.keys_of(request_id)
+        if kv := known[request_id]:
+            yield _Attended(block, block.master_id * size + row, kv)
 
 
 def _has_few_rounds(step: Step, request_id: RequestId) -> bool:

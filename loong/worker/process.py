@@ -167,7 +167,7 @@ class Worker:
             if pool is not None and command.positions is None:
                 pool.release(command.owner_id)
             elif pool is not None and command.positions is not None:
-                pool.release_positions(command.owner_id, command.positions)
+                pool.release_positions([(command.owner_id, command.positions)])
 
     def _run_batches(self) -> None:
         reports = self._reports()

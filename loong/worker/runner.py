@@ -1,9 +1,9 @@
 """Carries out one batch on one instance: a step, or the steps of a lease."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 
 import numpy as np
 import torch
@@ -48,8 +48,10 @@ class _Progress:
         """The ids of a block's positions: given with the batch, or (in a lease) sampled last."""
         if self.new_token_ids:
             return self.new_token_ids[-1:]
-        first = self.given.placement.num_tokens
         positions = block.positions
+        if len(positions) == len(self.given.token_ids):  # as of decodes: all that is given
+            return self.given.token_ids
+        first = self.given.placement.num_tokens
         return self.given.token_ids[positions.start - first : positions.stop - first : positions.step]
 
     @property
@@ -202,11 +204,7 @@ class BatchRunner:
             self._pool.release(request_id)
 
     def _take_step(self, plan: BatchPlan, requests: dict[RequestId, _Progress]) -> tuple[ProducedToken, ...]:
-        for segment in plan.writes:
-            if segment.instance_id == self._instance_id:
-                num_prompt_tokens = requests[segment.owner_id].given.num_prompt_tokens
-                num_expected = num_prompt_tokens - segment.positions.start
-                self._pool.allocate(segment.owner_id, segment.positions, num_expected)
+        self._allocate(plan, requests)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
         step = Step(self._instance_id, plan, placements, self._pool)
         hidden = self._forward(step, *_inputs(step.blocks, requests))
@@ -214,6 +212,15 @@ class BatchRunner:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
             self._fork(requests[request_id])
         return self._sample(step, hidden, requests)
+
+    def _allocate(self, plan: BatchPlan, requests: Mapping[RequestId, _Progress]) -> None:
+        """Take slots for what a step stores here."""
+        own = [segment for segment in plan.writes if segment.instance_id == self._instance_id]
+        self._pool.allocate_few_each([(s.owner_id, s.positions) for s in own if len(s.positions) == 1])
+        for segment in own:
+            if len(segment.positions) > 1:
+                num_expected = requests[segment.owner_id].given.num_prompt_tokens - segment.positions.start
+                self._pool.allocate(segment.owner_id, segment.positions, num_expected)
 
     def _forward(self, step: Step, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> Tensor:
         """Hidden states of the step's rows; if a captured step has no room for them, the host launches it."""
@@ -277,12 +284,15 @@ def _inputs(
     in whatever chunks it is: the whole prompt for a token of the prompt, itself and all before for others.
     """
     token_ids: list[TokenId] = []
+    positions: list[int] = []
     counts, num_prompt_tokens = [], []
     for block in blocks:
         request = requests[block.request_id]
         token_ids += request.token_ids(block)
+        positions += block.positions
         counts.append(len(block.positions))
         num_prompt_tokens.append(request.given.num_prompt_tokens)
-    positions = np.fromiter(chain.from_iterable(block.positions for block in blocks), np.int64, sum(counts))
-    lengths = np.maximum(positions + 1, np.repeat(np.array(num_prompt_tokens, np.int64), counts))
-    return torch.tensor(token_ids, dtype=torch.int64), torch.from_numpy(positions), torch.from_numpy(lengths)
+    columns = np.array([token_ids, positions, np.repeat(num_prompt_tokens, counts)], np.int64)
+    np.maximum(columns[1] + 1, columns[2], out=columns[2])
+    ids_there, positions_there, lengths = torch.from_numpy(columns)
+    return ids_there, positions_there, lengths

@@ -89,7 +89,7 @@ def refused(plan: IterationPlan | BatchPlan, message: str) -> None:
 
 def with_query(batch: BatchPlan, index: int, **changes: object) -> BatchPlan:
     queries = list(batch.queries)
-    queries[index] = replace(queries[index], **changes)  # type: ignore[arg-type]  # names differ in type
+    queries[index] = queries[index]._replace(**changes)  # type: ignore[arg-type]  # names differ in type
     return replace(batch, queries=tuple(queries))
 
 
@@ -235,7 +235,7 @@ def test_every_new_token_is_stored_once_where_it_can_be(batch: BatchPlan, messag
 
 def test_kv_that_stays_is_stored_by_the_master_that_makes_it() -> None:
     stays = replace(
-        PREFILL, queries=tuple(replace(block, transfer=Transfer.QUERY) for block in PREFILL.queries)
+        PREFILL, queries=tuple(block._replace(transfer=Transfer.QUERY) for block in PREFILL.queries)
     )
     check_plan(SNAPSHOT, IterationPlan((stays,)))
     swapped = replace(stays, writes=striped("new", range(10), (1, 2)).segments)

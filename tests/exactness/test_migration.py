@@ -92,7 +92,7 @@ def test_any_part_of_the_kv_moves_while_other_groups_run(
     def moves(view: RequestView) -> Iterator[KVMigration]:
         for segment in view.placement.segments:
             part = segment.positions[random.randrange(len(segment.positions)) :: random.randint(1, 3)]
-            yield KVMigration(replace(segment, positions=part), random.choice(targets))
+            yield KVMigration(segment._replace(positions=part), random.choice(targets))
 
     mover = greedy_request(random_prompt(31, seed=31), 7)
     others = [greedy_request(random_prompt(6 + 17 * i, seed=i), 40) for i in home_ids]

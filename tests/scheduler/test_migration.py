@@ -67,7 +67,7 @@ def test_it_goes_where_most_of_it_is() -> None:
     view = decoding("r", 1000, (0, 1), max_tokens=4000)
     whole = replace(view, placement=view.placement.moving(view.placement.segments[0], 1))
     assert gathered(snapshot_of([9999] * 2, [whole])) == ()
-    part = replace(view.placement.segments[1], positions=range(1, 101, 2))
+    part = view.placement.segments[1]._replace(positions=range(1, 101, 2))
     mostly_0 = replace(view, placement=view.placement.moving(part, 0))
     assert {move.destination_id for move in gathered(snapshot_of([9999] * 2, [mostly_0]))} == {0}
 

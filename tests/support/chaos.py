@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from loong.core.cost_model import CostModel
@@ -144,7 +144,7 @@ class _Draw:
             if fitting and (offloaded or self.random.random() < 0.5):
                 destination_id = self.random.choice(fitting)
                 self.free[destination_id] -= len(positions)
-                yield KVMigration(replace(segment, positions=positions), destination_id)
+                yield KVMigration(segment._replace(positions=positions), destination_id)
 
     def _batches(self, views: list[RequestView]) -> Iterator[BatchPlan]:
         """Groups of idle instances, each around a request whose KV they hold, with others that fit."""

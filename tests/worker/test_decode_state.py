@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from loong.core.request import SamplingParams
 from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeBatch, DecodeRow
 
-ROW = DecodeRow(0, 0, (), (), SamplingParams(max_tokens=1))
+ROW = DecodeRow(0, 0, ("a", ()), range(1), SamplingParams(max_tokens=1))
 
 
 @given(st.integers(1, BATCH_SIZES[-1]))
@@ -17,5 +17,5 @@ def test_a_lease_alone_takes_the_least_size_that_has_room(num_rows: int) -> None
 
 @given(st.integers(0, GROUP_SIZES[-1]), st.integers(1, GROUP_SIZES[-1]))
 def test_a_group_takes_a_size_that_is_captured_for_groups(num_rows: int, num_served: int) -> None:
-    batch = DecodeBatch(0, [ROW] * num_rows, {1: [()] * num_served})
+    batch = DecodeBatch(0, [ROW] * num_rows, {1: [("b", ())] * num_served})
     assert batch.size == min(size for size in GROUP_SIZES if size >= max(num_rows, num_served))

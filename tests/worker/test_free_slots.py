@@ -30,6 +30,13 @@ class FreeSlotsMachine(RuleBasedStateMachine):
         self.free -= set(new)
         self.taken.append(new)
 
+    @rule(number=st.integers(0, 20))
+    def take_few_each(self, number: int) -> None:
+        new = self.slots.take_few_each(min(number, len(self.free))).tolist()
+        assert len(new) == len(set(new)) == min(number, len(self.free))
+        assert self.free >= set(new)
+        self.free -= set(new)
+
     @rule(data=st.data())
     def give(self, data: st.DataObject) -> None:
         used = sorted(set(range(NUM_SLOTS)) - self.free)
@@ -75,6 +82,22 @@ def test_what_decodes_leave_is_one_row_again_once_they_have_ended() -> None:
     for number in (*range(0, 1000, 3), *range(1, 1000, 3), *range(2, 1000, 3)):
         slots.give(taken[number])
     assert is_row(slots.take(10_000, expected=10_000))
+
+
+def test_leases_of_many_decodes_do_not_take_the_middle_of_the_longest_run() -> None:
+    slots = FreeSlots(100_000)
+    prompt = slots.take(5_000, expected=5_000)
+    for _ in range(10):
+        slots.give(slots.take_few_each(30_000))
+    assert is_row(np.concatenate([prompt, slots.take(60_000, int(prompt[-1]))]))
+
+
+def test_what_is_loose_is_put_back_for_who_needs_a_long_row() -> None:
+    slots = FreeSlots(200_000)
+    few = slots.take_few_each(200_000)
+    for number in np.random.default_rng(0).permutation(2_000):
+        slots.give(few[number::2_000])
+    assert is_row(slots.take(200_000, expected=200_000))
 
 
 def test_few_slots_are_found_where_there_is_no_room_for_many(monkeypatch: pytest.MonkeyPatch) -> None:

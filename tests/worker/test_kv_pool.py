@@ -3,7 +3,7 @@ from threading import Thread
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from torch import Tensor
@@ -75,6 +75,22 @@ class KVPoolMachine(RuleBasedStateMachine):
         store(self.pool, slots, [held[position] for position in positions])
         return positions
 
+    @rule(wanted=st.lists(st.tuples(owner_ids, some_positions), max_size=4))
+    def allocate_few_each_and_store(self, wanted: list[tuple[str, range]]) -> None:
+        pairs = {(owner_id, p) for owner_id, positions in wanted for p in positions}
+        number = sum(len(positions) for _, positions in wanted)
+        assume(len(pairs) == number)
+        is_taken = any(position in self.tokens[owner_id] for owner_id, position in pairs)
+        if number > NUM_SLOTS - self.num_used() or is_taken:
+            with pytest.raises(InvalidPlanError):
+                self.pool.allocate_few_each(wanted)
+            return
+        self.pool.allocate_few_each(wanted)
+        for owner_id, positions in wanted:
+            held = self.tokens[owner_id]
+            held |= {position: next(self.new_tokens) for position in positions}
+            store(self.pool, self.pool.slots(owner_id, positions), [held[p] for p in positions])
+
     @rule(owner_id=owner_ids, other_owner_id=owner_ids, positions=any_positions)
     def share(self, owner_id: str, other_owner_id: str, positions: range) -> None:
         held, others = self.tokens[owner_id], self.tokens[other_owner_id]
@@ -90,11 +106,14 @@ class KVPoolMachine(RuleBasedStateMachine):
         self.pool.release(owner_id)
         self.tokens[owner_id] = {}
 
-    @rule(owner_id=owner_ids, positions=any_positions)
-    def release_positions(self, owner_id: str, positions: range) -> None:
-        self.pool.release_positions(owner_id, positions)
-        for position in positions:
-            self.tokens[owner_id].pop(position, None)
+    @rule(released=st.lists(st.tuples(owner_ids, any_positions), max_size=3))
+    def release_positions(self, released: list[tuple[str, range]]) -> None:
+        tokens = [self.tokens[i].get(p) for i, positions in released for p in positions]
+        assume(len(set(tokens) - {None}) == len(tokens) - tokens.count(None))
+        self.pool.release_positions(released)
+        for owner_id, positions in released:
+            for position in positions:
+                self.tokens[owner_id].pop(position, None)
 
     @rule(owner_id=owner_ids, positions=any_positions)
     def read(self, owner_id: str, positions: range) -> None:
@@ -104,6 +123,18 @@ class KVPoolMachine(RuleBasedStateMachine):
                 self.pool.slots(owner_id, positions)
             return
         assert_holds(self.pool, self.pool.slots(owner_id, positions), [held[p] for p in positions])
+
+    @rule(wanted=st.lists(st.tuples(owner_ids, some_positions), max_size=4))
+    def read_several(self, wanted: list[tuple[str, range]]) -> None:
+        out = torch.full((40,), -1)
+        if any(not set(positions) <= self.tokens[owner_id].keys() for owner_id, positions in wanted):
+            with pytest.raises(InvalidPlanError, match="have no slot"):
+                self.pool.list_slots(wanted, out)
+            return
+        self.pool.list_slots(wanted, out)
+        tokens = [self.tokens[owner_id][p] for owner_id, positions in wanted for p in positions]
+        assert_holds(self.pool, out[: len(tokens)], tokens)
+        assert (out[len(tokens) :] == -1).all()
 
     @invariant()
     def slots_are_conserved(self) -> None:
@@ -128,7 +159,7 @@ TestThePoolBehavesAsADict = KVPoolMachine.TestCase
 def test_the_whole_pool_can_be_taken_however_fragmented() -> None:
     pool = make_pool()
     pool.allocate("whole", range(NUM_SLOTS))
-    pool.release_positions("whole", range(1, NUM_SLOTS, 2))
+    pool.release_positions([("whole", range(1, NUM_SLOTS, 2))])
     pool.allocate("rest", range(NUM_SLOTS // 2))
     assert (pool.num_free, pool.num_used) == (0, NUM_SLOTS)
 

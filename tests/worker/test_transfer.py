@@ -84,7 +84,7 @@ def move_there_and_back(
             if ends[1] in pools:
                 assert holds(pools[ends[1]], positions)
             if ends[0] in pools:
-                pools[ends[0]].release_positions(OWNER, positions)
+                pools[ends[0]].release_positions([(OWNER, positions)])
     return [pool.num_used for pool in pools.values()]
 
 
