@@ -18,9 +18,9 @@ from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.allocation import Allocation
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Dispatch, Dispatched, Order, by_deadline
+from loong.scheduler.dispatch import Dispatch, Dispatched, Order, Prefill, by_deadline
 from loong.scheduler.group import Group
-from loong.scheduler.leases import LONG_LEASES
+from loong.scheduler.leases import LONG_LEASES, telling_time
 from loong.scheduler.migration import Gathering
 from loong.scheduler.parking import parked_ids
 from loong.scheduler.reasons import (
@@ -40,6 +40,7 @@ from loong.scheduler.survey import Survey, Unit, survey
 
 PLAN_SECONDS = 20e-6  # of the engine, that a request in a batch costs it to plan, check and send twice
 PLAN_SHARE = 0.3  # of the engine's time that planning may take when all instances decode
+TELLING_SHARE = 0.2  # of a lease and of the prompts after it, that it may take to tell of decodes
 LONGEST_WAIT = 0.1  # of the TTFT target, that prompts may gather for
 
 _arrival = attrgetter("arrival_time", "request_id")
@@ -126,7 +127,7 @@ class ElasticPlanner:
         for group in waiting:
             if group.prefills:
                 first_id = group.prefills[0].view.request_id
-                self._end_leases(group.units, f"{first_id} is to have its instances")
+                self._end_leases(group.units, group.prefills, f"{first_id} is to have its instances")
                 self._decode_meanwhile(group)
         while self.left and not self.preempted:
             self._make(self.left.pop(0))
@@ -148,7 +149,7 @@ class ElasticPlanner:
             self.batches.append(batch)
         elif _has_requests(group):
             busy = [unit for unit in self.survey.units if not unit.is_ready]
-            self._end_leases(busy, "others need slots to go on")
+            self._end_leases(busy, group.prefills, "others need slots to go on")
             in_flight = busy or self.batches or self.migrations or self.survey.snapshot.migrations
             if not in_flight:
                 self._preempt(group)
@@ -162,12 +163,19 @@ class ElasticPlanner:
         if len(group.units) > 1 or not group.prefills or any(p.is_begun for p in group.prefills):
             return None
         first = min(prefill.view.arrival_time for prefill in group.prefills)
-        seconds = first + self._least_lease(unit) - self.survey.snapshot.now
+        seconds = first + self._least_lease(unit, group.prefills) - self.survey.snapshot.now
         return scaling.lease(unit.instance_ids, unit.decodes, seconds) if seconds > 0 else None
 
-    def _least_lease(self, unit: Unit) -> float:
-        """Seconds that a lease lasts at least, so that planning leaves the engine time for tokens."""
+    def _least_lease(self, unit: Unit, prefills: Sequence[Prefill]) -> float:
+        """Seconds that a lease lasts at least, while so few prompts wait for its end.
+
+        Else chats that come one by one have a step each, most of whose time goes to telling of all decodes;
+        and the engine's to planning, where it has tokens to hand on.
+        """
         seconds = PLAN_SECONDS * unit.num_decodes * self.survey.num_instances / PLAN_SHARE
+        if prefills:
+            telling = telling_time(unit.instance_ids, unit.num_decodes, self.cost_model)
+            seconds = max(seconds, telling / TELLING_SHARE - sum(prefill.work for prefill in prefills))
         return min(seconds, LONGEST_WAIT * self.config.target_ttft)
 
     def _gather(self, unit: Unit, *, has_prompts: bool) -> None:
@@ -198,9 +206,9 @@ class ElasticPlanner:
         """Whether it has a slot for every decode, or one for its prompts."""
         return self._num_free(group) >= max(1, sum(len(unit.decodes) for unit in group.units))
 
-    def _end_leases(self, units: Iterable[Unit], wish: str) -> None:
+    def _end_leases(self, units: Iterable[Unit], prefills: Sequence[Prefill], wish: str) -> None:
         for unit, batch in ((u, b) for u in units for b in u.batches if b.can_end_early):
-            least = self._least_lease(unit) / (batch.plan.predicted_time or 1.0)
+            least = self._least_lease(unit, prefills) / (batch.plan.predicted_time or 1.0)
             step = max(batch.num_steps_taken + 1, ceil(least))
             if step < batch.last_step and (end := LeaseEnd(batch.batch_id, step)) not in self.lease_ends:
                 self.lease_ends.append(end)

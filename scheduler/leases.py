@@ -1,6 +1,7 @@
 """Decode batches of groups that run as they are: leases, masters, and who gives way where slots lack."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from loong.core.cost_model import CostModel
 from loong.core.instance import ESPGroup
@@ -8,7 +9,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
-from loong.core.work import step_work
+from loong.core.work import InstanceWork, StepWork, step_work
 from loong.scheduler.striping import Share, batch_of, decode_share
 
 LONG_LEASES = 8  # times as many steps as others may leases have that begin while no prompt waits
@@ -50,6 +51,15 @@ def plan_lease(
         decode_share(view, master_id, num_steps) for view, master_id in zip(views, masters, strict=True)
     ]
     return timed_batch(tuple(sorted(free)), views, shares, cost_model, num_steps)
+
+
+def telling_time(instance_ids: tuple[InstanceId, ...], num_decodes: int, cost_model: CostModel) -> float:
+    """Seconds that it takes to tell a group of so many decodes, whatever steps they take then."""
+    work = InstanceWork(num_requests=num_decodes, num_tokens=num_decodes, num_decode_keys=num_decodes)
+    first = StepWork(
+        ESPGroup(instance_ids), dict.fromkeys(instance_ids, work), has_ring=False, has_exchange=False
+    )
+    return cost_model.step_time(first) - cost_model.step_time(replace(first, is_first=False))
 
 
 def spread_masters(
