@@ -2,15 +2,17 @@
 
 It starts servers with dummy weights and sends them streams over HTTP. `ttft`: one prompt at a time, to its
 first token. `tpot`: so many requests of 1,024 tokens at once, the median time between tokens while all of
-them run. `gaps`: how long the GPU waits between two decode steps, from a trace. `offline`: 512 requests of
+them run. `kinds`: the same for 32, of which one or all ask for more than the likeliest token (a schema needs
+xgrammar). `gaps`: how long the GPU waits between two decode steps, from a trace. `offline`: 512 requests of
 1,000 tokens in and 1,000 out at once, with latency targets so loose that they bind nothing. Beside each what
 vLLM 0.26.0 took on the same kind of machine, for the same model.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,12 +28,26 @@ from loong.workloads.client import Target, run_load
 from loong.workloads.record import RequestRecord
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
-PARTS = ("ttft", "tpot", "gaps", "offline")
+PARTS = ("ttft", "tpot", "kinds", "gaps", "offline")
 VOCABULARY = 32000
 TTFT_VLLM = {1024: 0.029, 8192: 0.212, 32768: 1.20, 131000: 10.2}  # seconds, of 131,072 tokens the last
 TPOT_VLLM = {1: 4.70e-3, 32: 6.01e-3, 128: 10.2e-3}
 OFFLINE_VLLM = 9660.0  # output tokens a second
 TPOT_TOKENS = (1024, 300)  # in and out
+NUM_OF_KINDS = 32
+SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 300}  # of more tokens than are asked for
+KINDS: Mapping[str, Mapping[str, object]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.7, "top_p": 0.9, "top_k": 50},
+    "penalties": {"temperature": 0.7, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "logit bias": {"logit_bias": {"5": 1.5}},
+    "log-probabilities": {"logprobs": 5},
+    "least length": {"min_tokens": 200},
+    "schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "long", "schema": SCHEMA}},
+        "ignore_eos": False,
+    },
+}
 OFFLINE_TOKENS = (1000, 1000)
 OFFLINE_FLAGS = (
     *("--target-ttft", "300", "--target-tpot", "1", "--max-step-time", "0.6"),
@@ -41,6 +57,8 @@ GAP_REQUESTS = (1, 256)
 GAP_TOKENS = (1000, 2000)
 TRACE_SECONDS = 2.5  # a few leases
 NUM_SECONDS = 3.0  # of each length of `ttft`, but at least 3 runs
+
+Kind: TypeAlias = tuple[int, Mapping[str, object]]  # how many, and what they ask for besides
 
 seeds = count()  # no two prompts are alike
 
@@ -71,8 +89,25 @@ class Client:
 
     def send(self, num_requests: int, num_prompt_tokens: int, num_output_tokens: int) -> list[RequestRecord]:
         """So many equal requests at once; exits if one fails."""
-        requests = equal_requests(num_requests, num_prompt_tokens, num_output_tokens)
-        records = asyncio.run(run_load(self._target, requests))  # uvloop's clock ticks in ms
+        return self.send_kinds([(num_requests, {})], num_prompt_tokens, num_output_tokens)
+
+    def send_kinds(
+        self, kinds: Sequence[Kind], num_prompt_tokens: int, num_output_tokens: int
+    ) -> list[RequestRecord]:
+        """So many requests of each kind at once, equally long; exits if one fails."""
+        return asyncio.run(self._send(kinds, num_prompt_tokens, num_output_tokens))  # uvloop ticks in ms
+
+    async def _send(
+        self, kinds: Sequence[Kind], num_prompt_tokens: int, num_output_tokens: int
+    ) -> list[RequestRecord]:
+        loads = (
+            run_load(
+                replace(self._target, extra_body=extra),
+                equal_requests(num_requests, num_prompt_tokens, num_output_tokens),
+            )
+            for num_requests, extra in kinds
+        )
+        records = list(chain.from_iterable(await asyncio.gather(*loads)))
         for record in records:
             if record.error is not None:
                 raise SystemExit(f"a request failed: {record.error}")
@@ -98,8 +133,8 @@ def ttft(client: Client, lengths: Sequence[int]) -> dict[str, object]:
         (first,) = client.send(1, length, 2)
         records = [client.send(1, length, 2)[0] for _ in range(max(3, int(NUM_SECONDS / first.ttft)))]
         seconds = median(record.ttft for record in records)
-        shown = "" if vllm is None else f"   vLLM {vllm * 1e3:>8.0f} ms"
-        print(f"TTFT of {length:>7} tokens: {seconds * 1e3:>9.1f} ms{shown}")
+        beside = "" if vllm is None else f"   vLLM {vllm * 1e3:>8.0f} ms"
+        print(f"TTFT of {length:>7} tokens: {seconds * 1e3:>9.1f} ms{beside}")
         rows[str(length)] = {"seconds": seconds, "first": first.ttft, "vllm": vllm}
     return rows
 
@@ -108,12 +143,35 @@ def tpot(client: Client) -> dict[str, object]:
     """Seconds between tokens by how many requests run."""
     rows: dict[str, object] = {}
     for num_requests, vllm in TPOT_VLLM.items():
-        gaps = sorted(gaps_while_all_run(client.send(num_requests, *TPOT_TOKENS)))
-        seconds, mean, p99 = median(gaps), sum(gaps) / len(gaps), gaps[int(0.99 * len(gaps))]
-        shown = f"{seconds * 1e3:>6.2f} ms (mean {mean * 1e3:.2f}, P99 {p99 * 1e3:.2f})"
-        print(f"TPOT of {num_requests:>4} requests: {shown}   vLLM {vllm * 1e3:.2f} ms")
-        rows[str(num_requests)] = {"seconds": seconds, "mean": mean, "p99": p99, "vllm": vllm}
+        found = between_tokens(client.send(num_requests, *TPOT_TOKENS))
+        print(f"TPOT of {num_requests:>4} requests: {shown(found)}   vLLM {vllm * 1e3:.2f} ms")
+        rows[str(num_requests)] = {**found, "vllm": vllm}
     return rows
+
+
+def kinds(client: Client) -> dict[str, object]:
+    """Seconds between tokens by what one of the requests asks for, or all."""
+    rows: dict[str, object] = {}
+    for name, extra in KINDS.items():
+        client.send_kinds([(1, extra)], 100, 20)  # a schema's grammar is made once
+        for num_asking in (1, NUM_OF_KINDS) if extra else (NUM_OF_KINDS,):
+            asked: list[Kind] = [(num_asking, extra), (NUM_OF_KINDS - num_asking, {})]
+            sent = client.send_kinds(asked, *TPOT_TOKENS)
+            found = between_tokens(sent)
+            print(f"TPOT of {NUM_OF_KINDS} requests, {f'{num_asking} {name}':<20}: {shown(found)}")
+            rows[f"{num_asking} {name}"] = found
+    return rows
+
+
+def between_tokens(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Seconds from token to token while all run."""
+    gaps = sorted(gaps_while_all_run(records))
+    return {"seconds": median(gaps), "mean": sum(gaps) / len(gaps), "p99": gaps[int(0.99 * len(gaps))]}
+
+
+def shown(found: Mapping[str, float]) -> str:
+    seconds, mean, p99 = (found[name] * 1e3 for name in ("seconds", "mean", "p99"))
+    return f"{seconds:>6.2f} ms (mean {mean:.2f}, P99 {p99:.2f})"
 
 
 def gaps_while_all_run(records: Sequence[RequestRecord]) -> list[float]:
@@ -189,6 +247,7 @@ def main() -> None:
     measures: Mapping[str, Measure] = {
         "ttft": partial(ttft, lengths=args.lengths),
         "tpot": tpot,
+        "kinds": kinds,
         "gaps": gaps,
         "offline": partial(offline, num_requests=args.num_requests),
     }

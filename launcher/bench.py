@@ -158,6 +158,7 @@ def _load_config(args: argparse.Namespace) -> LoadConfig:
         num_warmups=args.num_warmups,
         vocab_size=args.vocab_size,
         request_timeout=args.request_timeout,
+        extra_body=args.extra_body,
     )
 
 

@@ -19,7 +19,8 @@ from loong.workloads.workload import endless_workload, make_workload
 class LoadConfig:
     """What is sent at each of `rates` (requests a second): so many requests, or what arrives in `duration` s.
 
-    `burstiness` is None where a trace is replayed, at this mean rate; `request_timeout` is in seconds.
+    `burstiness` is None where a trace is replayed, at this mean rate; `request_timeout` is in seconds;
+    `extra_body` is what else each request asks for.
     """
 
     workload: str
@@ -33,6 +34,7 @@ class LoadConfig:
     num_warmups: int
     vocab_size: int
     request_timeout: float
+    extra_body: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.max_concurrency is not None and self.max_concurrency < 1:

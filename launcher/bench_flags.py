@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from loong.core.errors import ConfigError
 from loong.launcher.flags import add_goal_flags, add_workload_flags, positive, ratio, seconds
-from loong.workloads.backends import Backend
+from loong.workloads.backends import FIELDS_OF_THE_LOAD, Backend
 from loong.workloads.request import SMALLEST_VOCABULARY
 from loong.workloads.slo import RULE_NAMES
 
@@ -79,6 +81,13 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--request-timeout", type=float, default=3600.0, metavar="S", help="for one request (default: 3600)"
     )
+    group.add_argument(
+        "--extra-body",
+        type=_flag(_fields),
+        default={},
+        metavar="JSON",
+        help='fields that every request has besides: \'{"temperature": 0.7, "frequency_penalty": 0.5}\'',
+    )
 
 
 def add_report_flags(group: argparse._ArgumentGroup) -> None:
@@ -123,6 +132,16 @@ def _flag(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parse_flag
+
+
+def _fields(text: str) -> dict[str, object]:
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{text!r} is not a JSON object: {error}") from error
+    if taken := sorted(fields.keys() & FIELDS_OF_THE_LOAD):
+        raise ConfigError(f"{', '.join(taken)} cannot be set: the workload or the load generator sets it")
+    return fields
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -130,6 +130,7 @@ class MeasuredServer:
             load.request_timeout,
             self._config.api_key,
             self._backend,
+            load.extra_body,
         )
 
     async def _load(

@@ -11,6 +11,10 @@ from loong.workloads.record import Usage
 from loong.workloads.request import WorkloadRequest
 
 MAX_ERROR_CHARACTERS = 300
+# What a body has of its request's shape, or so that its tokens can be timed.
+FIELDS_OF_THE_LOAD = frozenset(
+    ("model", "prompt", "max_tokens", "max_new_tokens", "stream", "stream_options", "user", "n")
+)
 
 
 class Backend(Enum):
@@ -56,7 +60,7 @@ class Wire:
     """How a request is sent, and how an event of its stream that arrived at some time is taken in."""
 
     path: str
-    body: Callable[[str, WorkloadRequest, list[int]], Body]
+    body: Callable[[str, WorkloadRequest, list[int], Mapping[str, object]], Body]
     take: Callable[[Answer, str, float], None]
 
 
@@ -88,7 +92,9 @@ class _Event(msgspec.Struct):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
-def _openai_body(model: str, request: WorkloadRequest, prompt: list[int]) -> Body:
+def _openai_body(
+    model: str, request: WorkloadRequest, prompt: list[int], extra: Mapping[str, object]
+) -> Body:
     body: Body = {
         "model": model,
         "prompt": prompt,
@@ -100,7 +106,7 @@ def _openai_body(model: str, request: WorkloadRequest, prompt: list[int]) -> Bod
     }
     if request.shape.user:
         body["user"] = request.shape.user
-    return body
+    return {**body, **extra}
 
 
 def _take_openai(answer: Answer, event: str, now: float) -> None:
@@ -136,9 +142,11 @@ class _LightEvent(msgspec.Struct):
 _decode_light_event = msgspec.json.Decoder(_LightEvent).decode
 
 
-def _lightllm_body(_model: str, request: WorkloadRequest, prompt: list[int]) -> Body:
+def _lightllm_body(
+    _model: str, request: WorkloadRequest, prompt: list[int], extra: Mapping[str, object]
+) -> Body:
     parameters = {"max_new_tokens": request.num_output_tokens, "ignore_eos": True, "do_sample": False}
-    return {"inputs": prompt, "parameters": parameters}
+    return {"inputs": prompt, "parameters": {**parameters, **extra}}
 
 
 def _take_lightllm(answer: Answer, event: str, now: float) -> None:

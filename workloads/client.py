@@ -6,7 +6,7 @@ thousands of streams a second and its clock stays true (`benchmarks/load_generat
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -23,7 +23,10 @@ from loong.workloads.sse import EventDecoder
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go. `base_url` has no `/v1`; `timeout` is in seconds, for one request as a whole."""
+    """Where requests go. `base_url` has no `/v1`; `timeout` is in seconds, for one request as a whole.
+
+    `extra_body` is what else every request asks for.
+    """
 
     base_url: str
     model: str
@@ -31,6 +34,7 @@ class Target:
     timeout: float = 3600.0
     api_key: str | None = field(default=None, repr=False)
     backend: Backend = Backend.OPENAI
+    extra_body: Mapping[str, object] = field(default_factory=dict)
 
 
 async def run_load(
@@ -184,8 +188,8 @@ class _Run:
 
 
 def _encode(target: Target, wire: Wire, request: WorkloadRequest) -> bytes:
-    body = wire.body(target.model, request, request.prompt_token_ids(target.vocab_size))
-    return msgspec.json.encode(body)
+    prompt = request.prompt_token_ids(target.vocab_size)
+    return msgspec.json.encode(wire.body(target.model, request, prompt, target.extra_body))
 
 
 @contextmanager

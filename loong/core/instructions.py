@@ -22,7 +22,8 @@ class RequestInput(NamedTuple):
 
     `token_ids` are those of the batch's positions of this request, ascending. `placement` is the KV that
     exists before the batch. `sampling_params` is None where the batch does not reach the last known token, so
-    that nothing is sampled. `prompt_token_ids` and `output_token_ids` are given only if the draw needs them.
+    that nothing is sampled. `prompt_token_ids` are given only if there is a repetition penalty, and
+    `output_token_ids` only if the draw needs them.
     `forks` begin when the batch ends, with all KV that the request then has.
     """
 

@@ -96,7 +96,7 @@ class LiveRequest:
             token_ids = prompt[first:stop]
         params = self.request.sampling_params if stop == num_prompt + len(outputs) else None
         needs_output = params is not None and params.needs_output
-        needs_prompt = needs_output and params is not None and params.has_penalties
+        needs_prompt = params is not None and params.repetition_penalty != 1.0
         return RequestInput(  # by position, as above
             self.request.request_id,
             token_ids,

@@ -79,7 +79,7 @@ class SamplingParams:
             raise _beyond("min_tokens", self.min_tokens, 0, self.max_tokens)
         if not 0 <= self.seed < NUM_SEEDS:
             raise _beyond("seed", self.seed, 0, NUM_SEEDS - 1)
-        if self.top_k is not None and self.top_k < 1:
+        if self.top_k is not None and not self.top_k >= 1:
             raise _beyond("top_k", self.top_k, 1, float("inf"))
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
             raise _beyond("logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
@@ -91,6 +91,16 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether the choice depends on the tokens seen so far."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every token is drawn of the logits as they come, and nothing is told of these."""
+        return (
+            self.num_logprobs is None
+            and not self.min_tokens
+            and not self.logit_bias
+            and not self.needs_output
+        )
 
     @property
     def needs_output(self) -> bool:

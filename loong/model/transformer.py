@@ -65,12 +65,13 @@ class Decoder:
         return normed
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [N, vocab] float32 of hidden states [N, E], the same on every rank."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return logits [N, vocab] float32 of hidden states [N, E], the same on every rank; or fill `out`."""
         part = self._device.linear(hidden, self.parameters.lm_head, None)
         if part.shape[-1] < self.shard.padded_vocab_size:
             part = F.pad(part, (0, self.shard.padded_vocab_size - part.shape[-1]))
-        return self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size].float().contiguous()
+        logits = self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size]
+        return logits.float().contiguous() if out is None else out.copy_(logits)
 
     def _project(
         self, layer: LayerParameters, normed: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, rows: Tensor

@@ -10,11 +10,12 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
-from loong.core.request import FinishReason, SamplingParams
 from loong.fabric.protocol import Fabric
+from loong.worker.constraints import Constraints
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
+from loong.worker.lease_choices import LeaseChoices
 from loong.worker.lease_ends import LeaseTerm
 from loong.worker.lease_slots import LeaseSlots, masters_inputs
 
@@ -24,17 +25,25 @@ ReportStep = Callable[[int, tuple[ProducedToken, ...], bool], None]  # a step, i
 class DecodeLease:
     """Runs leases of which the devices of a group can take the steps by themselves."""
 
-    def __init__(self, instance_id: InstanceId, pool: KVPool, steps: DecodeSteps, fabric: Fabric) -> None:
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        pool: KVPool,
+        steps: DecodeSteps,
+        fabric: Fabric,
+        constraints: Constraints,
+    ) -> None:
         self._instance_id, self._pool, self._steps, self._fabric = instance_id, pool, steps, fabric
+        self._constraints = constraints
 
     def can_run(self, command: RunBatch) -> bool:
-        """Whether a batch is decode, of tokens that only logits and seeds decide, on a group we can serve."""
+        """Whether a batch is decode, on a group we can serve."""
         blocks = command.plan.queries
         num_tokens = Counter(block.master_id for block in blocks)
         return (
             max(num_tokens.values()) <= self._steps.max_size(command.plan.group.dop)
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
-            and all(_is_plain(given) for given in command.inputs)
+            and all(given.num_output_tokens > 0 for given in command.inputs)
             and self._has_room(command)
         )
 
@@ -77,10 +86,12 @@ class DecodeLease:
         self, command: RunBatch, slots: LeaseSlots, lease_end: LeaseTerm, report: ReportStep
     ) -> int:
         plan, is_alone = command.plan, self._is_alone(command)
-        rows = dict(enumerate(masters_inputs(command, self._instance_id)))
+        given = masters_inputs(command, self._instance_id)
+        rows, choices = dict(enumerate(given)), self._steps.choices(given, self._constraints)
         live, end, lengthened_at = set(plan.request_ids), plan.num_steps, -1
         most_steps = self._most_steps(command)
-        reading = self._steps.launch()
+        self._steps.launch()
+        reading = self._steps.read(choices)
         step = 0
         while True:
             if is_alone:
@@ -91,15 +102,22 @@ class DecodeLease:
                 slots.lengthen(end, rows)
                 self._steps.lengthen(slots.batch)
                 lengthened_at = step
-            following = self._steps.launch() if step + 1 < min(end, slots.num_steps) else None
-            tokens = tuple(_take_tokens(reading.wait(), step, rows))
+            is_last = step + 1 >= min(end, slots.num_steps)
+            if not is_last:
+                self._steps.launch()
+                if not choices.needs_tokens:
+                    following = self._steps.read(choices)
+            tokens = tuple(_take_tokens(reading.wait(), step, rows, choices))
+            if choices.needs_tokens and not is_last:
+                choices.end_step()
+                following = self._steps.read(choices)
             self._fabric.check()
-            report(step, tokens, following is None)
+            report(step, tokens, is_last)
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
             live -= ended
-            if not is_alone and following is not None:
+            if not is_alone and not is_last:
                 end = max(settle(self._fabric, plan, ended, live, lease_end), step + 2)
-            if following is None or not live:
+            if is_last or not live:
                 return step + 1
             reading = following
             step += 1
@@ -108,32 +126,22 @@ class DecodeLease:
         return command.plan.group.dop == 1 and self._fabric.tensor_parallel.size == 1
 
 
-def _is_plain(given: RequestInput) -> bool:
-    """Whether a decode token needs nothing that the host would have to know of the one before."""
-    params: SamplingParams | None = given.sampling_params
-    return (
-        params is not None
-        and not params.has_penalties
-        and params.num_logprobs is None
-        and not params.logit_bias
-        and params.json_schema is None
-        and given.num_output_tokens >= max(1, params.min_tokens)
-    )
-
-
 def _take_tokens(
-    drawn: Sequence[Tensor], step: int, live: dict[int, RequestInput]
+    read: Sequence[Tensor], step: int, live: dict[int, RequestInput], choices: LeaseChoices
 ) -> Iterator[ProducedToken]:
     """The tokens of the live requests, of which those that end with them leave."""
-    token_ids, largest = (values.tolist() for values in drawn)
+    token_ids, largest = (values.tolist() for values in read[:2])
+    logprobs = choices.logprobs(read[2:])
     for row, given in list(live.items()):
         params = given.sampling_params
         assert params is not None
         if math.isfinite(largest[row]):
-            reason = params.finish_reason(given.num_output_tokens + step + 1, token_ids[row])
-            yield ProducedToken(given.request_id, token_ids[row], reason)
+            token_id = token_ids[row]
+            reason = params.finish_reason(given.num_output_tokens + step + 1, token_id)
+            yield ProducedToken(given.request_id, token_id, reason, logprobs.get(row))
         else:
-            reason = FinishReason.ERROR
-            yield ProducedToken(given.request_id, 0, reason)
+            token_id, reason = 0, choices.why_invalid(row)
+            yield ProducedToken(given.request_id, token_id, reason)
+        choices.take(row, token_id, reason)
         if reason is not None:
             del live[row]

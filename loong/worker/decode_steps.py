@@ -5,12 +5,13 @@ for any requests, on any group. The slots of a query lie in one list that is lon
 a step writes to the first slot of an own row that has no KV yet, and attends all before it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from loong.core.instructions import RequestInput
 from loong.core.placement import InstanceId
 from loong.kernels import Partial
 from loong.kernels.draw_params import DrawParams
@@ -18,9 +19,11 @@ from loong.kernels.slots import SlotLists
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend, Reading
+from loong.worker.constraints import Constraints
 from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeBatch, DecodeState
 from loong.worker.group_exchange import Alone, GroupExchange
 from loong.worker.kv_pool import KVPool
+from loong.worker.lease_choices import LeaseChoices
 
 _LISTS_A_SLOT = 4.0  # on average, where prompts are shared: so long the lists of a lease may be
 
@@ -53,6 +56,9 @@ class DecodeSteps:
         self._host, self._host_slots = DecodeState(num_queries, host_words(num_words)), host_words(num_slots)
         self._cu_seqlens = torch.zeros(num_queries + 1, dtype=torch.int32, device=device)
         self._largest = torch.zeros(BATCH_SIZES[-1], dtype=torch.float32, device=device)
+        self._logits = torch.zeros(
+            BATCH_SIZES[-1], model.shard.config.vocab_size, dtype=torch.float32, device=device
+        )
         self._steps: dict[tuple[bool, int], Callable[[], None]] = {}
         self._next_step: Callable[[], None]
 
@@ -95,10 +101,23 @@ class DecodeSteps:
         self._state.starts.copy_(self._host.starts, non_blocking=True)
         self._copy_slots(batch, num_slots)
 
-    def launch(self) -> Reading:
-        """Take the next step; the reading is of its tokens and largest logits, [512] each, in row order."""
+    def choices(self, given: Sequence[RequestInput], constraints: Constraints) -> LeaseChoices:
+        """What these requests ask for, in the order of the rows that begin."""
+        return LeaseChoices(given, constraints, self._model.shard.config.vocab_size, self._backend)
+
+    def launch(self) -> None:
+        """Take the next step, but for what its choices add."""
         self._next_step()
-        return self._backend.read(self._state.tokens, self._largest)
+
+    @torch.inference_mode()
+    def read(self, choices: LeaseChoices) -> Reading:
+        """Make the choices of the step that was launched last, before the next one.
+
+        The reading is of its tokens and largest logits, [512] each, in row order, and of what choices tell.
+        """
+        state = self._state
+        told = choices.choose(self._logits, state.params, tokens=state.tokens, largest=self._largest)
+        return self._backend.read(state.tokens, self._largest, *told)
 
     def wait(self) -> None:
         """Return once all steps are done."""
@@ -122,7 +141,8 @@ class DecodeSteps:
         cu_seqlens[1:].copy_(num_keys.cumsum(0))
         lists = SlotLists(self._slots, starts, cu_seqlens)
         attention = _GroupAttention(self._pool, new_slots, lists, self._backend.device, exchange)
-        logits = self._model.logits(self._model.forward(tokens, positions, positions + 1, attention))
+        hidden = self._model.forward(tokens, positions, positions + 1, attention)
+        logits = self._model.logits(hidden, out=self._logits[:size])
         positions += has_slot
         params = DrawParams(*(values[:size] for values in state.params))
         params.position.copy_(positions)

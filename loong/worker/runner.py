@@ -16,7 +16,7 @@ from loong.core.instance import ESPGroup
 from loong.core.instructions import Fork, RequestInput, RunBatch
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.request import FinishReason, RequestId, SamplingParams, TokenId
+from loong.core.request import RequestId, SamplingParams, TokenId
 from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
@@ -27,12 +27,23 @@ from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
 from loong.worker.kv_pool import KVPool
 from loong.worker.kv_steps import KVSteps
+from loong.worker.lease_choices import why_invalid
 from loong.worker.lease_ends import LeaseTerm
 from loong.worker.mixed_steps import MixedSteps
-from loong.worker.sampling import InvalidLogits, SamplingInput, sample
+from loong.worker.sampling import InvalidLogits, sample
+from loong.worker.sampling_input import SamplingInput, sampling_input
 from loong.worker.tracer import Span
 
 _SHORT_PROMPT = 17  # tokens
+_PLAIN = SamplingParams()
+_ASKING = SamplingParams(  # for all that is done to logits
+    max_tokens=2,
+    min_tokens=1,
+    stop_token_ids=(0,),
+    presence_penalty=1.0,
+    logit_bias=((0, 1.0),),
+    num_logprobs=1,
+)
 _WARM_UP_BATCH_ID = 0
 
 
@@ -64,22 +75,7 @@ class _Progress:
         given = self.given
         if given.sampling_params is not None:
             for drawn in (Fork(given.request_id, given.sampling_params), *given.forks):
-                yield drawn.request_id, self._sampling_input(drawn, constraints)
-
-    def _sampling_input(self, drawn: Fork, constraints: Constraints) -> SamplingInput:
-        params = drawn.sampling_params
-        output = (*self.given.output_token_ids, *self.new_token_ids) if params.needs_output else ()
-        allowed = None
-        if (schema := params.json_schema) is not None:
-            allowed = constraints.allowed(drawn.request_id, schema, output, params.stop_token_ids)
-        return SamplingInput(
-            params=params,
-            position=self.num_known_tokens,
-            num_output_tokens=self.given.num_output_tokens + len(self.new_token_ids),
-            prompt_token_ids=self.given.prompt_token_ids,
-            output_token_ids=output,
-            allowed=allowed,
-        )
+                yield drawn.request_id, sampling_input(drawn, given, self.new_token_ids, constraints)
 
 
 class BatchRunner:
@@ -122,14 +118,17 @@ class BatchRunner:
         for length in self._backend.warm_up_lengths:
             self._run_zeros([length], Transfer.KV, num_chunks=2)
             self._run_zeros([length], Transfer.QUERY, num_chunks=2)
-        for size in BATCH_SIZES if self._backend.warm_up_lengths else ():
-            if size.bit_count() == 1:  # kernels differ by powers of two
-                self._run_zeros([_SHORT_PROMPT, *[1] * size], Transfer.QUERY)
+        if self._backend.warm_up_lengths:
+            self._run_zeros([1], Transfer.QUERY, params=_ASKING)
+            for size in BATCH_SIZES:
+                if size.bit_count() == 1:  # kernels differ by powers of two
+                    self._run_zeros([_SHORT_PROMPT, *[1] * size], Transfer.QUERY)
         if self._backend.takes_leases:
             exchange = self._backend.group_exchange(self._fabric, self._instance_id, self._model.shard)
             steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
             steps.capture()
-            self._lease, self._steps = DecodeLease(self._instance_id, self._pool, steps, self._fabric), steps
+            self._lease = DecodeLease(self._instance_id, self._pool, steps, self._fabric, self._constraints)
+            self._steps = steps
             self._captured = (MixedSteps(self._model, self._pool, self._backend, exchange),)
             if exchange is not None:
                 self._captured += (KVSteps(self._model, self._pool, self._backend, exchange),)
@@ -177,7 +176,13 @@ class BatchRunner:
         if self._steps is not None:
             yield self._steps, "launch", "step"
 
-    def _run_zeros(self, lengths: Sequence[int], transfer: Transfer, num_chunks: int = 1) -> None:
+    def _run_zeros(
+        self,
+        lengths: Sequence[int],
+        transfer: Transfer,
+        num_chunks: int = 1,
+        params: SamplingParams = _PLAIN,
+    ) -> None:
         """Steps of chunks of these lengths, each behind those before, as far as there is room for them.
 
         A prompt of one token is as a decode.
@@ -194,7 +199,7 @@ class BatchRunner:
                 tuple(KVSegment(i, its, self._instance_id) for i, its in positions.items()),
             )
             given = (
-                RequestInput(i, [0] * length, (chunk + 1) * length, 0, placements[i], SamplingParams())
+                RequestInput(i, [0] * length, (chunk + 1) * length, 0, placements[i], params)
                 for i, length in prompts.items()
             )
             requests = {item.request_id: _Progress(item, item.placement, []) for item in given}
@@ -247,9 +252,9 @@ class BatchRunner:
             request = requests[block.request_id]
             if block.positions[-1] != request.num_known_tokens - 1:
                 continue
-            for request_id, sampling_input in request.sampling_inputs(self._constraints):
+            for request_id, item in request.sampling_inputs(self._constraints):
                 rows.append(block_rows.stop - 1)
-                inputs.append(sampling_input)
+                inputs.append(item)
                 request_ids.append(request_id)
         if not rows:
             self._backend.device.wait()  # as reading tokens would: what is told to be done is done
@@ -259,7 +264,7 @@ class BatchRunner:
         tokens = []
         for request_id, given, result in zip(request_ids, inputs, drawn, strict=True):
             if isinstance(result, InvalidLogits):
-                tokens.append(ProducedToken(request_id, 0, _why_invalid(given)))
+                tokens.append(ProducedToken(request_id, 0, why_invalid(given.allowed)))
                 continue
             if request_id in requests:  # else it is a fork
                 requests[request_id].new_token_ids.append(result.token_id)
@@ -268,11 +273,6 @@ class BatchRunner:
                 self._constraints.forget(request_id)
             tokens.append(ProducedToken(request_id, result.token_id, reason, result.logprobs))
         return tuple(tokens)
-
-
-def _why_invalid(given: SamplingInput) -> FinishReason:
-    is_stuck = given.allowed is not None and not given.allowed.any()
-    return FinishReason.STUCK if is_stuck else FinishReason.ERROR
 
 
 def _inputs(

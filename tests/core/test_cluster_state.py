@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -51,6 +52,7 @@ INSTANCES = {
     5: ElasticInstance(5, 2, InstanceKind.HOST, 60),
 }
 STOP_TOKEN = 0
+NEEDS: tuple[dict[str, Any], ...] = ({}, {"presence_penalty": 1.0}, {"repetition_penalty": 1.5})
 seeds = st.integers(0, 2**32)
 indexes = st.integers(0, 9)
 
@@ -214,7 +216,8 @@ class Cluster(RuleBasedStateMachine):
             self.arrive_one(f"r{len(self.requests)}", num_prompt, max_tokens, num_choices)
 
     def arrive_one(self, request_id: RequestId, num_prompt: int, max_tokens: int, num_choices: int) -> None:
-        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), presence_penalty=1.0)
+        needs = NEEDS[len(self.requests) % len(NEEDS)]
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), **needs)
         prompt = tuple(range(100, 100 + num_prompt))
         request = Request(request_id, prompt, params, self.now(), num_choices=num_choices)
         choices = {choice.request_id: choice for choice in request.choices()}
@@ -267,7 +270,10 @@ class Cluster(RuleBasedStateMachine):
             assert (given.num_prompt_tokens, given.num_output_tokens) == (len(prompt), len(outputs))
             is_sampled = given.sampling_params is not None
             assert is_sampled == (positions[-1] == len(known) - 1)
-            assert [*given.prompt_token_ids, *given.output_token_ids] == (known if is_sampled else [])
+            params = self.requests[given.request_id].sampling_params
+            needs_prompt, needs_output = params.repetition_penalty != 1, params.has_penalties
+            assert given.prompt_token_ids == (prompt if is_sampled and needs_prompt else ())
+            assert [*given.output_token_ids] == (outputs if is_sampled and needs_output else [])
             if given.forks:
                 assert is_sampled
                 assert not outputs

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from loong.core.request import (
         ("top_p", 0.0, "1e-09 to 1"),
         ("top_p", 1.5, "1.5"),
         ("top_k", 0, "1 to inf"),
+        ("top_k", math.nan, "nan"),
         ("min_p", -0.1, "0 to 1"),
         ("presence_penalty", 2.5, "-2 to 2"),
         ("frequency_penalty", -3.0, "-2 to 2"),
@@ -48,6 +50,30 @@ def test_the_bounds_themselves_are_taken() -> None:
         max_tokens=1, min_tokens=1, temperature=0, top_p=1, top_k=1, seed=2**63 - 1, num_logprobs=20
     )
     assert not params.has_penalties
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"min_tokens": 1},
+        {"num_logprobs": 0},
+        {"logit_bias": ((3, 1.0),)},
+        {"presence_penalty": 0.1},
+        {"json_schema": "{}"},
+    ],
+    ids=str,
+)
+def test_a_request_is_plain_unless_it_asks_for_more_than_a_draw(asked: dict[str, Any]) -> None:
+    drawn: dict[str, Any] = {
+        "temperature": 0.7,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 5,
+        "stop_token_ids": (1,),
+    }
+    assert SamplingParams(**drawn).is_plain
+    assert not SamplingParams(**drawn, **asked).is_plain
 
 
 @pytest.mark.parametrize(

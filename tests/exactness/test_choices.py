@@ -9,7 +9,7 @@ import pytest
 from chaos import chaos
 from cluster import Cluster
 from plans import decode, in_group, move, plannable
-from requests_for_tests import assert_exact, greedy_request, random_prompt, sampled_request
+from requests_for_tests import SCHEMA, assert_exact, greedy_request, random_prompt, sampled_request
 
 from loong.core.cost_model import CostModel
 from loong.core.events import ProducedToken, TokensProduced
@@ -20,7 +20,6 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 
-SCHEMA = '{"type":"array","items":{"type":"integer"},"minItems":2}'
 PROMPT, NUM_TOKENS, SEED = random_prompt(37, seed=37), 10, 5
 WAYS: dict[str, dict[str, object]] = {
     "plain": {"temperature": 1.5},

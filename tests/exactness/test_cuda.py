@@ -7,13 +7,14 @@ import pytest
 from cluster import Cluster
 from leak_checks import shared_cluster
 from plans import in_group
-from requests_for_tests import assert_exact, expected, greedy_request, random_prompt, sampled_request
+from requests_for_tests import SCHEMA, assert_exact, expected, greedy_request, random_prompt, sampled_request
 
 from loong.core.cost_model import CostModel
 from loong.core.instructions import ExtendLease
 from loong.core.plan import IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
 from loong.launcher.local import ClusterConfig
+from loong.model.tiny import tiny_model
 from loong.scheduler.extensions import extending
 
 pytestmark = pytest.mark.gpu
@@ -25,13 +26,21 @@ KINDS: tuple[dict[str, object], ...] = (
     {"seed": 4, "presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.1},
     {"seed": 5, "min_tokens": 8, "stop_token_ids": tuple(range(0, 97, 3))},
     {"seed": 6, "stop_token_ids": tuple(range(0, 97, 8))},
+    {"seed": 7, "temperature": 3.0, "json_schema": SCHEMA, "stop_token_ids": (2,)},
 )
 
 
 @pytest.fixture(scope="module")
 def on_gpus(folder: Path) -> Iterator[Cluster]:
     """Instances 0 to 2, and their host tiers."""
-    config = ClusterConfig(str(folder), num_instances=3, kv_capacity=400, host_kv_capacity=96, device="cuda")
+    config = ClusterConfig(
+        str(folder),
+        num_instances=3,
+        kv_capacity=400,
+        host_kv_capacity=96,
+        device="cuda",
+        tokenizer_folder=str(tiny_model(folder.parent)),
+    )
     with shared_cluster(config) as running:
         yield running
 
@@ -98,11 +107,14 @@ def test_leases_that_go_on_give_the_tokens_of_transformers(
         assert [token.token_id for token in outputs[request.request_id]] == tokens
 
 
+@pytest.mark.parametrize("group", [(0,), (1, 0, 2)])
 @pytest.mark.parametrize("num_steps", [1, 6])
-def test_what_is_drawn_is_what_processors_draw(cluster: Cluster, on_gpus: Cluster, num_steps: int) -> None:
+def test_what_is_drawn_is_what_processors_draw(
+    cluster: Cluster, on_gpus: Cluster, group: tuple[int, ...], num_steps: int
+) -> None:
     tokens = []
     for running in (cluster, on_gpus):
         requests = [sampled_request(random_prompt(15, seed=n), 16, **p) for n, p in enumerate(KINDS)]
-        outputs = running.run(requests, in_group(0, num_steps=num_steps))
+        outputs = running.run(requests, in_group(*group, num_steps=num_steps))
         tokens.append([[token.token_id for token in outputs[r.request_id]] for r in requests])
     assert tokens[1] == tokens[0]

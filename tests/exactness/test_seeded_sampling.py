@@ -9,7 +9,7 @@ import torch
 from chaos import chaos
 from cluster import Cluster
 from plans import in_group
-from requests_for_tests import expected, random_prompt, sampled_request
+from requests_for_tests import SCHEMA, expected, random_prompt, sampled_request
 from transformers import AutoModelForCausalLM
 
 from loong.core.errors import ClusterError
@@ -19,7 +19,6 @@ from loong.core.request import FinishReason
 from loong.scheduler.policy import Policy
 
 PROMPT, NUM_TOKENS = random_prompt(37, seed=37), 10
-SCHEMA = '{"type":"array","items":{"type":"integer"},"minItems":2}'
 WAYS: dict[str, dict[str, object]] = {
     "temperature": {"temperature": 1.5},
     "top-p": {"temperature": 2.0, "top_p": 0.8},

@@ -298,12 +298,21 @@ def test_a_flag_that_cannot_work_is_named(flags: list[str], complaint: str) -> N
     assert "\n" not in str(error.value)
 
 
-def test_arguments_that_cannot_be_split_are_refused_with_their_flag(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("--extra-server-args='--api-key", '--extra-server-args: "\'--api-key" cannot be split into words'),
+        ("--extra-body={temperature: 1}", "--extra-body: '{temperature: 1}' is not a JSON object"),
+        ("--extra-body=[1]", "--extra-body: '[1]' is not a JSON object"),
+        ('--extra-body={"stream": false, "seed": 1}', "--extra-body: stream cannot be set"),
+    ],
+)
+def test_words_that_cannot_be_read_are_refused_with_their_flag(
+    flag: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        run_bench("--extra-server-args='--api-key")
-    assert '--extra-server-args: "\'--api-key" cannot be split into words' in capsys.readouterr().err
+        run_bench(flag)
+    assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["0", "-1/2", "1/0", "tiny"])

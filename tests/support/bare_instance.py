@@ -13,6 +13,7 @@ from loong.fabric.traffic import TrafficSnapshot
 from loong.model.load import load_model
 from loong.model.tensor_parallel import SingleDevice
 from loong.worker.backend import Backend
+from loong.worker.constraints import Constraints
 from loong.worker.kv_pool import KVPool
 from loong.worker.runner import BatchRunner
 
@@ -62,7 +63,8 @@ class BareInstance:
         folder: Path,
         stop: Stop | None,
         backend: Backend,
-        num_slots: int = 256,
+        num_slots: int = 1024,
+        tokenizer: Path | None = None,
     ) -> None:
         ranks = SingleDevice() if fabric.world.tp_size == 1 else fabric.tensor_parallel
         model = load_model(str(folder), "safetensors", None, 0, ranks, backend.device)
@@ -70,7 +72,8 @@ class BareInstance:
         config, num_kv_heads = shard.config, shard.num_kv_heads
         sizes = (config.num_layers, num_kv_heads, config.head_dim, num_slots)
         self._pool = KVPool(*sizes, torch.float32, device)
-        self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend)
+        constraints = Constraints(tokenizer, config.vocab_size)
+        self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend, constraints)
         self._runner.warm_up()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 

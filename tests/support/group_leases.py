@@ -34,7 +34,7 @@ class Story:
         """Begin with the prompts of requests of so many tokens, computed on a group."""
         self._folder = folder
         self.lives = [
-            LiveRequest(greedy_request(prompt, length, num_logprobs=None, **params))
+            LiveRequest(greedy_request(prompt, length, **{"num_logprobs": None, **params}))
             for prompt, length in zip(PROMPTS, lengths, strict=False)
         ]
         self.commands: list[RunBatch | ReleaseKV] = []

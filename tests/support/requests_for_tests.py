@@ -13,6 +13,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from loong.core.events import ProducedToken
 from loong.core.request import FinishReason, Request, RequestId, SamplingParams
 
+SCHEMA = '{"type":"array","items":{"type":"integer"},"minItems":2}'  # which a tiny model can keep to
+
 _numbers = count()
 
 

@@ -1,13 +1,14 @@
 """Leases whose steps do not wait for the host give the tokens of those that do, and leave the same slots."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bare_instance import BareInstance, Outcome, Stop
 from plans import decode, prefill
-from requests_for_tests import random_prompt, sampled_request
+from requests_for_tests import SCHEMA, random_prompt, sampled_request
 
 from loong.core.events import ProducedToken
 from loong.core.instructions import ReleaseKV, RunBatch
@@ -16,9 +17,11 @@ from loong.core.records import LiveRequest
 from loong.core.request import FinishReason
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.model.tiny import tiny_model
 from loong.worker import decode_steps
 from loong.worker.backend import CpuBackend
-from loong.worker.decode_lease import DecodeLease
+from loong.worker.decode_lease import DecodeLease, ReportStep
+from loong.worker.lease_ends import LeaseTerm
 
 SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7})
 
@@ -31,23 +34,50 @@ def fabric(tmp_path: Path) -> Iterator[SocketFabric]:
     alone.close()
 
 
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Path:
+    """Of more tokens than the model has: those that it lacks never come."""
+    return tiny_model(folder.parent)
+
+
+@pytest.fixture
+def leases(monkeypatch: pytest.MonkeyPatch) -> list[RunBatch]:
+    """The leases that did not wait for the host."""
+    begun: list[RunBatch] = []
+    run_lease = DecodeLease.run
+
+    def noting(self: DecodeLease, command: RunBatch, lease_end: LeaseTerm, report: ReportStep) -> int:
+        begun.append(command)
+        return run_lease(self, command, lease_end, report)
+
+    monkeypatch.setattr(DecodeLease, "run", noting)
+    return begun
+
+
 def command(batch_id: int, plan: BatchPlan, *lives: LiveRequest) -> RunBatch:
     return RunBatch(batch_id, plan, tuple(live.input_for(plan) for live in lives))
 
 
 def run(
-    fabric: SocketFabric, folder: Path, stop: Stop | None, num_tokens: tuple[int, ...], **params: object
+    fabric: SocketFabric,
+    folder: Path,
+    stop: Stop | None,
+    num_tokens: tuple[int, ...],
+    *each: Mapping[str, object],
+    tokenizer: Path | None = None,
+    **params: object,
 ) -> list[Outcome]:
-    """Prefill three requests, then decode them on a lease of 12 steps; both ways of taking it.
+    """Prefill requests, then decode them on a lease of 12 steps; both ways of taking it.
 
-    A `stop` beyond these lets the lease go on.
+    A `stop` beyond these lets the lease go on. `each` is what they ask for, beside `params`.
     """
     outcomes = []
     for way, takes_leases in enumerate((False, True)):
-        instance = BareInstance(fabric, 0, folder, stop, CpuBackend(takes_leases=takes_leases))
+        backend = CpuBackend(takes_leases=takes_leases)
+        instance = BareInstance(fabric, 0, folder, stop, backend, tokenizer=tokenizer)
         lives = [
-            LiveRequest(sampled_request(random_prompt(20 + n, seed=n), n, **{**SAMPLED[i], **params}))
-            for i, n in enumerate(num_tokens)
+            LiveRequest(sampled_request(random_prompt(20 + n, seed=n), n, **{**own, **params}))
+            for n, own in zip(num_tokens, each or SAMPLED, strict=True)
         ]
         first = prefill([live.view() for live in lives], (0,))
         begun = instance.carry_out(command(2 * way, first, *lives))
@@ -67,11 +97,6 @@ def told(outcome: Outcome) -> list[tuple[int, int, FinishReason | None]]:
         return step, token.token_id, token.finish_reason
 
     return [without_id(step, token) for step, token in outcome.tokens]
-
-
-def chosen(outcome: Outcome) -> list[float]:
-    """Log-probabilities of the tokens, 1 where there is none."""
-    return [1.0 if token.logprobs is None else token.logprobs.chosen for _, token in outcome.tokens]
 
 
 ENDS = [None, Stop(1), Stop(4), Stop(2, told_in=5), Stop(20), Stop(17, told_in=11), Stop(19, told_in=12)]
@@ -100,22 +125,79 @@ def test_a_request_that_ends_by_a_token_leaves_and_the_others_go_on(
     assert told(not_waiting) == told(waiting)
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"num_logprobs": 1},
-        {"presence_penalty": 1.0},
-        {"min_tokens": 9, "stop_token_ids": (5,)},
-        {"logit_bias": ((5, 9.0), (6, 9.0))},
-        {"json_schema": "{}"},  # which a bare instance has no tokenizer for: all fail at once
-    ],
-)
-def test_what_the_host_must_know_between_steps_is_waited_for(
-    fabric: SocketFabric, folder: Path, params: dict[str, object]
+KINDS: Mapping[str, Mapping[str, object]] = {
+    "log-probabilities": {"num_logprobs": 3},
+    "chosen alone": {"num_logprobs": 0, "temperature": 0.9},
+    "presence": {"presence_penalty": 1.0},
+    "frequency": {"frequency_penalty": 0.9, "temperature": 0.8},
+    "repetition": {"repetition_penalty": 1.7},
+    "least length": {"min_tokens": 7, "stop_token_ids": tuple(range(0, 97, 2))},
+    "least length passed": {"min_tokens": 1, "stop_token_ids": (5,)},
+    "bias": {"logit_bias": ((5, 9.0), (6, 9.0), (40, -100.0))},
+    "schema": {"json_schema": SCHEMA, "temperature": 3.0, "stop_token_ids": (2,)},
+    "all": {
+        "num_logprobs": 5,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.3,
+        "min_tokens": 6,
+        "stop_token_ids": (2,),
+        "logit_bias": ((5, 2.0),),
+        "json_schema": SCHEMA,
+        "temperature": 2.0,
+    },
+}
+
+
+@pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("stop", [None, Stop(4), Stop(17, told_in=11)], ids=str)
+def test_whatever_requests_ask_for_comes_without_waiting(
+    fabric: SocketFabric,
+    folder: Path,
+    tokenizer: Path,
+    leases: list[RunBatch],
+    stop: Stop | None,
+    params: Mapping[str, object],
 ) -> None:
-    waiting, not_waiting = run(fabric, folder, None, (13, 13, 13), **params)
+    waiting, not_waiting = run(fabric, folder, stop, (30, 8, 13), tokenizer=tokenizer, **params)
+    assert len(leases) == 1
     assert told(not_waiting) == told(waiting)
-    assert chosen(not_waiting) == pytest.approx(chosen(waiting), abs=1e-5)  # a lease computes padded rows
+    assert_same_logprobs(not_waiting, waiting)
+
+
+def test_requests_that_ask_for_different_things_share_a_lease(
+    fabric: SocketFabric, folder: Path, tokenizer: Path, leases: list[RunBatch]
+) -> None:
+    each = [{"seed": i, **params} for i, params in enumerate([{}, *KINDS.values(), {"temperature": 0.0}])]
+    num_tokens = tuple(range(9, 9 + 2 * len(each), 2))
+    waiting, not_waiting = run(fabric, folder, None, num_tokens, *each, tokenizer=tokenizer)
+    assert len(leases) == 1
+    assert told(not_waiting) == told(waiting)
+    assert_same_logprobs(not_waiting, waiting)
+
+
+def test_a_request_whose_schema_nothing_can_keep_to_fails_alone(
+    fabric: SocketFabric, folder: Path, leases: list[RunBatch]
+) -> None:
+    """A bare instance has no tokenizer."""
+    begun = {"json_schema": SCHEMA, "temperature": 0.0}
+    waiting, not_waiting = run(fabric, folder, None, (13, 13), begun, {"seed": 1})
+    assert len(leases) == 1
+    assert told(not_waiting) == told(waiting)
+    reasons = Counter(token.finish_reason for _, token in not_waiting.tokens)
+    assert reasons == {FinishReason.STUCK: 1, FinishReason.LENGTH: 1, None: 11}
+
+
+def assert_same_logprobs(one: Outcome, other: Outcome) -> None:
+    """A lease computes padded rows, so its numbers are a little different."""
+    for (_, ours), (_, theirs) in zip(one.tokens, other.tokens, strict=True):
+        if ours.logprobs is None or theirs.logprobs is None:
+            assert ours.logprobs == theirs.logprobs
+            continue
+        assert ours.logprobs.chosen == pytest.approx(theirs.logprobs.chosen, abs=1e-5)
+        assert [i for i, _ in ours.logprobs.top] == [i for i, _ in theirs.logprobs.top]
+        assert [x for _, x in ours.logprobs.top] == pytest.approx(
+            [x for _, x in theirs.logprobs.top], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("takes_leases", [False, True])
@@ -146,7 +228,7 @@ def test_a_lease_whose_lists_of_slots_are_too_long_waits_for_the_host(
     fabric: SocketFabric, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared slots are in the list of each request that has them: there can be more than there are slots."""
-    monkeypatch.setattr(decode_steps, "_LISTS_A_SLOT", 0.5)
+    monkeypatch.setattr(decode_steps, "_LISTS_A_SLOT", 0.1)
     monkeypatch.setattr(DecodeLease, "_take_steps", None)  # nobody asks it
     waiting, not_waiting = run(fabric, folder, None, (30, 40, 50))
     assert told(not_waiting) == told(waiting)

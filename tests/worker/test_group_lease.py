@@ -1,6 +1,7 @@
 """Leases of groups whose steps do not wait for the host give the tokens of those that do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,37 @@ def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: 
         assert produced == tokens
     edges = [outcome.traffic[Channel.CONTROL].messages for outcome in not_waiting[0][1:]]
     assert edges == [(lease.num_steps - 1) * (len(lease.group) - 1) for lease in leases]  # none at the last
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.5, "frequency_penalty": 0.4},
+        {"num_logprobs": 2, "logit_bias": ((5, 9.0),), "min_tokens": 7, "stop_token_ids": (5, 6)},
+        {"temperature": 0.8, "presence_penalty": 1.0, "seed": 3},
+    ],
+    ids=str,
+)
+def test_groups_give_what_requests_ask_for(folder: Path, params: Mapping[str, object]) -> None:
+    """It is told of the greedy tokens whatever was drawn."""
+    story = Story(folder, (0, 1), [NUM_TOKENS] * 4, **params)
+    story.lease(Lease((1, 3, 0), (0, 1, 0, 3), 6))
+    story.lease(Lease((0, 2), (2, 2, 2, 2), 3))
+    waiting, not_waiting = (
+        run_commands(folder, 4, story.commands, takes_leases=way) for way in (False, True)
+    )
+    for ours, theirs in zip(not_waiting, waiting, strict=True):
+        assert told(without_logprobs(ours)) == told(without_logprobs(theirs))
+
+
+def without_logprobs(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """A lease computes padded rows, so its numbers are a little different."""
+    return [
+        replace(
+            outcome, tokens=tuple((step, token._replace(logprobs=None)) for step, token in outcome.tokens)
+        )
+        for outcome in outcomes
+    ]
 
 
 @pytest.mark.parametrize(

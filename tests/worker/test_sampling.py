@@ -10,7 +10,8 @@ from torch import Tensor
 
 from loong.core.request import SamplingParams
 from loong.worker.draw import draw, uniform
-from loong.worker.sampling import InvalidLogits, Sampled, SamplingInput, sample
+from loong.worker.sampling import InvalidLogits, Sampled, sample
+from loong.worker.sampling_input import SamplingInput
 
 GREEDY = SamplingParams(temperature=0)
 

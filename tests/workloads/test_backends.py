@@ -37,13 +37,14 @@ async def sent(bodies: list[dict[str, Any]], reason: str = "length") -> RequestR
             await response.write(light_event(number, last, len(body["inputs"]), reason))
 
     async with serve_script(generate, "/generate_stream") as base_url:
-        target = Target(base_url, "", vocab_size=100, backend=Backend.LIGHTLLM)
+        extra: dict[str, object] = {"do_sample": True, "top_k": 5}
+        target = Target(base_url, "", vocab_size=100, backend=Backend.LIGHTLLM, extra_body=extra)
         request = WorkloadRequest(0.0, RequestShape((TokenRun(3, 5),), 4))
         [record] = await run_load(target, [request])
     return record
 
 
-async def test_lightllm_gets_token_ids_and_its_tokens_are_counted() -> None:
+async def test_lightllm_gets_token_ids_and_what_else_is_asked_for_and_its_tokens_are_counted() -> None:
     bodies: list[dict[str, Any]] = []
     record = await sent(bodies)
     assert record.error is None
@@ -52,7 +53,7 @@ async def test_lightllm_gets_token_ids_and_its_tokens_are_counted() -> None:
     assert bodies == [
         {
             "inputs": TokenRun(3, 5).token_ids(100),
-            "parameters": {"max_new_tokens": 4, "ignore_eos": True, "do_sample": False},
+            "parameters": {"max_new_tokens": 4, "ignore_eos": True, "do_sample": True, "top_k": 5},
         }
     ]
 

@@ -64,9 +64,12 @@ async def test_the_server_gets_the_prompt_as_token_ids_and_the_length_to_generat
 
     request = make_request(num_prompt_tokens=5, num_output_tokens=2)
     named = replace(request, shape=replace(request.shape, user="someone"))
+    asked = {"temperature": 0.7, "logit_bias": {"5": 1.5}}
     async with serve_script(remember) as base_url:
         await run_load(target(base_url), [request, named], max_concurrency=1)
-    body, body_of_named = bodies
+        await run_load(replace(target(base_url), extra_body=asked), [request])
+    body, body_of_named, body_that_asks = bodies
+    assert body_that_asks == {**body, **asked}
     assert body_of_named == {**body, "user": "someone"}
     assert body["prompt"] == request.prompt_token_ids(100)
     assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (2, True, True)
