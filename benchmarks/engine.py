@@ -153,7 +153,7 @@ def kinds(client: Client) -> dict[str, object]:
     """Seconds between tokens by what one of the requests asks for, or all."""
     rows: dict[str, object] = {}
     for name, extra in KINDS.items():
-        client.send_kinds([(1, extra)], 100, 20)  # a schema's grammar is made once
+        client.send_kinds([(1, extra)], *TPOT_TOKENS)  # a schema's grammar is made once
         for num_asking in (1, NUM_OF_KINDS) if extra else (NUM_OF_KINDS,):
             asked: list[Kind] = [(num_asking, extra), (NUM_OF_KINDS - num_asking, {})]
             sent = client.send_kinds(asked, *TPOT_TOKENS)

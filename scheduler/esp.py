@@ -7,7 +7,7 @@ meanwhile; leases that are in the way end.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from operator import attrgetter
 from typing import ClassVar
 
@@ -58,7 +58,7 @@ class ElasticPlanner:
     config: PolicyConfig
     left: list[Group] = field(default_factory=list)
     batches: list[BatchPlan] = field(default_factory=list)
-    lease_ends: list[LeaseEnd] = field(default_factory=list)
+    lease_ends: dict[int, LeaseEnd] = field(default_factory=dict)  # of each batch, the earliest
     migrations: list[KVMigration] = field(default_factory=list)
     preempted: list[RequestView] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -82,7 +82,7 @@ class ElasticPlanner:
             batches=tuple(self.batches),
             migrations=tuple(self.migrations),
             preemptions=tuple(Preemption(view.request_id) for view in self.preempted),
-            lease_ends=tuple(self.lease_ends),
+            lease_ends=tuple(self.lease_ends.values()),
             decisions=tuple(self.decisions),
         )
 
@@ -167,7 +167,7 @@ class ElasticPlanner:
         return scaling.lease(unit.instance_ids, unit.decodes, seconds) if seconds > 0 else None
 
     def _least_lease(self, unit: Unit, prefills: Sequence[Prefill]) -> float:
-        """Seconds that a lease lasts at least, while so few prompts wait for its end.
+        """Seconds that a lease lasts at least, once the first prompt waits for its end, while they are few.
 
         Else chats that come one by one have a step each, most of whose time goes to telling of all decodes;
         and the engine's to planning, where it has tokens to hand on.
@@ -176,7 +176,7 @@ class ElasticPlanner:
         if prefills:
             telling = telling_time(unit.instance_ids, unit.num_decodes, self.cost_model)
             seconds = max(seconds, telling / TELLING_SHARE - sum(prefill.work for prefill in prefills))
-        return min(seconds, LONGEST_WAIT * self.config.target_ttft)
+        return min(seconds, LONGEST_WAIT * min([self.config.target_ttft, *(p.ttft for p in prefills)]))
 
     def _gather(self, unit: Unit, *, has_prompts: bool) -> None:
         gathering = self.gathering(self.survey, self.cost_model, self.config)
@@ -208,10 +208,14 @@ class ElasticPlanner:
 
     def _end_leases(self, units: Iterable[Unit], prefills: Sequence[Prefill], wish: str) -> None:
         for unit, batch in ((u, b) for u in units for b in u.batches if b.can_end_early):
-            least = self._least_lease(unit, prefills) / (batch.plan.predicted_time or 1.0)
-            step = max(batch.num_steps_taken + 1, ceil(least))
-            if step < batch.last_step and (end := LeaseEnd(batch.batch_id, step)) not in self.lease_ends:
-                self.lease_ends.append(end)
+            first = min((prefill.view.arrival_time for prefill in prefills), default=0.0)
+            stop = max(first, batch.started_at) + self._least_lease(unit, prefills)
+            due = min((prefill.deadline - prefill.work for prefill in prefills), default=inf)
+            left = min(stop, due) - batch.stepped_at
+            step = batch.num_steps_taken + max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
+            end = self.lease_ends.get(batch.batch_id)
+            if step < (batch.last_step if end is None else end.step):
+                self.lease_ends[batch.batch_id] = LeaseEnd(batch.batch_id, step)
                 self.decisions.append(reason_to_end_lease(batch, wish))
 
     def _decode_meanwhile(self, group: Group) -> None:

@@ -287,8 +287,12 @@ def check_room(case: Case) -> None:
 
 
 def check_lease_ends(case: Case) -> None:
-    """Only running batches end, and only at a step that may still come."""
+    """Only running batches end, once each, and only at a step that may still come."""
+    seen = set()
     for end in case.plan.lease_ends:
+        if end.batch_id in seen:
+            raise InvalidPlanError(f"the lease of batch {end.batch_id} is to end twice")
+        seen.add(end.batch_id)
         batch = case.snapshot.batch.get(end.batch_id)
         if batch is None:
             raise InvalidPlanError(f"the lease of batch {end.batch_id} is to end, but it is not running")

@@ -2,13 +2,16 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from loong.core.request import TokenId
 from loong.kernels.draw_params import Penalties
-from loong.worker.sampling_input import SamplingInput, TokenIds
+from loong.worker.sampling_input import SamplingInput
 
 
 class Adjuster(Protocol):
@@ -106,13 +109,12 @@ class Adjustments:
         self._first = self._upload(range(0, len(inputs) * self._vocab_size, self._vocab_size))
         self._ones = torch.ones_like(self._first, dtype=torch.int32)
 
-    def _counts(self, token_ids: Sequence[TokenIds]) -> Tensor:
+    def _counts(self, token_ids: Sequence[Sequence[TokenId]]) -> Tensor:
         """How often each row has each token, [N, V] int32."""
-        places = [
-            row * self._vocab_size + torch.as_tensor(ids, dtype=torch.int64)
-            for row, ids in enumerate(token_ids)
-        ]
-        flat = self._adjuster.upload(torch.cat(places))
+        lengths = list(map(len, token_ids))
+        places = np.fromiter(chain.from_iterable(token_ids), np.int64, sum(lengths))
+        places += np.repeat(np.arange(len(lengths)) * self._vocab_size, lengths)
+        flat = self._adjuster.upload(torch.from_numpy(places))
         shape = len(token_ids), self._vocab_size
         counts = torch.zeros(shape, dtype=torch.int32, device=flat.device)
         counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))

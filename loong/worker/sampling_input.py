@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -10,23 +9,21 @@ from loong.core.instructions import Fork, RequestInput
 from loong.core.request import SamplingParams, TokenId
 from loong.worker.constraints import Constraints
 
-TokenIds: TypeAlias = Sequence[TokenId] | Tensor
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingInput:
     """What decides the token of one row, beside its logits.
 
     `position` is the absolute position of the token to be drawn. The prompt is read only if there is a
-    repetition penalty, the output only if there is any; tensors are int64 [n]. `allowed` has a bit for each
-    token, [V / 32] int32 on the host; None: all are.
+    repetition penalty, the output only if there is any. `allowed` has a bit for each token, [V / 32] int32 on
+    the host; None: all are.
     """
 
     params: SamplingParams
     position: int
     num_output_tokens: int
-    prompt_token_ids: TokenIds = ()
-    output_token_ids: TokenIds = ()
+    prompt_token_ids: Sequence[TokenId] = ()
+    output_token_ids: Sequence[TokenId] = ()
     allowed: Tensor | None = None
 
     @property

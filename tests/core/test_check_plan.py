@@ -114,7 +114,7 @@ WITH_ATTENTION = BatchPlan(
         IterationPlan((striped_chunk("new", range(10), (2,)), LEASE)),
         IterationPlan(migrations=(MOVE, KVMigration(segment("old", range(1, 9, 2), 1), 4))),
         IterationPlan((striped_chunk("huge", range(100), (1, 2)),), preemptions=(Preemption("old"),)),
-        IterationPlan(lease_ends=(LeaseEnd(9, 4), LeaseEnd(9, 8))),
+        IterationPlan(lease_ends=(LeaseEnd(9, 4),)),
     ],
 )
 def test_a_plan_that_keeps_the_rules_passes(plan: IterationPlan) -> None:
@@ -300,6 +300,10 @@ def test_a_request_that_goes_frees_nothing_that_others_hold_too() -> None:
 )
 def test_a_lease_ends_at_a_step_that_may_still_come(end: LeaseEnd, message: str) -> None:
     refused(IterationPlan(lease_ends=(end,)), message)
+
+
+def test_a_lease_ends_once() -> None:
+    refused(IterationPlan(lease_ends=(LeaseEnd(9, 4), LeaseEnd(9, 8))), "batch 9 is to end twice")
 
 
 IN_LEASE = replace(

@@ -1,6 +1,7 @@
 """Chats gather while decodes go on, where a step for each would mostly go to telling of the decodes."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 from machines import DEAR, H200
@@ -8,12 +9,13 @@ from plans import decode
 from snapshots import decoding, running, snapshot_of, waiting
 
 from loong.core.plan import IterationPlan
-from loong.core.request import RequestView
+from loong.core.request import SLO, RequestView
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp import LONGEST_WAIT, PLAN_SECONDS, PLAN_SHARE, TELLING_SHARE, plan_esp
 from loong.scheduler.leases import telling_time
 
 NOW = 100.0
+SLOW = waiting("p", 100, arrival_time=NOW - 0.01)
 DECODES = [
     replace(decoding(f"d{i}", 500, (0,), max_tokens=900), first_token_time=NOW, last_token_time=NOW)
     for i in range(200)
@@ -65,16 +67,49 @@ def test_beside_few_decodes_nobody_waits_for_more_than_some_steps(num_decodes: i
     assert telling_time((0,), num_decodes, H200) / TELLING_SHARE < 0.015
 
 
-@pytest.mark.parametrize("num_taken", [0, 3, 30])
-def test_a_lease_that_runs_ends_once_it_has_lasted_as_long(num_taken: int) -> None:
-    seconds = 0.015
+STEP = 0.015
+
+
+def end_of_lease(num_taken: int, *prompts: RequestView) -> float:
+    """Seconds from now to the end that a running lease is given which has taken so many steps."""
     lease = decode(DECODES, [0], {view.request_id: 0 for view in DECODES}, num_steps=64)
-    batch = running(1, replace(lease, predicted_time=seconds), NOW - num_taken * seconds, num_taken)
-    for num_tokens, is_work_enough in ((100, False), (10_000, True)):
-        snapshot = snapshot_of([900_000], [*DECODES, prompt(num_tokens)], [batch], now=NOW)
-        (end,) = plan_esp(snapshot, H200, CONFIG).lease_ends
-        if is_work_enough:
-            assert end.step == num_taken + 1
-        else:
-            assert end.step > num_taken
-            assert end.step == num_taken + 1 or 0.8 < end.step * seconds * TELLING_SHARE / TELLING <= 1.2
+    batch = running(1, replace(lease, predicted_time=STEP), NOW - num_taken * STEP, num_taken)
+    snapshot = snapshot_of([900_000], [*DECODES, *prompts], [batch], now=NOW)
+    (end,) = plan_esp(snapshot, H200, CONFIG).lease_ends
+    return (end.step - num_taken) * STEP
+
+
+@pytest.mark.parametrize("num_taken", [0, 3, 30])
+def test_a_lease_that_runs_goes_on_while_a_chat_has_not_waited_for_as_long(num_taken: int) -> None:
+    assert 0 <= end_of_lease(num_taken, prompt(100)) - TELLING / TELLING_SHARE < STEP
+    least = PLAN_SECONDS * len(DECODES) / PLAN_SHARE
+    assert end_of_lease(num_taken, prompt(10_000)) == ceil(least / STEP) * STEP
+
+
+@pytest.mark.parametrize("num_taken", [0, 3])
+def test_who_waited_before_a_lease_waits_as_long_from_its_start(num_taken: int) -> None:
+    since_start = end_of_lease(num_taken, prompt(100, waited=0.2)) + num_taken * STEP
+    assert 0 <= since_start - TELLING / TELLING_SHARE < STEP
+
+
+def test_nobody_gathers_beyond_the_latest_time_to_begin() -> None:
+    assert end_of_lease(1, prompt(100, waited=0.97 * CONFIG.target_ttft)) <= 2 * STEP
+    assert end_of_lease(1, prompt(100, waited=2 * CONFIG.target_ttft)) > 0
+
+
+def test_however_many_decode_the_wait_is_a_share_of_the_target() -> None:
+    many = [
+        replace(decoding(f"d{i}", 100, (0,), max_tokens=900), first_token_time=NOW, last_token_time=NOW)
+        for i in range(350)
+    ]
+    assert telling_time((0,), len(many), H200) / TELLING_SHARE > LONGEST_WAIT * CONFIG.target_ttft
+    for waited, is_over in ((0.5, False), (1.01, True)):
+        late = prompt(100, waited=waited * LONGEST_WAIT * CONFIG.target_ttft)
+        plan = plan_esp(snapshot_of([900_000], [*many, late], now=NOW), H200, CONFIG)
+        assert any("p" in batch.request_ids for batch in plan.batches) == is_over
+
+
+@pytest.mark.parametrize("own", [replace(SLOW, slo=SLO(ttft=0.06)), replace(SLOW, priority=-5)], ids=str)
+def test_a_target_of_its_own_is_what_a_prompt_waits_a_share_of(own: RequestView) -> None:
+    assert not begins(planned(SLOW))
+    assert begins(planned(own))

@@ -217,7 +217,6 @@ def penalized(logits: list[float], item: SamplingInput) -> list[float]:
     st.sampled_from([0.0, 1.0, -0.5]),
     st.sampled_from([0.0, 0.7, -1.1]),
     st.sampled_from([1.0, 1.9, 0.6]),
-    st.booleans(),
 )
 def test_penalties_equal_their_definition(
     seed: int,
@@ -226,12 +225,7 @@ def test_penalties_equal_their_definition(
     presence: float,
     frequency: float,
     repetition: float,
-    as_tensors: bool,
 ) -> None:
-    prompt_ids, output_ids = (
-        torch.tensor(i, dtype=torch.int64) if as_tensors else i for i in (prompt, output)
-    )
-
     def item(position: int) -> SamplingInput:
         params = SamplingParams(
             temperature=position % 2,
@@ -239,7 +233,7 @@ def test_penalties_equal_their_definition(
             frequency_penalty=frequency,
             repetition_penalty=repetition,
         )
-        return SamplingInput(params, position, len(output), prompt_ids, output_ids)
+        return SamplingInput(params, position, len(output), prompt, output)
 
     logits = draw_logits(seed, 1, 10)
     expected = torch.tensor([penalized(logits[0].tolist(), item(0))])
