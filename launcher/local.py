@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory, gettempdir
 import msgspec
 
 from loong.core.errors import ConfigError
+from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints
 from loong.executor.workers import WorkersExecutor
@@ -22,6 +23,7 @@ from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_LEAD = Lead()
 _WORKER = "from loong.worker.process import main; main()"
 MAX_SOCKET_PATH = 107
 _LAST_WORDS_SECONDS = 0.3
@@ -72,7 +74,9 @@ class ClusterConfig:
 
 
 @asynccontextmanager
-async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]:
+async def local_workers(
+    config: ClusterConfig, lead: Lead | None = DEFAULT_LEAD
+) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
 
     Raises `ClusterError` with the worker's own words if one cannot start.
@@ -81,7 +85,7 @@ async def local_workers(config: ClusterConfig) -> AsyncIterator[WorkersExecutor]
     with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
         _check_socket_path(Path(directory))
         endpoints = _endpoints(config, Path(directory))
-        executor = WorkersExecutor(endpoints)
+        executor = WorkersExecutor(endpoints, lead)
         processes: list[asyncio.subprocess.Process] = []
         is_ready = False
         tasks = [

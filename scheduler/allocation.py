@@ -68,7 +68,8 @@ class Allocation:
         if longs or not self._fit_idle(shorts):
             return self.survey.units
         num_wanted = len(self.survey.resting) + (len(shorts) + MAX_OFFERS if shorts else 0)
-        return (*self.survey.resting, *(Unit((i,)) for i in self.survey.idle[:num_wanted]))
+        idle = (Unit.of_idle(i, self.survey.snapshot) for i in self.survey.idle[:num_wanted])
+        return (*self.survey.resting, *idle)
 
     def _fit_idle(self, shorts: Sequence[Prefill]) -> bool:
         """Whether each would have an idle instance for itself, which are the roomiest first."""

@@ -150,7 +150,8 @@ class ElasticPlanner:
         elif _has_requests(group):
             busy = [unit for unit in self.survey.units if not unit.is_ready]
             self._end_leases(busy, group.prefills, "others need slots to go on")
-            in_flight = busy or self.batches or self.migrations or self.survey.snapshot.migrations
+            snapshot = self.survey.snapshot
+            in_flight = busy or self.batches or self.migrations or snapshot.migrations or snapshot.ending
             if not in_flight:
                 self._preempt(group)
 
@@ -221,7 +222,8 @@ class ElasticPlanner:
     def _decode_meanwhile(self, group: Group) -> None:
         for unit in group.units:
             if unit.is_ready:
-                batch = self._scaling().lease(unit.instance_ids, unit.decodes, group.available_in)
+                seconds = group.available_in - unit.available_in
+                batch = self._scaling().lease(unit.instance_ids, unit.decodes, seconds)
                 if batch is not None:
                     self.batches.append(batch)
 
@@ -247,6 +249,7 @@ def plan_esp(
     If nothing runs then, and nothing ran before, no event would come: those that were parked go on.
     """
     plan = planner(survey(snapshot), cost_model, config).plan()
-    if plan.batches or plan.migrations or plan.preemptions or snapshot.batches or snapshot.migrations:
+    will_go_on = snapshot.batches or snapshot.ending or snapshot.migrations
+    if will_go_on or plan.batches or plan.migrations or plan.preemptions:
         return plan
     return planner(survey(snapshot), cost_model, config, parks=False).plan()

@@ -30,7 +30,8 @@ class FixedGroup:
 
     `decodes` and `prefills` are at rest, `joining` (with `num_joining_tokens` to compute) waits and is taken
     now, `batches` are in flight. `decoding` are those that decode together, in flight or at rest. When each
-    ends, all requests will have come to `num_promised`; those not in `decoding` to `num_reserved` of it.
+    ends, all requests will have come to `num_promised`; those not in `decoding` to `num_reserved` of it. What
+    is leaving counts as both.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -83,7 +84,9 @@ def groups_of(found: Survey, parts: Iterable[tuple[InstanceId, ...]]) -> list[Fi
     groups, group_of = [], {}
     for part in parts:
         capacity = sum(found.snapshot.instance[i].kv_capacity for i in part)
-        group = FixedGroup(part, capacity, {i: found.free[i] for i in part})
+        num_leaving = sum(found.snapshot.leaving.get(i, 0) for i in part)
+        free = {i: found.free[i] for i in part}
+        group = FixedGroup(part, capacity, free, num_reserved=num_leaving, num_promised=num_leaving)
         groups.append(group)
         group_of.update(dict.fromkeys(part, group))
     for unit in found.units:

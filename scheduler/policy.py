@@ -72,15 +72,24 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     """The policy called `name`. Raises `ConfigError` if there is none.
 
     Requests that it could never finish on the instances that are left, once others were lost, it fails first.
+    Where it would preempt a request on instances whose batch is ending, it waits for what that leaves.
     """
     kind = _kind(name)
     kind.prepare()
 
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         plan = fail_stranded(snapshot, kind) or kind.plan(snapshot, cost_model, config)
+        if _takes_before_the_end(plan, snapshot):
+            return IterationPlan()
         return extending(plan, snapshot, config.lease_steps)
 
     return policy
+
+
+def _takes_before_the_end(plan: IterationPlan, snapshot: Snapshot) -> bool:
+    ending_on = {i for batch in snapshot.ending for i in batch.plan.group.instance_ids}
+    victims = (snapshot.request[preemption.request_id] for preemption in plan.preemptions)
+    return any(not ending_on.isdisjoint(view.placement.instance_ids) for view in victims)
 
 
 def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:

@@ -105,7 +105,8 @@ def _wait_of(group: Group, batch_of: BatchOf) -> str:
 
 def reasons_while_busy(survey: Survey) -> Iterator[Decision]:
     """For the prompts that have come since the last batch began, while nothing can begin."""
-    last_start = max((batch.started_at for batch in survey.snapshot.batches), default=0.0)
+    snapshot = survey.snapshot
+    last_start = min(snapshot.now, max((batch.started_at for batch in snapshot.batches), default=0.0))
     if new := tuple(view.request_id for view in survey.waiting if view.arrival_time >= last_start):
         yield Decision(DecisionKind.WAIT, new, "no instance is free before the end of its step")
 

@@ -19,11 +19,10 @@ from loong.scheduler.calibration import CalibratedCostModel, Calibration, kind_o
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A batch, when it started, and whether instances of its group had rested before."""
+    """A batch, and when it was told."""
 
     batch: RunBatch
-    started_at: float
-    have_rested: bool
+    told_at: float
 
 
 class Recalibration:
@@ -50,8 +49,8 @@ class Recalibration:
         match event:
             case BatchFinished():
                 if (running := self._running.pop(event.batch_id, None)) is not None:
-                    self._rests.work(running.batch.plan.group.instance_ids, event.time)
                     self._learn(running, event)
+                    self._rests.work(running.batch.plan.group.instance_ids, event.time)
             case InstanceLost():
                 self._running = {
                     batch_id: running
@@ -72,8 +71,7 @@ class Recalibration:
         """Keep what starts, or goes on."""
         for told in instructions:
             if isinstance(told, RunBatch):
-                have_rested = self._rests.have_rested(told.plan.group.instance_ids, snapshot.now)
-                self._running[told.batch_id] = _Running(told, snapshot.now, have_rested)
+                self._running[told.batch_id] = _Running(told, snapshot.now)
             elif isinstance(told, ExtendLease):
                 running = self._running[told.batch_id]
                 self._running[told.batch_id] = replace(
@@ -81,13 +79,13 @@ class Recalibration:
                 )
 
     def _learn(self, running: _Running, finished: BatchFinished) -> None:
-        batch = running.batch
+        batch, group = running.batch, running.batch.plan.group.instance_ids
+        started_at = self._rests.start(group, running.told_at)
+        have_rested = self._rests.have_rested(group, started_at)
         placements = {given.request_id: given.placement for given in batch.inputs}
-        steps = batch_work(batch.plan, placements, finished.num_steps, have_rested=running.have_rested)
+        steps = batch_work(batch.plan, placements, finished.num_steps, have_rested=have_rested)
         predicted = sum(count * self.base.step_time(work) for work, count in steps)
-        calibration = self.calibration.observe(
-            kind_of(steps[0][0]), predicted, finished.time - running.started_at
-        )
+        calibration = self.calibration.observe(kind_of(steps[0][0]), predicted, finished.time - started_at)
         self.corrected = CalibratedCostModel(self.base, calibration)
 
 

@@ -22,7 +22,7 @@ class Unit:
     """Instances that go together, when they come free, and what rests on them.
 
     `available_in` is in seconds from now: 0 if idle; for a lease, the end of its present step. `batches` are
-    those in flight on it. `num_decodes` counts those in flight too.
+    those in flight on it, but for one that is ending. `num_decodes` counts those in flight too.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -31,6 +31,12 @@ class Unit:
     decodes: list[RequestView] = field(default_factory=list)
     prefills: list[RequestView] = field(default_factory=list)
     num_decodes: int = 0
+
+    @classmethod
+    def of_idle(cls, instance_id: InstanceId, snapshot: Snapshot) -> "Unit":
+        """An instance that a plan can use, at once or when its batch has ended as foreseen."""
+        ends_at = snapshot.foreseen_ends.get(instance_id, snapshot.now)
+        return cls((instance_id,), available_in=max(0.0, ends_at - snapshot.now))
 
     @classmethod
     def of_batch(cls, batch: RunningBatch, now: float, full: Container[InstanceId]) -> "Unit":
@@ -85,7 +91,7 @@ class Survey:
     @property
     def units(self) -> tuple[Unit, ...]:
         """All units: every full instance is in one."""
-        return (*self.resting, *self.running, *(Unit((i,)) for i in self.idle))
+        return (*self.resting, *self.running, *(Unit.of_idle(i, self.snapshot) for i in self.idle))
 
     @property
     def is_any_usable(self) -> bool:
@@ -173,7 +179,7 @@ def _unit_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[Instan
     """An instance, with those on which its batch runs."""
     batch_id = snapshot.instance[instance_id].batch_id
     if batch_id is None:
-        return Unit((instance_id,))
+        return Unit.of_idle(instance_id, snapshot)
     return Unit.of_batch(snapshot.batch[batch_id], snapshot.now, full)
 
 

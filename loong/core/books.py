@@ -1,8 +1,10 @@
 """What `ClusterState` writes down, and the entries that keep it balanced."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 
 from loong.core.attention_tasks import num_retained_tokens
 from loong.core.instance import ElasticInstance, InstanceKind
@@ -25,7 +27,8 @@ class Books:
     `kv_used` of an instance counts the KV at rest and what batches and migrations in flight have reserved.
     `pools` and `free` are those of a snapshot, and no live request comes to more than `most_tokens`: so
     that no plan looks at every instance or request for them.
-    Whoever changes a request takes it from `changing`.
+    Whoever changes a request takes it from `changing`. Batches that are `ending` are in flight too, but their
+    instances and requests are as if they had ended.
     """
 
     instances: dict[InstanceId, ElasticInstance] = field(default_factory=dict)
@@ -34,6 +37,7 @@ class Books:
     most_tokens: int = 0
     requests: dict[RequestId, LiveRequest] = field(default_factory=dict)
     batches: dict[int, InFlightBatch] = field(default_factory=dict)
+    ending: dict[int, InFlightBatch] = field(default_factory=dict)
     migrations: dict[int, KVMigration] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # by their names in `ClusterStats`
     num_batches_by_dop: Counter[int] = field(default_factory=Counter)
@@ -53,6 +57,8 @@ class Books:
             stats=self.stats,
             recent_prompt_lengths=tuple(self.recent_prompt_lengths),
             version=version,
+            ending=tuple([batch.running for batch in self.ending.values()]),
+            leaving=self._leaving(),
         )
         # What its properties would make, but copied whole instead of entry by entry.
         vars(snapshot).update(
@@ -63,6 +69,14 @@ class Books:
             most_tokens=self.most_tokens,
         )
         return snapshot
+
+    def _leaving(self) -> Mapping[InstanceId, int]:
+        ending = chain.from_iterable(batch.plan.request_ids for batch in self.ending.values())
+        lives = map(self.requests.__getitem__, ending)
+        held: Counter[InstanceId] = Counter()
+        for live in filter(attrgetter("is_leaving"), lives):
+            held.update(live.placement.tokens_by_instance())
+        return held
 
     @property
     def stats(self) -> ClusterStats:
@@ -107,9 +121,9 @@ class Books:
         self._count_batch(plan)
         for request_id in plan.request_ids:
             live = self.changing(request_id)
-            live.batch_id, live.last_dop, live.num_batch_tokens = batch_id, plan.group.dop, 0
+            live.batch_id, live.last_dop = batch_id, plan.group.dop
         for fork in batch.forks:
-            fork.batch_id, fork.last_dop, fork.num_batch_tokens = batch_id, plan.group.dop, 0
+            fork.batch_id, fork.last_dop = batch_id, plan.group.dop
 
     def extend_batch(self, batch: InFlightBatch, plan: BatchPlan) -> None:
         """Let a lease go on with `plan`, the same one with more steps, with room for them."""
@@ -121,9 +135,7 @@ class Books:
 
         What it made counts as their KV; of those that are about to release all, what it reserved does.
         """
-        batch = self.batches.pop(batch_id)
-        for instance_id in batch.plan.group.instance_ids:
-            self.instances[instance_id] = self.instances[instance_id].running(None)
+        batch = self._free_instances(batch_id)
         lives, all_stored = [], list[KVSegment]()
         for request_id in batch.plan.request_ids:
             live = self.changing(request_id)
@@ -136,6 +148,64 @@ class Books:
             if live.forks and live.request.request_id in batch.sampled:
                 lives += self._fork(live)
         return tuple(lives)
+
+    def _free_instances(self, batch_id: int) -> InFlightBatch:
+        batch = self.batches.pop(batch_id)
+        for instance_id in batch.plan.group.instance_ids:
+            self.instances[instance_id] = self.instances[instance_id].running(None)
+        return batch
+
+    def foresee(self, batch_id: int, ends_at: float) -> None:
+        """Let all be as after the end of a batch, but its tokens have no ids, and nothing is released."""
+        self.ending[batch_id] = batch = self._free_instances(batch_id)
+        batch.ends_at = ends_at
+        for request_id in batch.plan.request_ids:
+            live = self.changing(request_id)
+            live.batch_id, live.ending_id = None, batch_id
+            live.placement = live.placement.adding(batch.plan.writes_of(request_id))
+            if batch.num_tokens.get(request_id) == 0 and not live.has_ended:
+                live.foreseen_at = ends_at
+            if live.has_ended or live.num_output_tokens >= live.request.sampling_params.max_tokens:
+                live.is_leaving = True
+                self.roll.drop(live)
+
+    def close_ending(self, batch_id: int) -> tuple[LiveRequest, ...]:
+        """Take a batch out of flight that was ending, and return its requests."""
+        batch = self.ending.pop(batch_id)
+        lives = [self.requests[request_id] for request_id in batch.plan.request_ids]
+        for live in lives:
+            live.ending_id, live.foreseen_at, live.is_leaving = None, None, live.has_ended and live.is_leaving
+            self.roll.note(live)
+        return tuple(lives)
+
+    def has_foreseeable_end(self, batch: InFlightBatch) -> bool:
+        """Whether all that a batch leaves is known, but for which tokens it samples.
+
+        Not how many steps a lease takes, what becomes of KV that several requests share, that moves meanwhile
+        or is lost, or what comes of a batch that cannot begin before another has ended.
+        """
+        if batch.is_lease or any(self._ending_on(batch.plan)):
+            return False
+        lives = map(self.requests.__getitem__, batch.plan.request_ids)
+        return not any(
+            live.migration_ids or live.has_lost_kv or live.forks or live.shared is not None for live in lives
+        )
+
+    def foreseen_start(self, plan: BatchPlan, now: float) -> float:
+        """When a batch begins that is told now: after those that are ending on its instances."""
+        return max([now, *(batch.ends_at for batch in self._ending_on(plan) if batch.ends_at is not None)])
+
+    def _ending_on(self, plan: BatchPlan) -> Iterator[InFlightBatch]:
+        group = frozenset(plan.group.instance_ids)
+        return (b for b in self.ending.values() if not group.isdisjoint(b.plan.group.instance_ids))
+
+    def begin_behind(self, ended: InFlightBatch, now: float) -> bool:
+        """Let batches begin that were told behind one that has ended; whether all its instances have one."""
+        batch_ids = {self.instances[i].batch_id for i in ended.plan.group.instance_ids}
+        for batch_id in batch_ids - {None}:
+            assert batch_id is not None, "it was taken out"
+            self.batches[batch_id].begin(now)
+        return None not in batch_ids
 
     def _fork(self, leader: LiveRequest) -> list[LiveRequest]:
         """Let the forks of a request begin: all KV that it has is theirs too. Returns them."""

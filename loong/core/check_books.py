@@ -30,7 +30,8 @@ def check_books(books: Books) -> None:
 
 def _check_views(books: Books) -> None:
     snapshot = books.snapshot(now=0.0, version=0)
-    fresh = [live.view() for live in books.requests.values() if live.leader is None]
+    lives = books.requests.values()
+    fresh = [live.view() for live in lives if live.leader is None and not live.is_leaving]
     waiting = tuple(view for view in fresh if not view.has_begun)
     running = {view.request_id: view for view in fresh if view.has_begun}
     if snapshot.waiting != waiting or {view.request_id: view for view in snapshot.running} != running:
@@ -80,6 +81,10 @@ def _check_batches(books: Books) -> None:
             raise InvalidEventError(f"request {request_id} says it is in batch {live.batch_id}; it is not")
     if at_requests:
         raise InvalidEventError(f"batches run requests {sorted(at_requests)}, which are not live")
+    ending = {r: n for n, b in books.ending.items() for r in b.request_ids}
+    named = {r: live.ending_id for r, live in books.requests.items() if live.ending_id is not None}
+    if named != ending:
+        raise InvalidEventError(f"requests {ending} are in batches that are ending, but they name {named}")
 
 
 def _check_migrations(books: Books) -> None:

@@ -259,8 +259,12 @@ def check_migrations(case: Case) -> None:
 
 
 def check_preemptions(case: Case) -> None:
-    """Only a request that has KV is preempted."""
+    """Only a request that has KV is preempted, and nobody while a batch is ending that makes some of it."""
     for preemption in case.plan.preemptions:
+        if preemption.request_id in case.snapshot.ending_ids:
+            raise InvalidPlanError(
+                f"request {preemption.request_id} is to be preempted, but its batch is still to end"
+            )
         if not case.view(preemption.request_id).placement.segments:
             raise InvalidPlanError(f"request {preemption.request_id} is to be preempted, but has no KV")
 

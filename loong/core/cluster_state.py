@@ -9,6 +9,7 @@ from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
     BatchFinished,
+    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -38,6 +39,7 @@ class ClusterState:
         self._books = Books()
         self._version = 0
         self._next_id = 0
+        self._was_foreseen = False  # all that the batch left whose end was applied last
         for instance in instances:
             self._join(instance)
 
@@ -78,12 +80,22 @@ class ClusterState:
     def calls_for_a_plan(self, event: Event) -> bool:
         """Whether a policy may want to act on an event just applied.
 
-        It may on all but tokens with which no request ends, unless their lease comes near its end.
+        It may on all but tokens with which no request ends, unless their lease comes near its end; and on the
+        end of a batch, unless it was foreseen, its instances have others, and it leaves no more room.
         """
-        if not isinstance(event, TokensProduced) or any(map(_finish_reason, event.tokens)):
-            return True
-        batch = self._books.batches.get(event.batch_id)
-        return batch is not None and batch.has_come_near_its_end(event.step)
+        match event:
+            case TokensProduced():
+                if event.batch_id in self._books.ending:
+                    return False  # its end comes with them
+                batch = self._books.batches.get(event.batch_id)
+                has_come_near = batch is not None and batch.has_come_near_its_end(event.step)
+                return has_come_near or any(map(_finish_reason, event.tokens))
+            case EndForeseen():
+                return event.batch_id in self._books.ending
+            case BatchFinished():
+                return not self._was_foreseen
+            case _:
+                return True
 
     def check(self) -> None:
         """Raise `InvalidEventError` unless the books balance."""
@@ -95,6 +107,8 @@ class ClusterState:
                 return self._arrive(event.request)
             case TokensProduced():
                 return self._produce(event)
+            case EndForeseen():
+                return self._foresee(event)
             case BatchFinished():
                 return self._finish_batch(event)
             case MigrationFinished():
@@ -119,23 +133,39 @@ class ClusterState:
         return ()
 
     def _produce(self, event: TokensProduced) -> tuple[Instruction, ...]:
-        batch = self._books.batches.get(event.batch_id)
+        batch = self._in_flight(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
         lives = batch.take_step(event.step, event.tokens, event.time)
         for live in lives:
+            live.foreseen_at = None
             if not live.is_noted:  # most are, and a call would tell no more
                 self._books.roll.note(live)
         self._books.counts["num_output_tokens"] += len(lives)
         return ()
 
-    def _finish_batch(self, event: BatchFinished) -> tuple[Instruction, ...]:
+    def _in_flight(self, batch_id: int) -> InFlightBatch | None:
+        return self._books.batches.get(batch_id) or self._books.ending.get(batch_id)
+
+    def _foresee(self, event: EndForeseen) -> tuple[Instruction, ...]:
+        """Nothing is foreseen of a batch that has ended meanwhile."""
         batch = self._books.batches.get(event.batch_id)
+        if batch is not None and self._books.has_foreseeable_end(batch):
+            self._books.foresee(event.batch_id, event.ends_at)
+        return ()
+
+    def _finish_batch(self, event: BatchFinished) -> tuple[Instruction, ...]:
+        books, batch = self._books, self._in_flight(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} finished, but is not running")
         batch.check_finished(event.num_steps)
-        self._books.count(num_computed_tokens=batch.num_computed_tokens)
-        return self._books.settle(self._books.close_batch(event.batch_id))
+        books.count(num_computed_tokens=batch.num_computed_tokens)
+        if batch.ends_at is None:
+            self._was_foreseen = False
+            return books.settle(books.close_batch(event.batch_id))
+        released = books.settle(books.close_ending(event.batch_id))
+        self._was_foreseen = books.begin_behind(batch, event.time) and not released
+        return released
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
         migration = self._books.migrations.get(event.migration_id)
@@ -157,7 +187,7 @@ class ClusterState:
         live = self._books.changing(request_id)
         if live.has_ended:
             return ()
-        live.has_ended = True
+        live.has_ended, live.foreseen_at = True, None
         if live.batch_id is None:
             return self._books.settle((live,))
         running = self._books.batches[live.batch_id].running
@@ -178,6 +208,9 @@ class ClusterState:
         hit_ids = {r for r, live in books.requests.items() if instance_id in live.placement.instance_ids}
         if instance.batch_id is not None:
             hit_ids.update(books.batches[instance.batch_id].request_ids)
+        voided = [n for n, batch in books.ending.items() if instance_id in batch.plan.group.instance_ids]
+        for batch_id in voided:
+            hit_ids.update(live.request.request_id for live in books.close_ending(batch_id))
         for request_id in hit_ids:
             books.changing(request_id).has_lost_kv = True
         if instance.batch_id is not None:
@@ -232,7 +265,8 @@ class ClusterState:
         given = zip(inputs, lives, strict=True)
         sampling = [live for i, live in given if i.sampling_params is not None]
         sampled = {r.request.request_id: r for live in sampling for r in (live, *live.forks)}
-        running = RunningBatch(batch_id, plan, now, 0, last_step=plan.num_steps, stepped_at=now)
+        start = self._books.foreseen_start(plan, now)
+        running = RunningBatch(batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start)
         self._books.open_batch(InFlightBatch(running, sampled))
         return RunBatch(batch_id, plan, inputs)
 

@@ -45,6 +45,15 @@ class TokensProduced:
 
 
 @dataclass(frozen=True, slots=True)
+class EndForeseen:
+    """A batch is to end at `ends_at`, as its plan says, so that what comes then can be planned now."""
+
+    time: float
+    batch_id: int
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFinished:
     """A batch's whole group is done with it, after `num_steps` steps; its tokens were told before."""
 
@@ -95,6 +104,7 @@ class Drained:
 Event: TypeAlias = (
     RequestArrived
     | TokensProduced
+    | EndForeseen
     | BatchFinished
     | MigrationFinished
     | RequestAborted

@@ -1,9 +1,10 @@
 """What an executor is told to do. `ClusterState` makes these; nothing else does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
+from loong.core.events import ProducedToken
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan, KVMigration
@@ -25,6 +26,9 @@ class RequestInput(NamedTuple):
     that nothing is sampled. `prompt_token_ids` are given only if there is a repetition penalty, and
     `output_token_ids` only if the draw needs them.
     `forks` begin when the batch ends, with all KV that the request then has.
+    `follows` is the batch before, which is to sample the newest token, if nobody knew it yet when this was
+    told: `num_output_tokens` counts it, but no ids hold it. The same instance samples it, in a step that is
+    neither of a lease nor the end of a prompt with forks.
     """
 
     request_id: RequestId
@@ -36,6 +40,20 @@ class RequestInput(NamedTuple):
     prompt_token_ids: Sequence[TokenId] = ()
     output_token_ids: Sequence[TokenId] = ()
     forks: tuple[Fork, ...] = ()
+    follows: int | None = None
+
+    def following(self, token: ProducedToken) -> "RequestInput":
+        """The same, now that `token` is known; if the request ended with it, it ends with one more."""
+        params = self.sampling_params
+        assert params is not None, "the token before the one to be sampled is its newest"
+        if token.finish_reason is not None:
+            params = replace(params, max_tokens=self.num_output_tokens + 1, min_tokens=0)
+        return self._replace(
+            token_ids=(*self.token_ids, token.token_id),
+            sampling_params=params,
+            output_token_ids=(*self.output_token_ids, token.token_id) if params.needs_output else (),
+            follows=None,
+        )
 
     @property
     def last_stop(self) -> int:

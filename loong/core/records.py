@@ -20,21 +20,26 @@ class LiveRequest:
     `forks` wait for it to compute the prompt that is theirs too, so that its KV is theirs as well; none does
     once that is computed. Each has it as `leader` until then. `shared` is KV that it holds with others,
     `number` its place in the order of arrival.
-    `num_batch_tokens` is how many tokens its present batch has given it, `is_noted` whether its view is to
-    be made anew.
+    `is_noted` is whether its view is to be made anew.
+
+    Once the end of its batch is foreseen, that is not `batch_id` but `ending_id` until it has ended, so that
+    another one can be planned. `foreseen_at` is when it is to have a token that is not there yet. Who is to
+    end then `is_leaving`: no policy sees it any more.
     """
 
     request: Request
     placement: Placement = field(default_factory=Placement)
     output_token_ids: list[TokenId] = field(default_factory=list)
     batch_id: int | None = None
+    ending_id: int | None = None
+    foreseen_at: float | None = None
+    is_leaving: bool = False
     migration_ids: set[int] = field(default_factory=set)
     has_ended: bool = False
     has_lost_kv: bool = False
     last_dop: int | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
-    num_batch_tokens: int = 0
     is_noted: bool = False
     forks: "list[LiveRequest]" = field(default_factory=list, repr=False, compare=False)
     leader: "LiveRequest | None" = field(default=None, repr=False, compare=False)
@@ -44,7 +49,12 @@ class LiveRequest:
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing that is in flight touches it."""
-        return self.batch_id is None and not self.migration_ids
+        return self.batch_id is None and self.ending_id is None and not self.migration_ids
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that it has, with the one that is foreseen."""
+        return len(self.output_token_ids) + (self.foreseen_at is not None)
 
     @property
     def is_over(self) -> bool:
@@ -60,26 +70,26 @@ class LiveRequest:
 
     def view(self) -> RequestView:
         """The request as policies see it."""
-        request = self.request
+        request, foreseen_at = self.request, self.foreseen_at
         shared = NOTHING if self.shared is None else self.shared.held_by(request.request_id)
         return RequestView(  # by position, which is three times as quick as by name
             request.request_id,
             len(request.prompt_token_ids),
-            len(self.output_token_ids),
+            self.num_output_tokens,
             request.sampling_params.max_tokens,
             request.arrival_time,
             request.slo,
             self.placement,
             self.batch_id,
-            bool(self.migration_ids),
+            bool(self.migration_ids) or self.has_lost_kv,
             self.has_ended,
             request.user,
-            self.first_token_time,
+            foreseen_at if self.first_token_time is None else self.first_token_time,
             len(self.forks),
             self.shared.family_id if self.shared is not None and shared.segments else None,
             shared,
             request.priority,
-            self.last_token_time,
+            self.last_token_time if foreseen_at is None else foreseen_at,
         )
 
     def input_for(self, batch: BatchPlan) -> RequestInput:
@@ -87,26 +97,27 @@ class LiveRequest:
         first = self.placement.num_tokens
         stop = first + sum([len(b.positions) for b in batch.blocks_of(self.request.request_id)])
         prompt, outputs = self.request.prompt_token_ids, self.output_token_ids
-        num_prompt = len(prompt)
+        num_prompt, num_outputs = len(prompt), self.num_output_tokens
         if first >= num_prompt:
             token_ids: Sequence[TokenId] = tuple(outputs[first - num_prompt : stop - num_prompt])
         elif stop > num_prompt:
             token_ids = (*prompt[first:], *outputs[: stop - num_prompt])
         else:
             token_ids = prompt[first:stop]
-        params = self.request.sampling_params if stop == num_prompt + len(outputs) else None
+        params = self.request.sampling_params if stop == num_prompt + num_outputs else None
         needs_output = params is not None and params.needs_output
         needs_prompt = params is not None and params.repetition_penalty != 1.0
         return RequestInput(  # by position, as above
             self.request.request_id,
             token_ids,
             num_prompt,
-            len(outputs),
+            num_outputs,
             self.placement,
             params,
             prompt if needs_prompt else (),
             tuple(outputs) if needs_output else (),
             tuple([fork.as_fork() for fork in self.forks]) if self.forks and params else (),
+            None if self.foreseen_at is None else self.ending_id,
         )
 
     def as_fork(self) -> Fork:
@@ -119,10 +130,16 @@ class InFlightBatch:
     """A batch in flight, as policies see it; `sampled` are the requests that get a token at each step.
 
     Those whose prompts it ends get theirs together with their forks, which the plan does not name.
+    `num_tokens` is how many each has got, `ends_at` when its end is foreseen.
     """
 
     running: RunningBatch
     sampled: dict[RequestId, LiveRequest]
+    ends_at: float | None = None
+    num_tokens: dict[RequestId, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_tokens = dict.fromkeys(self.sampled, 0)
 
     @property
     def plan(self) -> BatchPlan:
@@ -152,12 +169,13 @@ class InFlightBatch:
         Raises `InvalidEventError`: no step gives two tokens of a request, none is left out, and whatever has
         its last token ends.
         """
-        sampled, is_due, took = self.sampled, step < self.running.plan.num_steps, []
+        sampled, num_tokens, took = self.sampled, self.num_tokens, []
+        is_due = step < self.running.plan.num_steps
         for request_id, token_id, finish_reason, _ in tokens:  # all in one place: a call a token would count
             live = sampled.get(request_id)
-            if live is None or live.num_batch_tokens != step or not is_due:
+            if live is None or num_tokens[request_id] != step or not is_due:
                 raise self._error_of(request_id, step)
-            live.num_batch_tokens = step + 1
+            num_tokens[request_id] = step + 1
             if live.has_ended:  # an aborted one is computed until its batch ends
                 continue
             if live.first_token_time is None:
@@ -176,17 +194,21 @@ class InFlightBatch:
     def _error_of(self, request_id: RequestId, step: int) -> InvalidEventError:
         """Why there can be no token of a request at `step`."""
         produced = f"batch {self.running.batch_id} produced a token of {request_id}"
-        if (live := self.sampled.get(request_id)) is None:
+        if request_id not in self.sampled:
             return InvalidEventError(f"{produced}, which it does not sample")
         return InvalidEventError(
             f"{produced} at step {step}, "
-            f"but step {live.num_batch_tokens} of {self.running.plan.num_steps} is due"
+            f"but step {self.num_tokens[request_id]} of {self.running.plan.num_steps} is due"
         )
 
     def has_come_near_its_end(self, step: int) -> bool:
         """Whether `step`, the one taken last, is the first after which the lease is ending."""
         running, first = self.running, max(1, self.plan.num_steps - EXTENSION_STEPS)
         return step + 1 == running.num_steps_taken == first and running.is_ending
+
+    def begin(self, time: float) -> None:
+        """Begin now, if nothing that it waits for is still to end; told at each end."""
+        self.running = replace(self.running, started_at=time, stepped_at=time)
 
     def extend(self, plan: BatchPlan) -> None:
         """Go on with `plan`, the same lease with more steps."""
@@ -197,21 +219,21 @@ class InFlightBatch:
         self.running = replace(self.running, last_step=min(step, self.running.last_step))
 
     def check_finished(self, num_steps: int) -> None:
-        """Raise `InvalidEventError` unless each sampled request got `num_steps` tokens, or has ended."""
+        """Raise `InvalidEventError` unless each sampled request got `num_steps` tokens, or is over."""
         for request_id, live in self.sampled.items():
-            if live.num_batch_tokens != num_steps and not live.has_ended:
+            if self.num_tokens[request_id] != num_steps and not live.is_over:
                 raise InvalidEventError(
                     f"batch {self.running.batch_id} finished after {num_steps} steps, "
-                    f"but produced {live.num_batch_tokens} tokens of {request_id}"
+                    f"but produced {self.num_tokens[request_id]} tokens of {request_id}"
                 )
 
     def made(self, live: LiveRequest) -> tuple[KVSegment, ...]:
         """What is stored of a request: all that was reserved, but for the steps that a lease did not take."""
         request_id, plan = live.request.request_id, self.plan
         writes = plan.writes_of(request_id)
-        if plan.num_steps in (1, live.num_batch_tokens):
+        if plan.num_steps == 1 or plan.num_steps == (num_steps := self.num_tokens[request_id]):
             return writes
-        stop = plan.blocks_of(request_id)[0].positions.start + live.num_batch_tokens
+        stop = plan.blocks_of(request_id)[0].positions.start + num_steps
         return tuple(
             KVSegment(request_id, range(p.start, min(p.stop, stop), p.step), segment.instance_id)
             for segment in writes
@@ -222,5 +244,5 @@ class InFlightBatch:
     def num_computed_tokens(self) -> int:
         """Tokens of which KV was made; in a lease one for each token produced."""
         if self.is_lease:
-            return sum(live.num_batch_tokens for live in self.sampled.values())
+            return sum(self.num_tokens.values())
         return sum(self.plan.num_stored_tokens.values())

@@ -204,7 +204,7 @@ class RequestView:
     slo: SLO | None
     placement: Placement
     batch_id: int | None = None
-    is_migrating: bool = False
+    is_migrating: bool = False  # or to lose its KV, once nothing in flight touches it
     has_ended: bool = False  # finished or aborted, and waiting for its batch to end
     user: str = ""
     first_token_time: float | None = None

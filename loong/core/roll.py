@@ -8,7 +8,7 @@ class Roll:
     """Views by request: `waiting` in order of arrival, `running` as they began; `views` has both.
 
     They are right after `refresh`, if every request was given to `note` when it came and when it changed.
-    Forks have none before they begin: until then their leader counts them.
+    Forks have none before they begin: until then their leader counts them; nor have those that are leaving.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Roll:
 
     def note(self, live: LiveRequest) -> None:
         """Take in that a request is new, or changes."""
-        if not live.is_noted and live.leader is None:
+        if not (live.is_noted or live.is_leaving) and live.leader is None:
             live.is_noted = True
             self._noted.append(live)
 

@@ -17,9 +17,9 @@ EXTENSION_STEPS = 8  # before the end of a lease a policy is asked whether it is
 class RunningBatch:
     """A batch in flight.
 
-    `stepped_at` is when the step that runs now began, as the tokens of the one before told. `last_step` is
-    the step before which its lease is to end. A group that hears of it too late goes beyond, but never beyond
-    `plan.num_steps`.
+    `started_at` is foreseen while one before it is ending. `stepped_at` is when the step that runs now began,
+    as the tokens of the one before told. `last_step` is the step before which its lease is to end. A group
+    that hears of it too late goes beyond, but never beyond `plan.num_steps`.
     """
 
     batch_id: int
@@ -78,6 +78,10 @@ class Snapshot:
     Waiting requests have no KV, and are in order of arrival; running ones have, or are in a batch, and are in
     the order in which they began. `recent_prompt_lengths` are those of the last arrivals, latest last: the
     best guess at what comes next. `version` is that of the state: each event and each plan makes another.
+
+    Batches that are `ending` run as well, but all else is as it will be when they have ended as foreseen, but
+    for the room that then comes free: `leaving` is what is held by requests that end with them, of which
+    there are no views. What is planned for their instances begins after them.
     """
 
     now: float
@@ -89,6 +93,8 @@ class Snapshot:
     stats: ClusterStats = field(default_factory=ClusterStats)
     recent_prompt_lengths: tuple[int, ...] = ()
     version: int = 0
+    ending: tuple[RunningBatch, ...] = ()
+    leaving: Mapping[InstanceId, int] = field(default_factory=dict)
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:
@@ -126,6 +132,20 @@ class Snapshot:
         views = (self.request[request_id] for request_id in plan.request_ids)
         stops = {v.request_id: v.num_prompt_tokens + v.max_tokens - 1 for v in views if not v.has_ended}
         return plan.lengthened(extension.num_steps, stops)
+
+    @cached_property
+    def foreseen_ends(self) -> dict[InstanceId, float]:
+        """When the batches that are ending leave their instances."""
+        return {
+            instance_id: batch.stepped_at + (batch.plan.predicted_time or 0.0)
+            for batch in self.ending
+            for instance_id in batch.plan.group.instance_ids
+        }
+
+    @cached_property
+    def ending_ids(self) -> frozenset[RequestId]:
+        """Requests of batches that are ending."""
+        return frozenset(request_id for batch in self.ending for request_id in batch.plan.request_ids)
 
     @property
     def kv_capacity(self) -> int:

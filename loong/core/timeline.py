@@ -10,6 +10,7 @@ from loong.core.instructions import Instruction, MoveKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
+from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 
 TokensOf = tuple[tuple[InstanceId, int], ...]
@@ -86,7 +87,9 @@ class Timeline:
     def __init__(self, max_slices: int = 50_000) -> None:
         self._batches: deque[BatchSlice] = deque(maxlen=max_slices)
         self._moves: deque[KVMove] = deque(maxlen=max_slices)
-        self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}
+        self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}  # and when they were told
+        self._ended: list[tuple[RunBatch, float, TokensOf, float]] = []  # since the last plan
+        self._rests = Rests()
         self._moving: dict[int, tuple[MoveKV, float]] = {}
         self._kv_capacity: dict[InstanceId, int] = {}
 
@@ -95,8 +98,13 @@ class Timeline:
         return ClusterHistory(tuple(self._batches), tuple(self._moves), dict(self._kv_capacity))
 
     def took_in(self, event: Event, /) -> None:
-        """Keep a migration that ended, and forget what a lost instance took part in: it never ends."""
-        if isinstance(event, MigrationFinished) and event.migration_id in self._moving:
+        """Keep what ended, and forget what a lost instance took part in: it never ends."""
+        if isinstance(event, BatchFinished) and event.batch_id in self._running:
+            told, told_at, reserved = self._running.pop(event.batch_id)
+            started_at = self._rests.start(told.plan.group.instance_ids, told_at)
+            self._rests.work(told.plan.group.instance_ids, event.time)
+            self._ended.append((told, started_at, reserved, event.time))
+        elif isinstance(event, MigrationFinished) and event.migration_id in self._moving:
             self._moves.append(_move(*self._moving.pop(event.migration_id), event))
         elif isinstance(event, InstanceLost):
             lost = event.instance_id
@@ -113,16 +121,16 @@ class Timeline:
 
     def planned(
         self,
-        events: Sequence[Event],
+        _events: Sequence[Event],
         snapshot: Snapshot,
         _plan: IterationPlan,
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Keep the batches that ended with `events`, and what was then told to run or to move."""
-        for event in events:
-            if isinstance(event, BatchFinished) and event.batch_id in self._running:
-                self._batches.append(_slice(*self._running.pop(event.batch_id), event.time, snapshot))
+        """See what pools hold after the batches that have ended, and keep what was told to run or to move."""
+        for ended in self._ended:
+            self._batches.append(_slice(*ended, snapshot))
+        self._ended.clear()
         for told in instructions:
             if isinstance(told, RunBatch):
                 self._running[told.batch_id] = (told, snapshot.now, self._reserved(told, snapshot))

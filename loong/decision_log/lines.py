@@ -15,6 +15,7 @@ EventName: TypeAlias = Literal[
     "request_aborted",
     "tokens_produced",
     "lease_ending",
+    "end_foreseen",
     "batch_finished",
     "migration_finished",
     "instance_lost",

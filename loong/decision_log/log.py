@@ -11,6 +11,7 @@ import msgspec
 from loong.core.decision import Decision, DecisionKind
 from loong.core.events import (
     BatchFinished,
+    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -22,6 +23,7 @@ from loong.core.events import (
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import FinishReason, Request, RequestId
+from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 from loong.decision_log import lines
 from loong.decision_log.line_file import LineFile
@@ -64,7 +66,8 @@ class DecisionLog:
         self._file, self._listeners = file, listeners
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
-        self._running: dict[int, tuple[BatchPlan, float]] = {}  # and when they began
+        self._running: dict[int, tuple[BatchPlan, float]] = {}  # and when they were told
+        self._rests = Rests()
         self._held: list[Line] = []  # from an arrival up to the next plan
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
         self._write(lines.Started(lines.VERSION, clock_start))
@@ -76,6 +79,8 @@ class DecisionLog:
                 self._count_tokens(event)
             case BatchFinished():
                 self._end_batch(event)
+            case EndForeseen():
+                pass
             case MigrationFinished():
                 self._write(lines.MigrationEnded(event.time, event.migration_id, event.is_committed))
             case RequestAborted():
@@ -170,8 +175,10 @@ class DecisionLog:
             self._write(lines.Ended(time, request_id, reason.value, num_tokens))
 
     def _end_batch(self, event: BatchFinished) -> None:
-        plan, started_at = self._running.pop(event.batch_id)
-        seconds = (event.time - started_at) / event.num_steps
+        plan, told_at = self._running.pop(event.batch_id)
+        group = plan.group.instance_ids
+        seconds = (event.time - self._rests.start(group, told_at)) / event.num_steps
+        self._rests.work(group, event.time)
         self._write(
             lines.BatchEnded(event.time, event.batch_id, event.num_steps, seconds, plan.predicted_time)
         )
@@ -181,8 +188,8 @@ class DecisionLog:
         for said in self._said.values():
             said.clear()  # whoever has lost KV waits anew
         self._running = {
-            batch_id: (plan, started_at)
-            for batch_id, (plan, started_at) in self._running.items()
+            batch_id: (plan, told_at)
+            for batch_id, (plan, told_at) in self._running.items()
             if event.instance_id not in plan.group.instance_ids
         }
 

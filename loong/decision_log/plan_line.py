@@ -6,6 +6,7 @@ from typing import assert_never
 from loong.core.decision import Decision
 from loong.core.events import (
     BatchFinished,
+    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -72,6 +73,8 @@ def _cause(event: Event) -> Cause:
         case TokensProduced():
             has_ended = any(token.finish_reason for token in event.tokens)
             return Cause("tokens_produced" if has_ended else "lease_ending", batch_id=event.batch_id)
+        case EndForeseen():
+            return Cause("end_foreseen", batch_id=event.batch_id)
         case BatchFinished():
             return Cause("batch_finished", batch_id=event.batch_id)
         case MigrationFinished():

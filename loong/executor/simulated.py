@@ -1,7 +1,7 @@
 """Virtual time: what a cluster would tell, by the cost model's clock."""
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -12,6 +12,7 @@ from loong.core.cost_model import CostModel
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchFinished,
+    EndForeseen,
     Event,
     InstanceLost,
     MigrationFinished,
@@ -19,11 +20,14 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
+from loong.core.foresight import Lead
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.rest import Rests
+from loong.executor.holding import Holding
+from loong.executor.in_order import InOrder
 from loong.executor.lease_work import LeaseWork
 from loong.executor.processors import Processors
 
@@ -38,12 +42,13 @@ class _Running:
     """
 
     plan: BatchPlan
-    work: LeaseWork
+    placements: Mapping[RequestId, Placement]
     sampled: list[tuple[RequestId, int, int]]
     last_step: int
     slowness: float
     num_steps_taken: int = 0
     next_end: int = field(init=False)
+    work: LeaseWork = field(init=False)  # from its beginning on
 
     def __post_init__(self) -> None:
         self._see_next_end()
@@ -80,8 +85,10 @@ class SimulatedExecutor:
     Requests arrive at their `arrival_time`, and are drawn one by one in that order (or `InvalidEventError`
     is raised); `incidents` (aborts, losses, joins) happen at theirs. Every request produces its `max_tokens`:
     the ids of its output tokens count up from 0 and stop nothing. Whatever is told to the executor starts
-    `plan_time` seconds later. A batch takes as long as the cost model says, but for `noise`: the standard
-    deviation of the logarithm of a factor that is drawn for each batch, whose median is 1.
+    `plan_time` seconds later, and a batch when its instances have ended those before. A batch takes as long
+    as the cost model says, but for `noise`: the standard deviation of the logarithm of a factor that is drawn
+    for each batch, whose median is 1. Ends are foreseen by `lead` before they are predicted to come; without
+    it, none is.
     """
 
     def __init__(
@@ -93,8 +100,10 @@ class SimulatedExecutor:
         processors: Processors | None = None,
         plan_time: float = 0.0,
         noise: float = 0.0,
+        lead: Lead | None = None,
     ) -> None:
         self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
+        self._lead, self._holding, self._in_order = lead, Holding(), InOrder()
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
@@ -163,6 +172,10 @@ class SimulatedExecutor:
             case BatchFinished():
                 if self._running.pop(event.batch_id, None) is None:
                     return None
+                self._end_batch(event.batch_id)
+            case EndForeseen():
+                if event.batch_id not in self._running:
+                    return None
             case MigrationFinished():
                 if self._migrations.pop(event.migration_id, None) is None:
                     return None
@@ -173,29 +186,31 @@ class SimulatedExecutor:
         return event
 
     def _carry_out(self, instructions: _Instructions) -> None:
-        for instruction in instructions:
-            match instruction:
-                case RunBatch():
-                    self._start_batch(instruction)
-                case ExtendLease():
-                    if (running := self._running.get(instruction.batch_id)) is not None:
-                        running.last_step = instruction.num_steps
-                case StopLease():
-                    if (running := self._running.get(instruction.batch_id)) is not None:
-                        step = max(instruction.step, running.num_steps_taken + 1)
-                        running.last_step = min(running.last_step, step)
-                case MoveKV():
-                    self._start_migration(instruction)
-                case ReleaseKV():
-                    pass
-                case _:
-                    assert_never(instruction)
+        for told in instructions:
+            if (instruction := self._holding.take(told)) is not None:
+                self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case RunBatch():
+                self._start_batch(instruction)
+            case ExtendLease():
+                if (running := self._running.get(instruction.batch_id)) is not None:
+                    running.last_step = instruction.num_steps
+            case StopLease():
+                if (running := self._running.get(instruction.batch_id)) is not None:
+                    step = max(instruction.step, running.num_steps_taken + 1)
+                    running.last_step = min(running.last_step, step)
+            case MoveKV():
+                self._start_migration(instruction)
+            case ReleaseKV():
+                pass
+            case _:
+                assert_never(instruction)
 
     def _start_batch(self, told: RunBatch) -> None:
         plan, inputs = told.plan, told.inputs
-        have_rested = self._rests.have_rested(plan.group.instance_ids, self._now)
         placements = {given.request_id: given.placement for given in inputs}
-        work = LeaseWork(plan, placements, have_rested=have_rested)
         sampled = [
             (given.request_id, given.num_output_tokens, given.sampling_params.max_tokens)
             for given in inputs
@@ -205,8 +220,30 @@ class SimulatedExecutor:
             (fork.request_id, 0, fork.sampling_params.max_tokens) for given in inputs for fork in given.forks
         ]
         slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
-        running = self._running[told.batch_id] = _Running(plan, work, sampled, plan.num_steps, slowness)
-        self._start_step(told.batch_id, running)
+        self._running[told.batch_id] = _Running(plan, placements, sampled, plan.num_steps, slowness)
+        if self._in_order.tell(told.batch_id, plan.group.instance_ids):
+            self._begin(told.batch_id)
+
+    def _begin(self, batch_id: int) -> None:
+        """Take the first step of a batch now that its instances have ended all before."""
+        running = self._running[batch_id]
+        plan = running.plan
+        have_rested = self._rests.have_rested(plan.group.instance_ids, self._now)
+        running.work = LeaseWork(plan, running.placements, have_rested=have_rested)
+        self._start_step(batch_id, running)
+        if self._lead is not None and (delay := self._lead.delay(plan)) is not None:
+            ends_at = self._now + (plan.predicted_time or 0.0)
+            time = self._now + delay
+            self._schedule(time, EndForeseen(time, batch_id, ends_at))
+
+    def _end_batch(self, batch_id: int, lost_id: InstanceId | None = None) -> None:
+        """Let all go on that waited for a batch that has ended, or never will without a lost instance."""
+        for told in self._holding.end(batch_id):
+            if lost_id is None or not _needs(told, lost_id):
+                self._do(told)
+        self._holding.forget(batch_id)
+        for begun_id in self._in_order.end(batch_id):
+            self._begin(begun_id)
 
     def _start_step(self, batch_id: int, running: _Running) -> None:
         seconds = running.slowness * self._cost_model.step_time(running.work.step)
@@ -237,6 +274,7 @@ class SimulatedExecutor:
             if instance_id in running.plan.group.instance_ids:
                 del self._running[batch_id]
                 self._processors.cancel(batch_id, self._now)
+                self._end_batch(batch_id, instance_id)
         for migration_id, migration in tuple(self._migrations.items()):
             if instance_id in _ends(migration):
                 del self._migrations[migration_id]

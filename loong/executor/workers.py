@@ -13,15 +13,20 @@ from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchFinished,
     Drained,
+    EndForeseen,
     Event,
     InstanceLost,
     MigrationFinished,
     TokensProduced,
 )
+from loong.core.foresight import Lead
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.grammars import Grammars
+from loong.executor.holding import Holding
+from loong.executor.in_order import InOrder
 from loong.executor.outstanding import Outstanding
 from loong.stream import Stream
 from loong.wire import (
@@ -47,10 +52,13 @@ MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have the
 
 
 class WorkersExecutor:
-    """An `Executor` whose events are what the workers report, and what `post` adds."""
+    """An `Executor` whose events are what the workers report, and what `post` adds.
 
-    def __init__(self, endpoints: Endpoints) -> None:
-        self._endpoints = endpoints
+    Ends are foreseen by `lead` before they come; without it, none is.
+    """
+
+    def __init__(self, endpoints: Endpoints, lead: Lead | None = None) -> None:
+        self._endpoints, self._lead = endpoints, lead
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
         self._reports.setsockopt(zmq.RCVHWM, 0)
@@ -60,6 +68,10 @@ class WorkersExecutor:
         self._ending: Drained | BaseException | None = None  # what came after the last event
         self._turn_began_at = monotonic()
         self._outstanding = Outstanding()
+        self._holding = Holding()
+        self._in_order = InOrder()
+        self._to_foresee: dict[int, BatchPlan] = {}  # batches in flight
+        self._alarms: dict[int, asyncio.TimerHandle] = {}
         self._not_ready = set(endpoints.commands)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tracing: set[WorkerId] = set()  # those that are to write a trace, until `_traced`
@@ -124,6 +136,8 @@ class WorkersExecutor:
                 if isinstance(item, Drained | BaseException):
                     self._ending = item
                     break
+                if isinstance(item, BatchFinished):
+                    self._holding.forget(item.batch_id)
                 events.append(item)
         if isinstance(self._ending, BaseException) and not events:
             raise self._ending
@@ -136,19 +150,41 @@ class WorkersExecutor:
             self._turn_began_at = monotonic()
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
-        """Send each instruction to the workers that have a part in it."""
+        """Send each instruction to the workers that have a part in it, once they can."""
         for instruction in instructions:
-            workers = self._endpoints.addressees(instruction)
-            match instruction:
-                case RunBatch():
-                    self._outstanding.begin_batch(instruction.batch_id, workers)
-                case MoveKV():
-                    self._outstanding.begin_migration(instruction.migration_id, workers)
-                case ExtendLease() | StopLease() | ReleaseKV():
-                    pass
-                case _:
-                    assert_never(instruction)
-            self._send(workers, encode(instruction))
+            if (told := self._holding.take(instruction)) is not None:
+                self._tell(told)
+
+    def _tell(self, instruction: Instruction) -> None:
+        workers = self._endpoints.addressees(instruction)
+        match instruction:
+            case RunBatch():
+                self._outstanding.begin_batch(instruction.batch_id, workers)
+                self._begin_batch(instruction)
+            case MoveKV():
+                self._outstanding.begin_migration(instruction.migration_id, workers)
+            case ExtendLease() | StopLease() | ReleaseKV():
+                pass
+            case _:
+                assert_never(instruction)
+        self._send(workers, encode(instruction))
+
+    def _begin_batch(self, told: RunBatch) -> None:
+        self._to_foresee[told.batch_id] = told.plan
+        if self._in_order.tell(told.batch_id, told.plan.group.instance_ids):
+            self._set_alarm(told.batch_id)
+
+    def _set_alarm(self, batch_id: int) -> None:
+        """A batch begins now; its end is foreseen in time."""
+        plan = self._to_foresee[batch_id]
+        if self._lead is not None and (delay := self._lead.delay(plan)) is not None:
+            ends_at = self.now + (plan.predicted_time or 0.0)
+            loop = asyncio.get_running_loop()
+            self._alarms[batch_id] = loop.call_later(delay, self._foresee, batch_id, ends_at)
+
+    def _foresee(self, batch_id: int, ends_at: float) -> None:
+        del self._alarms[batch_id]
+        self.post(EndForeseen(self.now, batch_id, ends_at))
 
     async def read_reports(self) -> None:
         """Turn reports into events until cancelled. Raises `InvalidEventError` if workers contradict."""
@@ -232,6 +268,8 @@ class WorkersExecutor:
             case BatchDone():
                 if reports := self._outstanding.end_batch(report):
                     self._end_batch(reports)
+                elif report.tokens:  # now, for those of a batch behind may come before the others are done
+                    self._tell_tokens(report)
             case MigrationDone():
                 if (is_committed := self._outstanding.end_migration(report)) is not None:
                     self.post(MigrationFinished(self.now, report.migration_id, is_committed))
@@ -246,11 +284,22 @@ class WorkersExecutor:
             case _:
                 assert_never(report)
 
+    def _tell_tokens(self, report: BatchDone) -> None:
+        self.post(TokensProduced(self.now, report.batch_id, report.num_steps - 1, report.tokens))
+
     def _end_batch(self, reports: Sequence[BatchDone]) -> None:
-        batch_id, num_steps = reports[0].batch_id, reports[0].num_steps
-        if tokens := tuple(chain.from_iterable(report.tokens for report in reports)):
-            self.post(TokensProduced(self.now, batch_id, num_steps - 1, tokens))
-        self.post(BatchFinished(self.now, batch_id, num_steps))
+        last = reports[-1]
+        batch_id = last.batch_id
+        if last.tokens:
+            self._tell_tokens(last)
+        self.post(BatchFinished(self.now, batch_id, last.num_steps))
+        del self._to_foresee[batch_id]
+        if (alarm := self._alarms.pop(batch_id, None)) is not None:
+            alarm.cancel()
+        for told in self._holding.end(batch_id, chain.from_iterable(report.tokens for report in reports)):
+            self._tell(told)
+        for begun_id in self._in_order.end(batch_id):
+            self._set_alarm(begun_id)
 
 
 def joined(events: Iterable[Event]) -> list[Event]:

@@ -13,6 +13,7 @@ import msgspec
 
 from loong.core.events import (
     BatchFinished,
+    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -67,6 +68,12 @@ class Produced(_Line, frozen=True, tag="tokens_produced"):
     event: TokensProduced
 
 
+class Foreseen(_Line, frozen=True, tag="end_foreseen"):
+    """As the executor told it."""
+
+    event: EndForeseen
+
+
 class Finished(_Line, frozen=True, tag="batch_finished"):
     """As the executor told it."""
 
@@ -104,7 +111,7 @@ class Planned(_Line, frozen=True, tag="planned"):
     plan: msgspec.Raw
 
 
-EventLine: TypeAlias = Arrived | Produced | Finished | Moved | Aborted | Lost | Joined
+EventLine: TypeAlias = Arrived | Produced | Foreseen | Finished | Moved | Aborted | Lost | Joined
 Line: TypeAlias = Setting | EventLine | Planned
 
 
@@ -128,6 +135,8 @@ def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
         case TokensProduced():
             tokens = tuple(token._replace(logprobs=None) for token in event.tokens)
             return Produced(replace(event, tokens=tokens))
+        case EndForeseen():
+            return Foreseen(event)
         case BatchFinished():
             return Finished(event)
         case MigrationFinished():

@@ -22,6 +22,9 @@ from loong.worker.sampling import Sampler, TorchSampler
 class Reading(Protocol):
     """Tensors on their way to the host."""
 
+    def is_done(self) -> bool:
+        """Whether they have arrived, and all is done that the device was asked for before."""
+
     def wait(self) -> Sequence[Tensor]:
         """Copies on the host of what the tensors were when they were asked for."""
 
@@ -73,6 +76,9 @@ class Backend(Protocol):
 class _Copies:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = [tensor.clone() for tensor in tensors]
+
+    def is_done(self) -> bool:
+        return True
 
     def wait(self) -> Sequence[Tensor]:
         return self._tensors

@@ -33,6 +33,9 @@ class _PinnedCopies:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
         self._event.record()
 
+    def is_done(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]  # likewise
+
     def wait(self) -> Sequence[Tensor]:
         self._event.synchronize()
         return self._copies

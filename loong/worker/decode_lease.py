@@ -2,7 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,37 +13,34 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.fabric.protocol import Fabric
+from loong.worker.backend import Reading
+from loong.worker.begun_batch import ReportStep
 from loong.worker.constraints import Constraints
 from loong.worker.decode_steps import DecodeSteps
 from loong.worker.edges import settle
+from loong.worker.following import Following, NewestTokens
 from loong.worker.kv_pool import KVPool
 from loong.worker.lease_choices import LeaseChoices
 from loong.worker.lease_ends import LeaseTerm
 from loong.worker.lease_slots import LeaseSlots, masters_inputs
 
-ReportStep = Callable[[int, tuple[ProducedToken, ...], bool], None]  # a step, its tokens, whether it is last
 
+@dataclass(frozen=True, slots=True)
+class DecodeLeases:
+    """An instance's part in leases of which the devices of a group can take the steps by themselves."""
 
-class DecodeLease:
-    """Runs leases of which the devices of a group can take the steps by themselves."""
-
-    def __init__(
-        self,
-        instance_id: InstanceId,
-        pool: KVPool,
-        steps: DecodeSteps,
-        fabric: Fabric,
-        constraints: Constraints,
-    ) -> None:
-        self._instance_id, self._pool, self._steps, self._fabric = instance_id, pool, steps, fabric
-        self._constraints = constraints
+    instance_id: InstanceId
+    pool: KVPool
+    steps: DecodeSteps
+    fabric: Fabric
+    constraints: Constraints
 
     def can_run(self, command: RunBatch) -> bool:
         """Whether a batch is decode, on a group we can serve."""
         blocks = command.plan.queries
         num_tokens = Counter(block.master_id for block in blocks)
         return (
-            max(num_tokens.values()) <= self._steps.max_size(command.plan.group.dop)
+            max(num_tokens.values()) <= self.steps.max_size(command.plan.group.dop)
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
             and all(given.num_output_tokens > 0 for given in command.inputs)
             and self._has_room(command)
@@ -52,29 +51,72 @@ class DecodeLease:
         writes = command.plan.writes
         num_slots = sum(len(segment.positions) for segment in writes)
         num_slots += sum(given.placement.num_tokens for given in command.inputs)
-        if num_slots <= self._steps.max_num_slots:
+        if num_slots <= self.steps.max_num_slots:
             return True
         by_instance: Counter[InstanceId] = Counter()
         for given in command.inputs:
             by_instance.update(given.placement.tokens_by_instance())
         for segment in writes:
             by_instance[segment.instance_id] += len(segment.positions)
-        return max(by_instance.values()) <= self._steps.max_num_slots
+        return max(by_instance.values()) <= self.steps.max_num_slots
 
-    def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportStep) -> int:
-        """As `BatchRunner.run`. What is computed beyond the end of a request or of the lease is dropped.
 
-        A group learns that its leader stops the lease while it takes the next step, which then counts.
-        """
-        slots = LeaseSlots(self._instance_id, self._pool, command)
+class _Launched(NamedTuple):
+    """A lease whose first step was asked for."""
+
+    slots: LeaseSlots
+    choices: LeaseChoices
+    reading: Reading
+
+
+class DecodeLease:
+    """One of these leases; see BegunBatch.
+
+    What is computed beyond the end of a request or of the lease is dropped. A group learns that its leader
+    stops the lease while it takes the next step, which then counts.
+    """
+
+    def __init__(
+        self, leases: DecodeLeases, following: Following, newest: NewestTokens, *, is_alone: bool
+    ) -> None:
+        """Begin at once on an instance alone, unless it needs tokens that are not there yet."""
+        self._instance_id, self._pool, self._steps = leases.instance_id, leases.pool, leases.steps
+        self._fabric, self._constraints = leases.fabric, leases.constraints
+        self._following, self._newest = following, newest
+        self._is_alone = is_alone
+        self._launched: _Launched | None = None
+        if is_alone and not following.needs_tokens:
+            self._launched = self._launch(following.begun())
+
+    @property
+    def command(self) -> RunBatch:
+        """See BegunBatch."""
+        return self._following.command
+
+    def needs_host(self) -> bool:
+        """See BegunBatch."""
+        return True
+
+    def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
+        """See BegunBatch."""
+        command = self._following.resolved()
         with self._fabric.batch(command.batch_id, command.plan.group.instance_ids):
-            self._steps.begin(slots.batch)
             try:
-                num_steps = self._take_steps(command, slots, lease_end, report)
+                launched = self._launched or self._launch(command)
+                num_steps = self._take_steps(command, launched, lease_end, report)
             finally:
                 self._steps.wait()  # nobody reads a step that is dropped, but it writes into slots
-        slots.keep(num_steps)
+        launched.slots.keep(num_steps)
         return num_steps
+
+    def _launch(self, command: RunBatch) -> _Launched:
+        slots = LeaseSlots(self._instance_id, self._pool, command)
+        given = masters_inputs(command, self._instance_id)
+        rows = {item.request_id: row for row, item in enumerate(given)}
+        self._steps.begin(slots.batch, self._following.drawn_ids(rows))
+        choices = self._steps.choices(given, self._constraints)
+        self._steps.launch()
+        return _Launched(slots, choices, self._steps.read(choices))
 
     def _most_steps(self, command: RunBatch) -> int:
         """Steps for which all lists of slots are short enough."""
@@ -83,15 +125,13 @@ class DecodeLease:
         return max(command.plan.num_steps, num_steps)
 
     def _take_steps(
-        self, command: RunBatch, slots: LeaseSlots, lease_end: LeaseTerm, report: ReportStep
+        self, command: RunBatch, launched: _Launched, lease_end: LeaseTerm, report: ReportStep
     ) -> int:
-        plan, is_alone = command.plan, self._is_alone(command)
-        given = masters_inputs(command, self._instance_id)
-        rows, choices = dict(enumerate(given)), self._steps.choices(given, self._constraints)
+        plan, is_alone = command.plan, self._is_alone
+        slots, choices, reading = launched
+        rows = dict(enumerate(masters_inputs(command, self._instance_id)))
         live, end, lengthened_at = set(plan.request_ids), plan.num_steps, -1
         most_steps = self._most_steps(command)
-        self._steps.launch()
-        reading = self._steps.read(choices)
         step = 0
         while True:
             if is_alone:
@@ -106,12 +146,14 @@ class DecodeLease:
             if not is_last:
                 self._steps.launch()
                 if not choices.needs_tokens:
-                    following = self._steps.read(choices)
+                    coming = self._steps.read(choices)
             tokens = tuple(_take_tokens(reading.wait(), step, rows, choices))
             if choices.needs_tokens and not is_last:
                 choices.end_step()
-                following = self._steps.read(choices)
+                coming = self._steps.read(choices)
             self._fabric.check()
+            if is_last:
+                self._newest.tell(tokens)
             report(step, tokens, is_last)
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
             live -= ended
@@ -119,11 +161,8 @@ class DecodeLease:
                 end = max(settle(self._fabric, plan, ended, live, lease_end), step + 2)
             if is_last or not live:
                 return step + 1
-            reading = following
+            reading = coming
             step += 1
-
-    def _is_alone(self, command: RunBatch) -> bool:
-        return command.plan.group.dop == 1 and self._fabric.tensor_parallel.size == 1
 
 
 def _take_tokens(

@@ -24,6 +24,7 @@ from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeBatch, Dec
 from loong.worker.group_exchange import Alone, GroupExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.lease_choices import LeaseChoices
+from loong.worker.step_inputs import DrawnIds
 
 _LISTS_A_SLOT = 4.0  # on average, where prompts are shared: so long the lists of a lease may be
 
@@ -78,13 +79,18 @@ class DecodeSteps:
                 step = partial(self._step, size, first_row, self._exchange)
                 self._steps[True, size] = self._backend.capture(step)
 
-    def begin(self, batch: DecodeBatch) -> None:
-        """Let the next steps be those of these requests, once those before are done."""
+    def begin(self, batch: DecodeBatch, drawn: DrawnIds | None) -> None:
+        """Let the next steps be those of these requests, of whose tokens `drawn` may be yet to come.
+
+        Whoever calls has waited for the lease before.
+        """
         is_group = bool(batch.served)
         first_row = self._instance_id * batch.size if is_group else 0
         vocab_size = self._model.shard.config.vocab_size
         num_slots = self._host.fill(batch, first_row, vocab_size)
         self._state.memory.copy_(self._host.memory, non_blocking=True)
+        if drawn is not None:
+            drawn.fill(self._state.tokens)
         self._copy_slots(batch, num_slots)
         if is_group:
             self._exchange.begin(batch.num_tokens)

@@ -16,6 +16,7 @@ from loong.kernels.attend_task import AttendTask
 from loong.model.device import AttendTable
 from loong.worker.decode_state import set_first
 from loong.worker.mixed_inputs import GROUP_STEP_SIZES
+from loong.worker.step_inputs import StepInputs
 
 KV_SIZES = (*GROUP_STEP_SIZES, 2560, 3072, 3584, ON_GPUS.most_kv_rows)  # rows that a member makes, or brings
 MAX_KV_ROWS = ON_GPUS.most_kv_rows
@@ -50,17 +51,18 @@ class KVInputs:
         """The size of its memory."""
         return sum(_parts(num_instances))
 
-    def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> None:
-        """Take in a step, on the host; columns are of its rows.
+    def fill(self, step: Step, size: int, inputs: StepInputs) -> None:
+        """Take in a step, on the host.
 
         Rows beyond are of no prompt, and of their KV nothing is brought or kept.
         """
         self.memory.zero_()
         for absent in (self.new_rows, self.history_rows, self.kept_slots):
             absent.fill_(-1)
-        self.token_ids[: len(token_ids)] = token_ids
-        self.positions[: len(token_ids)] = positions
-        self.lengths[: len(token_ids)] = lengths
+        num_rows = len(inputs.token_ids)
+        self.token_ids[:num_rows] = inputs.token_ids
+        self.positions[:num_rows] = inputs.positions
+        self.lengths[:num_rows] = inputs.lengths
         own = own_rows(step)
         self.new_rows[: len(own.new_rows)] = own.new_rows
         self.history_slots[: len(own.history_slots)] = own.history_slots

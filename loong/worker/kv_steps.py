@@ -21,6 +21,7 @@ from loong.worker.backend import Backend
 from loong.worker.group_exchange import KVExchange
 from loong.worker.kv_inputs import KV_SIZES, MAX_BLOCKS, KVInputs, num_brought
 from loong.worker.kv_pool import KVPool
+from loong.worker.step_inputs import StepInputs
 
 
 class KVSteps:
@@ -46,7 +47,7 @@ class KVSteps:
         for size in reversed(self._sizes):
             self._steps[size] = self._backend.capture(partial(self._step, size))
 
-    def forward(self, step: Step, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> Tensor | None:
+    def forward(self, step: Step, inputs: StepInputs) -> Tensor | None:
         """See `MixedSteps.forward`."""
         batch = step.batch
         if batch.group.dop == 1 or step.requests(Transfer.QUERY):
@@ -55,11 +56,11 @@ class KVSteps:
         size = next((size for size in self._sizes if size >= max(num_rows.values())), None)
         if size is None or max(Counter(block.master_id for block in batch.queries).values()) > MAX_BLOCKS:
             return None
-        self._host.fill(step, size, token_ids, positions, lengths)
+        self._host.fill(step, size, inputs)
         self._inputs.memory.copy_(self._host.memory, non_blocking=True)
         self._exchange.begin(num_rows)
         self._steps[size]()
-        return self._hidden[: len(token_ids)]
+        return self._hidden[: len(inputs.token_ids)]
 
     @torch.inference_mode()
     def _step(self, size: int) -> None:

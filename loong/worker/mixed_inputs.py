@@ -20,6 +20,7 @@ from loong.kernels.attend_task import AttendTask
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.worker.decode_state import set_first
+from loong.worker.step_inputs import StepInputs
 
 CAPTURED = ON_GPUS
 MAX_ROWS = CAPTURED.most_rows  # of an instance in a step
@@ -94,18 +95,18 @@ class MixedInputs:
         is_too_long = any(work.num_keys > captured.most_copied for work in works)
         return PromptKeys.IN_POOL if is_too_long else PromptKeys.MANY
 
-    def fill(self, step: Step, size: int, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> int:
-        """Take in a step, on the host, and return how many words of memory it takes; columns are of its rows.
+    def fill(self, step: Step, size: int, inputs: StepInputs) -> int:
+        """Take in a step, on the host, and return how many words of memory it takes.
 
         Rows beyond are of no prompt and no decode, and nothing is stored of them.
         """
         self.memory[:_NUM_FIXED].zero_()
         self.new_slots.fill_(-1)
         self._decode_rows.fill_(-1)
-        num_rows = len(token_ids)
-        self.token_ids[:num_rows] = token_ids
-        self.positions[:num_rows] = positions
-        self.lengths[:num_rows] = lengths
+        num_rows = len(inputs.token_ids)
+        self.token_ids[:num_rows] = inputs.token_ids
+        self.positions[:num_rows] = inputs.positions
+        self.lengths[:num_rows] = inputs.lengths
         step.store.list_slots([(b.request_id, b.positions) for b in step.blocks], self.new_slots)
         prompts: list[_Attended] = []
         decodes: list[_Attended] = []

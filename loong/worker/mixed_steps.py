@@ -30,6 +30,7 @@ from loong.worker.mixed_inputs import (
     is_decode,
     ways,
 )
+from loong.worker.step_inputs import StepInputs
 
 _SIZES = (  # rows of an instance alone
     *(16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896),
@@ -51,7 +52,8 @@ class MixedSteps:
         num_slots = (pool.num_free + pool.num_used) * (1 if exchange is None else exchange.num_instances)
         num_words = MixedInputs.num_words(num_slots)
         heads = config.num_heads, config.num_kv_heads
-        self._host = MixedInputs(device.host_words(num_words), *heads)
+        # two, so that one is filled while the other is still copied
+        self._hosts = [MixedInputs(device.host_words(num_words), *heads) for _ in range(2)]
         memory = torch.zeros(num_words, dtype=torch.int64, device=device.torch_device)
         self._inputs = MixedInputs(memory, *heads)
         self._hidden = torch.zeros(
@@ -74,11 +76,11 @@ class MixedSteps:
                     step = partial(self._step, size, way, self._exchange, has_decodes=True)
                     self._in_groups[size, way] = self._backend.capture(step)
 
-    def forward(self, step: Step, token_ids: Tensor, positions: Tensor, lengths: Tensor) -> Tensor | None:
+    def forward(self, step: Step, inputs: StepInputs) -> Tensor | None:
         """Hidden states [T, E] of a step's rows, until the next call; None if nothing captured has room.
 
-        The columns [T] int64 are those of `Decoder.forward`, on the host. Whoever calls has waited for the
-        device since the last call. All members of a group get something, or none does.
+        Whoever calls has waited for the step before the last one. All members of a group get something, or
+        none does.
         """
         batch = step.batch
         num_rows = Counter(dict.fromkeys(batch.group.instance_ids, 0))
@@ -86,18 +88,25 @@ class MixedSteps:
             num_rows[block.master_id] += len(block.positions)
         most_rows = max(num_rows.values())
         size = self._size_of(step, most_rows)
-        way = None if size is None else self._host.prompt_keys(step, most_rows)
+        way = None if size is None else self._inputs.prompt_keys(step, most_rows)
         if size is None or way is None:
             return None
-        num_words = self._host.fill(step, size, token_ids, positions, lengths)
-        self._inputs.memory[:num_words].copy_(self._host.memory[:num_words], non_blocking=True)
+        self._fill(step, size, inputs)
         if batch.group.dop == 1:
             has_decodes = any(is_decode(batch, block) for block in batch.queries)
             self._alone[size, way, has_decodes or way is not ways(size)[0]]()
         elif self._exchange is not None:
             self._exchange.begin(num_rows)
             self._in_groups[size, way]()
-        return self._hidden[: len(token_ids)]
+        return self._hidden[: len(inputs.token_ids)]
+
+    def _fill(self, step: Step, size: int, inputs: StepInputs) -> None:
+        self._hosts.reverse()
+        host = self._hosts[0]
+        num_words = host.fill(step, size, inputs)
+        self._inputs.memory[:num_words].copy_(host.memory[:num_words], non_blocking=True)
+        if inputs.drawn is not None:
+            inputs.drawn.fill(self._inputs.token_ids)
 
     def _size_of(self, step: Step, num_rows: int) -> int | None:
         """The least size that was captured for up to so many rows of each master."""

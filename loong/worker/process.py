@@ -23,7 +23,6 @@ import torch
 import zmq
 
 from loong.core.errors import LoongError
-from loong.core.events import ProducedToken
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.fabric.sockets import SocketFabric
@@ -33,7 +32,6 @@ from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.tiles import TileSizes
 from loong.wire import (
-    BatchDone,
     GrammarDone,
     Heartbeat,
     MigrationDone,
@@ -41,7 +39,6 @@ from loong.wire import (
     Report,
     Shutdown,
     StartTrace,
-    StepDone,
     TraceWritten,
     WorkerFailed,
     WorkerReady,
@@ -50,6 +47,7 @@ from loong.wire import (
     encode,
 )
 from loong.worker.backend import Backend, CpuBackend
+from loong.worker.batch_loop import BatchLoop
 from loong.worker.config import WorkerConfig
 from loong.worker.constraints import Constraints
 from loong.worker.kv_pool import KVPool
@@ -180,30 +178,16 @@ class Worker:
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
         reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank))
         tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
+        loop = BatchLoop(
+            self._config.instance_id,
+            self._config.tp_rank,
+            runner,
+            self._lease_ends,
+            reports.send,
+            lambda: self._trace(tracer, reports),
+        )
         while True:
-            if (command := self._batches.get()) is not None:
-                done = self._run_batch(command, runner, reports, tracer)
-                self._lease_ends.forget_up_to(command.batch_id)
-                reports.send(done)
-            self._trace(tracer, reports)
-
-    def _run_batch(
-        self, command: RunBatch, runner: BatchRunner, reports: Reports, tracer: Tracer
-    ) -> BatchDone:
-        instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
-        told_at_the_end: tuple[ProducedToken, ...] = ()
-
-        def report_step(step: int, tokens: tuple[ProducedToken, ...], is_last: bool) -> None:
-            nonlocal told_at_the_end
-            if tokens and tp_rank == 0:  # all ranks sample the same
-                if is_last:
-                    told_at_the_end = tokens
-                else:
-                    reports.send(StepDone(command.batch_id, step, tokens))
-            self._trace(tracer, reports)  # a lease that goes on and on has no edge to wait for
-
-        num_steps = runner.run(command, self._lease_ends.of(command), report_step)
-        return BatchDone(command.batch_id, instance_id, tp_rank, num_steps, told_at_the_end)
+            loop.turn(self._batches)
 
     def _trace(self, tracer: Tracer, reports: Reports) -> None:
         """Begin and end traces as told meanwhile."""

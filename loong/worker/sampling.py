@@ -5,7 +5,7 @@ temperature, min-p, top-k, top-p, and one draw (`draw.py`), or the likeliest tok
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -69,16 +69,38 @@ class TorchSampler:
         return tokens, largest
 
 
-_TORCH = TorchSampler()
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tokens of rows of logits, where these are: the device may have yet to choose them."""
+
+    tokens: Tensor  # [N] int64
+    largest: Tensor  # [N], of logits; not finite: no token
+    logprobs: tuple[Tensor, ...]  # see `find_logprobs`, of those rows that ask for them; or nothing
+    num_logprobs: Mapping[int, int]  # by row, how many it asked for
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What the host must read to know the results."""
+        return self.tokens, self.largest, *self.logprobs
+
+    def results(self, read: Sequence[Tensor]) -> list[SamplingResult]:
+        """The results of all rows; `read` is `tensors` on the host."""
+        tokens, largest, *found = read
+        logprobs: dict[int, Logprobs] = {}
+        if found:
+            each = read_logprobs(found, list(self.num_logprobs.values()))
+            logprobs = dict(zip(self.num_logprobs, each, strict=True))
+        return [
+            Sampled(token_id, logprobs.get(row)) if math.isfinite(maximum) else InvalidLogits(maximum)
+            for row, (token_id, maximum) in enumerate(zip(tokens.tolist(), largest.tolist(), strict=True))
+        ]
 
 
-def sample(
-    logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler = _TORCH
-) -> list[SamplingResult]:
+def choose_tokens(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> Choice:
     """Choose the next token of each row of `logits` [N, V], float32, which are not changed.
 
     A row's result does not depend on the other rows. A temperature of 0 takes the likeliest token,
-    the lowest id of equals. Raises ValueError if there is not one input a row.
+    the lowest id of equals. Raises ValueError if there is not one input a row. Nobody waits for a device.
     """
     Dims().bind("logits", logits, "N V", torch.float32, is_contiguous=False)
     if len(inputs) != logits.shape[0]:
@@ -88,11 +110,16 @@ def sample(
     if adjusted is not logits:
         raw = logits.amax(dim=-1)
         largest = torch.where(raw.isfinite(), largest, raw)
-    logprobs = _logprobs(logits, tokens, inputs)
-    return [
-        Sampled(token_id, logprobs.get(row)) if math.isfinite(maximum) else InvalidLogits(maximum)
-        for row, (token_id, maximum) in enumerate(zip(tokens.tolist(), largest.tolist(), strict=True))
-    ]
+    counts = {
+        row: item.params.num_logprobs
+        for row, item in enumerate(inputs)
+        if item.params.num_logprobs is not None
+    }
+    found: tuple[Tensor, ...] = ()
+    if counts:
+        rows = sampler.upload(torch.tensor([*counts], dtype=torch.int64))
+        found = find_logprobs(logits[rows], tokens[rows], max(counts.values()))
+    return Choice(tokens, largest, found, counts)
 
 
 def _drawn_rows(inputs: Sequence[SamplingInput]) -> Iterator[list[int]]:
@@ -104,28 +131,15 @@ def _drawn_rows(inputs: Sequence[SamplingInput]) -> Iterator[list[int]]:
 
 def _adjusted(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> Tensor:
     """`logits` after all that comes before temperature: a copy, or themselves if no row has any of it."""
-    rows = [row for row, item in enumerate(inputs) if item.is_adjusted]
-    if not rows:
+    adjusted_rows = [row for row, item in enumerate(inputs) if item.is_adjusted]
+    if not adjusted_rows:
         return logits
+    rows = sampler.upload(torch.tensor(adjusted_rows, dtype=torch.int64))  # a list would be waited for
     part = logits[rows]
-    Adjustments([inputs[row] for row in rows], logits.shape[1], sampler).apply(part)
+    Adjustments([inputs[row] for row in adjusted_rows], logits.shape[1], sampler).apply(part)
     adjusted = logits.clone()
     adjusted[rows] = part
     return adjusted
-
-
-def _logprobs(logits: Tensor, tokens: Tensor, inputs: Sequence[SamplingInput]) -> dict[int, Logprobs]:
-    """Log probabilities of the rows that ask for them, under the softmax of `logits`."""
-    counts = {
-        row: item.params.num_logprobs
-        for row, item in enumerate(inputs)
-        if item.params.num_logprobs is not None
-    }
-    if not counts:
-        return {}
-    rows = list(counts)
-    found = find_logprobs(logits[rows], tokens[rows], max(counts.values()))
-    return dict(zip(rows, read_logprobs(found, list(counts.values())), strict=True))
 
 
 def find_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

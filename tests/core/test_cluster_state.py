@@ -22,6 +22,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidPlanError
 from loong.core.events import (
     BatchFinished,
+    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -66,13 +67,15 @@ class ToyBatch:
     num_steps_taken: int = 0
     num_computed: dict[RequestId, int] = field(default_factory=dict)  # steps in which it took part
     left: set[RequestId] = field(default_factory=set)
+    told: set[RequestId] = field(default_factory=set)  # have got a token
+    void: set[RequestId] = field(default_factory=set)  # were in a batch before that is lost
 
     @property
     def sampled(self) -> list[RequestId]:
         """The requests that are to get a token in the next step."""
         given = (i for i in self.run.inputs if i.sampling_params is not None)
         request_ids = [r for i in given for r in (i.request_id, *(fork.request_id for fork in i.forks))]
-        return [request_id for request_id in request_ids if request_id not in self.left]
+        return [request_id for request_id in request_ids if request_id not in self.left | self.void]
 
     @property
     def is_done(self) -> bool:
@@ -88,6 +91,13 @@ class ToyWorkers:
     slots: Iterator[int] = field(default_factory=count)  # each number is one slot, for ever
     batches: dict[int, ToyBatch] = field(default_factory=dict)
     migrations: dict[int, KVMigration] = field(default_factory=dict)
+    stopped: set[RequestId] = field(default_factory=set)  # with a token
+    void: set[RequestId] = field(default_factory=set)  # of any batch
+
+    def first(self, batch_id: int) -> int:
+        """The batch that instances of this one must end before it, if any, else itself."""
+        group = set(self.batches[batch_id].run.plan.group.instance_ids)
+        return next(n for n, b in self.batches.items() if group.intersection(b.run.plan.group.instance_ids))
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -113,9 +123,8 @@ class ToyWorkers:
     def extend(self, batch: ToyBatch, num_steps: int) -> None:
         """Have slots for the steps to come; but every third group hears of them too late."""
         run = batch.run
-        stops = {
-            given.request_id: given.last_stop for given in run.inputs if given.request_id not in batch.left
-        }
+        left = batch.left | self.stopped
+        stops = {given.request_id: given.last_stop for given in run.inputs if given.request_id not in left}
         plan = run.plan.lengthened(num_steps, stops)
         for old, new in zip(run.plan.writes, plan.writes, strict=True):
             self.reserve(KVSegment(new.owner_id, new.positions[len(old.positions) :], new.instance_id))
@@ -139,7 +148,7 @@ class ToyWorkers:
     def free(self, instance_id: InstanceId, owner_id: RequestId, positions: Iterable[int] | None) -> None:
         slots = self.held[instance_id][owner_id]
         gone = set(slots if positions is None else positions)
-        assert gone, f"instance {instance_id} is told to free nothing of {owner_id}"
+        assert gone or owner_id in self.void, f"instance {instance_id} is to free nothing of {owner_id}"
         assert gone <= slots.keys(), f"{gone - slots.keys()} of {owner_id} are not on instance {instance_id}"
         for position in gone:
             del slots[position]
@@ -159,6 +168,10 @@ class ToyWorkers:
         for batch_id, batch in tuple(self.batches.items()):
             if instance_id in batch.run.plan.group.instance_ids:
                 del self.batches[batch_id]
+                behind = (other for other_id, other in self.batches.items() if other_id > batch_id)
+                for other in behind:  # nobody can go on with its requests
+                    other.void.update(set(batch.run.plan.request_ids) & set(other.run.plan.request_ids))
+                    self.void |= other.void
         for migration_id, migration in tuple(self.migrations.items()):
             if instance_id in (migration.segment.instance_id, migration.destination_id):
                 del self.migrations[migration_id]
@@ -238,8 +251,11 @@ class Cluster(RuleBasedStateMachine):
         """Workers report and the policy plans, in any order."""
         random = Random(seed)
         for _ in range(num_turns):
-            if self.workers.batches and random.random() < 0.6:
-                self.advance(random.choice(sorted(self.workers.batches)), random)
+            if self.workers.batches and random.random() < 0.2:
+                batch_id = random.choice(sorted(self.workers.batches))
+                self.apply(EndForeseen(self.now(), batch_id, self.now() + 1.0))
+            elif self.workers.batches and random.random() < 0.6:
+                self.advance(self.workers.first(random.choice(sorted(self.workers.batches))), random)
             elif self.workers.migrations and random.random() < 0.3:
                 migration_id = random.choice(sorted(self.workers.migrations))
                 self.finish_migration(migration_id, is_committed=random.random() < 0.7)
@@ -264,12 +280,15 @@ class Cluster(RuleBasedStateMachine):
         for given in run.inputs:
             prompt, outputs = self.requests[given.request_id].prompt_token_ids, self.outputs[given.request_id]
             known = [*prompt, *outputs]
+            num_output_tokens = len(outputs) + (given.follows is not None)
             blocks = run.plan.blocks_of(given.request_id)
             positions = sorted(p for block in blocks for p in block.positions)
-            assert list(given.token_ids) == [known[p] for p in positions]
-            assert (given.num_prompt_tokens, given.num_output_tokens) == (len(prompt), len(outputs))
+            assert list(given.token_ids) == [known[p] for p in positions if p < len(known)]
+            assert (given.num_prompt_tokens, given.num_output_tokens) == (len(prompt), num_output_tokens)
             is_sampled = given.sampling_params is not None
-            assert is_sampled == (positions[-1] == len(known) - 1)
+            assert is_sampled == (positions[-1] == len(prompt) + num_output_tokens - 1)
+            if given.follows is not None:
+                assert given.request_id in self.workers.batches[given.follows].sampled
             params = self.requests[given.request_id].sampling_params
             needs_prompt, needs_output = params.repetition_penalty != 1, params.has_penalties
             assert given.prompt_token_ids == (prompt if is_sampled and needs_prompt else ())
@@ -295,6 +314,10 @@ class Cluster(RuleBasedStateMachine):
 
     def token(self, batch: ToyBatch, request_id: RequestId, random: Random) -> ProducedToken:
         token_id, outputs = random.randint(STOP_TOKEN, 12), self.outputs[request_id]
+        batch.told.add(request_id)
+        if request_id in self.workers.stopped:  # which nobody knew who told of this batch
+            batch.left.add(request_id)
+            return ProducedToken(request_id, token_id, FinishReason.LENGTH)
         if request_id in self.ended:  # computed on: its workers do not know that it was aborted
             return ProducedToken(request_id, token_id)
         outputs.append(token_id)
@@ -304,6 +327,7 @@ class Cluster(RuleBasedStateMachine):
         if reason is not None:
             batch.left.add(request_id)
             self.ended.add(request_id)
+            self.workers.stopped.add(request_id)
         return ProducedToken(request_id, token_id, reason)
 
     def finish_migration(self, migration_id: int, is_committed: bool) -> None:
@@ -340,22 +364,33 @@ class Cluster(RuleBasedStateMachine):
         at_instances = [(i, b) for b, batch in batches.items() for i in batch.run.plan.group.instance_ids]
         at_requests = [(r, b) for b, batch in batches.items() for r in batch.run.plan.request_ids]
         busy = [(i.instance_id, i.batch_id) for i in snapshot.instances if i.batch_id is not None]
+        busy += [(i, b.batch_id) for b in snapshot.ending for i in b.plan.group.instance_ids]
         assert sorted(at_instances) == sorted(busy)
         in_batch = [(r, v.batch_id) for r, v in snapshot.request.items() if v.batch_id is not None]
+        in_batch += [(r, b.batch_id) for b in snapshot.ending for r in b.plan.request_ids]
         assert sorted(at_requests) == sorted(in_batch)
 
     def check_ends(self, snapshot: Snapshot) -> None:
         """A request ends once, and only for a reason; no token of it is lost or counted twice."""
         self.unborn -= snapshot.request.keys()
-        gone = self.requests.keys() - snapshot.request.keys() - self.unborn
+        leaving = snapshot.ending_ids - snapshot.request.keys()
+        gone = self.requests.keys() - snapshot.request.keys() - self.unborn - leaving
         assert self.gone <= gone <= self.ended
         self.gone = gone
         num_forks = sum(view.num_forks for view in snapshot.request.values())
-        assert snapshot.stats.num_ended == len(self.requests) - len(snapshot.request) - num_forks
+        num_live = len(snapshot.request) + len(leaving) + num_forks
+        assert snapshot.stats.num_ended == len(self.requests) - num_live
         assert self.unborn - self.ended == set() or num_forks
         for request_id, view in snapshot.request.items():
             assert view.has_ended == (request_id in self.ended)
-            assert view.num_output_tokens == len(self.outputs[request_id])
+            assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_foreseen(request_id)
+
+    def is_foreseen(self, request_id: RequestId) -> bool:
+        """Whether a batch that is ending is to give a request a token."""
+        ending = (self.workers.batches[batch.batch_id] for batch in self.view().ending)
+        return request_id not in self.ended and any(
+            request_id in batch.sampled and request_id not in batch.told for batch in ending
+        )
 
     def teardown(self) -> None:
         """Whatever happened, one spare instance is enough for all requests to end."""

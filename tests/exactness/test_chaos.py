@@ -36,10 +36,12 @@ def aborting(cluster: Cluster, policy: Policy, victims: set[RequestId], random: 
     return plan
 
 
+@pytest.mark.parametrize("kind", ["cluster", "sharded", "foreseeing", "sharded_foreseeing"])
 @pytest.mark.parametrize("seed", range(20))
 def test_any_valid_plans_give_the_tokens_of_transformers(
-    any_cluster: Cluster, folder: Path, seed: int
+    request: pytest.FixtureRequest, kind: str, folder: Path, seed: int
 ) -> None:
+    any_cluster: Cluster = request.getfixturevalue(kind)
     random = Random(seed)
     survivors, victims = ([random_request(random) for _ in range(4)] for _ in range(2))
     anchor, *late = survivors

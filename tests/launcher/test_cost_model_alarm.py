@@ -30,9 +30,11 @@ class Loop:
     def __init__(self, *, is_applied: bool) -> None:
         recalibration = Recalibration(BASE, is_applied=is_applied)
         self._observers = recalibration, CostModelAlarm(recalibration)
+        self._ended_at = 0.0
 
     def run(self, ratio: float, ended_at: float = 0.0) -> None:
-        """A decode batch that takes `ratio` times as long as predicted."""
+        """A decode batch that takes `ratio` times as long as predicted, after those before."""
+        self._ended_at = ended_at = max(ended_at, self._ended_at + ratio * PREDICTED)
         started = BatchFinished(ended_at - ratio * PREDICTED, 0, 1)
         batch = RunBatch(1, DECODE, (RequestInput("r", (7,), 10, 1, PLACEMENT, None),))
         for observer in self._observers:

@@ -35,7 +35,7 @@ def chaos(seed: int) -> Policy:
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         plan = any_plan(random, snapshot)
-        in_flight = snapshot.batches or snapshot.migrations
+        in_flight = snapshot.batches or snapshot.ending or snapshot.migrations
         for _ in range(_MAX_DRAWS):
             if in_flight or plan.batches or plan.migrations or not snapshot.request:
                 return plan
@@ -74,7 +74,7 @@ class _Draw:
         preemptions: list[Preemption] = []
         for view in self._shuffled([v for v in (*waiting, *running) if v.is_plannable]):
             has_kv, choice = bool(view.placement.segments), self.random.random()
-            if has_kv and choice < 0.04:
+            if has_kv and choice < 0.04 and view.request_id not in self.snapshot.ending_ids:
                 preemptions.append(Preemption(view.request_id))
                 for instance_id, num_tokens in view.own_tokens_by_instance().items():
                     self.free[instance_id] += num_tokens

@@ -20,7 +20,8 @@ from loong.fabric.world import World
 from loong.model.tiny import tiny_model
 from loong.worker import decode_steps
 from loong.worker.backend import CpuBackend
-from loong.worker.decode_lease import DecodeLease, ReportStep
+from loong.worker.begun_batch import ReportStep
+from loong.worker.decode_lease import DecodeLease
 from loong.worker.lease_ends import LeaseTerm
 
 SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7})
@@ -44,13 +45,13 @@ def tokenizer(folder: Path) -> Path:
 def leases(monkeypatch: pytest.MonkeyPatch) -> list[RunBatch]:
     """The leases that did not wait for the host."""
     begun: list[RunBatch] = []
-    run_lease = DecodeLease.run
+    finish = DecodeLease.finish
 
-    def noting(self: DecodeLease, command: RunBatch, lease_end: LeaseTerm, report: ReportStep) -> int:
-        begun.append(command)
-        return run_lease(self, command, lease_end, report)
+    def noting(self: DecodeLease, lease_end: LeaseTerm, report: ReportStep) -> int:
+        begun.append(self.command)
+        return finish(self, lease_end, report)
 
-    monkeypatch.setattr(DecodeLease, "run", noting)
+    monkeypatch.setattr(DecodeLease, "finish", noting)
     return begun
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loong.core.request import SamplingParams
 from loong.worker.draw import draw, uniform
-from loong.worker.sampling import InvalidLogits, Sampled, sample
+from loong.worker.sampling import InvalidLogits, Sampled, SamplingResult, TorchSampler, choose_tokens
 from loong.worker.sampling_input import SamplingInput
 
 GREEDY = SamplingParams(temperature=0)
@@ -27,6 +27,11 @@ def draw_logits(seed: int, num_rows: int, vocab_size: int, num_levels: int | Non
 
 def at(position: int, params: SamplingParams, output: tuple[int, ...] = ()) -> SamplingInput:
     return SamplingInput(params, position, len(output), (), output)
+
+
+def sample(logits: Tensor, inputs: list[SamplingInput]) -> list[SamplingResult]:
+    choice = choose_tokens(logits, inputs, TorchSampler())
+    return choice.results(choice.tensors)
 
 
 def token_ids(logits: Tensor, inputs: list[SamplingInput]) -> list[int]:

@@ -1,0 +1,111 @@
+"""Instructions that nobody can carry out before a batch has ended.
+
+What is planned when an end is foreseen mostly can be told at once: workers take up one batch after the other,
+and whoever samples a token knows it. But KV of a request moves when its batch has made all of it; and a token
+that another instance samples, or that a schema is to be told of first, must come from there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from loong.core.events import ProducedToken
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, RequestInput, RunBatch, StopLease
+from loong.core.placement import InstanceId
+from loong.core.plan import QueryBlock
+from loong.core.request import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An instruction, and the batches that must have ended before."""
+
+    instruction: Instruction
+    waits_for: set[int]
+
+    def is_of(self, batch_id: int) -> bool:
+        """Whether the batch of this id begins with it."""
+        return isinstance(self.instruction, RunBatch) and self.instruction.batch_id == batch_id
+
+
+class Holding:
+    """Keeps what is told too early. It must see all that is told, and all batches that end."""
+
+    def __init__(self) -> None:
+        self._batch_of: dict[RequestId, int] = {}  # the latest that has not ended
+        self._latest: dict[InstanceId, int] = {}  # that each instance was told
+        self._samplers: dict[int, dict[RequestId, InstanceId]] = {}  # of batches that others may follow
+        self._tokens: dict[int, dict[RequestId, ProducedToken]] = {}  # of those of them that have ended
+        self._held: list[_Held] = []
+
+    def take(self, told: Instruction) -> Instruction | None:
+        """What is to be carried out now; None if it is held."""
+        waits_for = self._waits_for(told)
+        if isinstance(told, RunBatch):
+            self._open(told)
+        told = self._filled(told)
+        if not waits_for:
+            return told
+        self._held.append(_Held(told, waits_for))
+        return None
+
+    def end(self, batch_id: int, tokens: Iterable[ProducedToken] = ()) -> list[Instruction]:
+        """What is to be carried out now that a batch has ended, or never will; it gave these tokens last."""
+        self._batch_of = {request_id: n for request_id, n in self._batch_of.items() if n != batch_id}
+        self._tokens[batch_id] = {token.request_id: token for token in tokens}
+        held = [_Held(self._filled(h.instruction), h.waits_for - {batch_id}) for h in self._held]
+        self._held = [one for one in held if one.waits_for]
+        return [one.instruction for one in held if not one.waits_for]
+
+    def forget(self, batch_id: int) -> None:
+        """Whoever plans knows the tokens of a batch that has ended: nothing follows it from now on."""
+        self._tokens.pop(batch_id, None)
+        self._samplers.pop(batch_id, None)
+
+    def _waits_for(self, told: Instruction) -> set[int]:
+        match told:
+            case RunBatch():
+                return {i.follows for i in told.inputs if i.follows is not None and self._is_unknown(i, told)}
+            case MoveKV():
+                held = {
+                    n
+                    for other in self._held
+                    if isinstance(other.instruction, MoveKV)
+                    for n in other.waits_for
+                }
+                batch_id = self._batch_of.get(told.migration.segment.owner_id)
+                return held if batch_id is None else {*held, batch_id}  # migrations keep their order
+            case StopLease() | ExtendLease():
+                return {n for held in self._held if held.is_of(told.batch_id) for n in held.waits_for}
+            case _:
+                return set()
+
+    def _is_unknown(self, given: RequestInput, told: RunBatch) -> bool:
+        """Whether the master of a request cannot know its newest token by itself, and we do not yet."""
+        samplers = self._samplers.get(given.follows or 0)
+        if samplers is None or given.follows in self._tokens:
+            return False
+        has_schema = given.sampling_params is not None and given.sampling_params.json_schema is not None
+        master_id = told.plan.blocks_of(given.request_id)[0].master_id
+        is_next = self._latest.get(master_id) == given.follows  # what else came between may have ended first
+        return has_schema or master_id != samplers[given.request_id] or not is_next
+
+    def _open(self, told: RunBatch) -> None:
+        self._batch_of.update(dict.fromkeys(told.plan.request_ids, told.batch_id))
+        self._latest.update(dict.fromkeys(told.plan.group.instance_ids, told.batch_id))
+        if told.plan.num_steps == 1:
+            blocks = {block.request_id: block for block in sorted(told.plan.queries, key=_last_position)}
+            self._samplers[told.batch_id] = {i: block.master_id for i, block in blocks.items()}
+
+    def _filled(self, told: Instruction) -> Instruction:
+        """The same with all tokens that are known."""
+        if not isinstance(told, RunBatch):
+            return told
+        return replace(told, inputs=tuple(map(self._with_token, told.inputs)))
+
+    def _with_token(self, given: RequestInput) -> RequestInput:
+        token = self._tokens.get(given.follows or 0, {}).get(given.request_id)
+        return given if token is None else given.following(token)
+
+
+def _last_position(block: QueryBlock) -> int:
+    return block.positions[-1]

@@ -1,0 +1,71 @@
+"""Batches in the order in which they are told: while the device works on one, the next is laid out."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from loong.core.events import ProducedToken
+from loong.core.instructions import RunBatch
+from loong.core.placement import InstanceId
+from loong.wire import BatchDone, StepDone
+from loong.worker.begun_batch import BegunBatch
+from loong.worker.lease_ends import LeaseEnds
+from loong.worker.runner import BatchRunner
+
+_LOOK_SECONDS = 100e-6  # between looks at whether the device is done
+
+
+class BatchLoop:
+    """Begins batches and finishes them, and tells what they produce; one thread's."""
+
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        tp_rank: int,
+        runner: BatchRunner,
+        lease_ends: LeaseEnds,
+        send: Callable[[StepDone | BatchDone], None],
+        trace: Callable[[], None],
+    ) -> None:
+        """Take where to send reports, and what to do at the edge of each step."""
+        self._instance_id, self._tp_rank = instance_id, tp_rank
+        self._runner, self._lease_ends = runner, lease_ends
+        self._send, self._trace = send, trace
+        self._begun: BegunBatch | None = None
+
+    def turn(self, told: "SimpleQueue[RunBatch | None]") -> None:
+        """Wait for the next that is told, or for the device, and go on: begin a batch, finish the one before.
+
+        None in the queue is no batch, but wants what is to be done at an edge.
+        """
+        command = self._wait(told)
+        before, self._begun = self._begun, None if command is None else self._runner.begin(command)
+        if before is not None:
+            self._finish(before)
+        self._trace()
+
+    def _wait(self, told: "SimpleQueue[RunBatch | None]") -> RunBatch | None:
+        """The next that is told; None if before that the batch that has begun needs the host."""
+        if self._begun is None:
+            return told.get()
+        while not self._begun.needs_host():
+            with suppress(Empty):
+                return told.get(timeout=_LOOK_SECONDS)
+        return None
+
+    def _finish(self, begun: BegunBatch) -> None:
+        batch_id = begun.command.batch_id
+        told_at_the_end: tuple[ProducedToken, ...] = ()
+
+        def report_step(step: int, tokens: tuple[ProducedToken, ...], is_last: bool) -> None:
+            nonlocal told_at_the_end
+            if tokens and self._tp_rank == 0:  # all ranks sample the same
+                if is_last:
+                    told_at_the_end = tokens
+                else:
+                    self._send(StepDone(batch_id, step, tokens))
+            self._trace()  # a lease that goes on and on has no edge to wait for
+
+        num_steps = begun.finish(self._lease_ends.of(begun.command), report_step)
+        self._lease_ends.forget_up_to(batch_id)
+        self._send(BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, told_at_the_end))

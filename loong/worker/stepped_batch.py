@@ -1,0 +1,67 @@
+"""A batch whose steps the host begins one after the other."""
+
+from itertools import count
+
+from loong.core.instructions import RunBatch
+from loong.fabric.protocol import Fabric
+from loong.worker.begun_batch import ReportStep
+from loong.worker.edges import settle
+from loong.worker.following import Following, NewestTokens
+from loong.worker.lease_ends import LeaseTerm
+from loong.worker.pending_step import PendingStep
+from loong.worker.step_inputs import Progress
+from loong.worker.steps import Steps
+
+
+class SteppedBatch:
+    """See BegunBatch."""
+
+    def __init__(
+        self, following: Following, newest: NewestTokens, steps: Steps, fabric: Fabric, *, is_alone: bool
+    ) -> None:
+        """Begin the one step of an instance alone at once, unless it needs tokens that are not there yet."""
+        self._following, self._newest = following, newest
+        self._steps, self._fabric = steps, fabric
+        self._first: PendingStep | None = None
+        is_one_step = following.command.plan.num_steps == 1
+        if is_alone and is_one_step and not following.needs_tokens:
+            begun = following.begun()
+            self._requests = Progress.of(begun.inputs)
+            self._first = newest.pending = steps.begin(begun.plan, self._requests, following)
+
+    @property
+    def command(self) -> RunBatch:
+        """See BegunBatch."""
+        return self._following.command
+
+    def needs_host(self) -> bool:
+        """See BegunBatch."""
+        return self._first is None or self._first.is_done()
+
+    def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
+        """See BegunBatch."""
+        command = self._following.resolved()
+        if self._first is None:
+            self._requests = Progress.of(command.inputs)
+        else:
+            for given in command.inputs:
+                self._requests[given.request_id].given = given
+        plan, requests = command.plan, self._requests
+        live = set(requests)
+        with self._fabric.batch(command.batch_id, plan.group.instance_ids):
+            for step in count():
+                step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
+                tokens = (self._first or self._steps.begin(step_plan, requests)).tokens()
+                self._fabric.check()
+                is_last = plan.num_steps == 1
+                if not is_last:
+                    ended = {token.request_id for token in tokens if token.finish_reason is not None}
+                    stop = settle(self._fabric, plan, ended, live, lease_end)
+                    is_last = step + 1 >= stop or not live
+                if is_last:
+                    self._newest.tell(tokens)
+                report(step, tokens, is_last)
+                if is_last:
+                    break
+                lease_end.wait_for_room(step + 2)
+        return step + 1

@@ -1,0 +1,121 @@
+"""Single steps of any batch on one instance: captured if there is room for them, or launched by the host."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from loong.attention.elastic import ElasticAttention
+from loong.attention.step import Step
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan
+from loong.core.request import RequestId
+from loong.fabric.protocol import Fabric
+from loong.model.transformer import Decoder
+from loong.worker.backend import Backend
+from loong.worker.constraints import Constraints
+from loong.worker.following import Following
+from loong.worker.group_exchange import KVExchange
+from loong.worker.kv_pool import KVPool
+from loong.worker.kv_steps import KVSteps
+from loong.worker.mixed_steps import MixedSteps
+from loong.worker.pending_step import DrawnRow, PendingStep
+from loong.worker.sampling import choose_tokens
+from loong.worker.step_inputs import Progress, StepInputs
+from loong.worker.tracer import Span
+
+
+class Steps:
+    """Lays steps out and lets the device take them, in the order in which they begin."""
+
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        model: Decoder,
+        pool: KVPool,
+        fabric: Fabric,
+        backend: Backend,
+        constraints: Constraints,
+    ) -> None:
+        self._instance_id, self._constraints = instance_id, constraints
+        self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
+        self._exchange = backend.query_exchange(fabric, model.shard)
+        self._captured: tuple[MixedSteps | KVSteps, ...] = ()
+
+    def capture(self, exchange: KVExchange | None) -> None:
+        """Capture what can be, which groups take with `exchange`."""
+        self._captured = (MixedSteps(self._model, self._pool, self._backend, exchange),)
+        if exchange is not None:
+            self._captured += (KVSteps(self._model, self._pool, self._backend, exchange),)
+        for captured in self._captured:
+            captured.capture()
+
+    def spans(self) -> Iterator[Span]:
+        """What of this is worth to be told apart in a trace."""
+        yield self, "begin", "step"
+        yield self, "_sample", "sample"
+
+    def begin(
+        self, plan: BatchPlan, requests: Mapping[RequestId, Progress], following: Following | None = None
+    ) -> PendingStep:
+        """Let the device take a step, which may lack tokens that `following` knows of.
+
+        One step before it may be pending; none where others take part, whose batch is open on the fabric.
+        """
+        self._allocate(plan, requests)
+        placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
+        step = Step(self._instance_id, plan, placements, self._pool)
+        drawn = None
+        if following is not None:
+            last_rows = {block.request_id: rows.stop - 1 for block, rows in step.rows.items()}
+            drawn = following.drawn_ids(last_rows)
+        hidden = self._forward(step, StepInputs.of(step.blocks, requests, drawn))
+        for request_id in plan.request_ids:
+            requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
+            self._fork(requests[request_id])
+        return self._sample(step, hidden, requests)
+
+    def _allocate(self, plan: BatchPlan, requests: Mapping[RequestId, Progress]) -> None:
+        """Take slots for what a step stores here."""
+        own = [segment for segment in plan.writes if segment.instance_id == self._instance_id]
+        self._pool.allocate_few_each([(s.owner_id, s.positions) for s in own if len(s.positions) == 1])
+        for segment in own:
+            if len(segment.positions) > 1:
+                num_expected = requests[segment.owner_id].given.num_prompt_tokens - segment.positions.start
+                self._pool.allocate(segment.owner_id, segment.positions, num_expected)
+
+    def _forward(self, step: Step, inputs: StepInputs) -> Tensor:
+        """Hidden states of the step's rows; if a captured step has no room for them, the host launches it."""
+        for captured in self._captured:
+            if (hidden := captured.forward(step, inputs)) is not None:
+                return hidden
+        device = self._backend.device
+        attention = ElasticAttention(step, self._fabric, self._exchange, device)
+        token_ids, positions, lengths = map(device.upload, inputs[:3])
+        if inputs.drawn is not None:
+            inputs.drawn.fill(token_ids)
+        return self._model.forward(token_ids, positions, lengths, attention)
+
+    def _fork(self, request: Progress) -> None:
+        """Let forks begin with what this instance has of a request."""
+        for fork in request.given.forks:
+            for positions in request.placement.on(self._instance_id):
+                self._pool.share(request.given.request_id, fork.request_id, positions)
+
+    def _sample(self, step: Step, hidden: Tensor, requests: Mapping[RequestId, Progress]) -> PendingStep:
+        """Draw the next token of every request whose last known token is among this instance's rows."""
+        hidden_rows: list[int] = []
+        drawn: list[DrawnRow] = []
+        for block, block_rows in step.rows.items():
+            request = requests[block.request_id]
+            if block.positions[-1] != request.num_known_tokens - 1:
+                continue
+            for request_id, item in request.sampling_inputs(self._constraints):
+                hidden_rows.append(block_rows.stop - 1)
+                drawn.append(DrawnRow(request_id, item, requests.get(request_id)))
+        device, choice = self._backend.device, None
+        if drawn:
+            logits = self._model.logits(hidden[device.upload(torch.tensor(hidden_rows))])
+            choice = choose_tokens(logits, [row.given for row in drawn], self._backend.sampler)
+        reading = self._backend.read(*(() if choice is None else choice.tensors))
+        return PendingStep(drawn, choice, reading, device, self._constraints)
