@@ -42,7 +42,7 @@ class _Reading:
     kv_capacity: dict[int, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
     kv_used: dict[int, int] = field(default_factory=dict)
-    running: dict[int, tuple[Batch, float, Mapping[int, int]]] = field(default_factory=dict)
+    running: dict[int, tuple[Batch, Mapping[int, int]]] = field(default_factory=dict)
     moving: dict[int, tuple[Migration, float]] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
@@ -54,7 +54,7 @@ class _Reading:
             case Planned():
                 self._plan(line)
             case BatchEnded() if line.batch_id in self.running:
-                self.batches.append(self._slice(*self.running.pop(line.batch_id), line.time))
+                self.batches.append(self._slice(*self.running.pop(line.batch_id), line))
             case MigrationEnded() if line.migration_id in self.moving:
                 self.moves.append(_move(*self.moving.pop(line.migration_id), line))
             case InstanceLost():
@@ -63,7 +63,7 @@ class _Reading:
     def _plan(self, line: Planned) -> None:
         self._see(line.instances)
         for batch in line.batches:
-            self.running[batch.batch_id] = batch, line.time, self._reserved(batch)
+            self.running[batch.batch_id] = batch, self._reserved(batch)
         for migration in line.migrations:
             self.moving[migration.migration_id] = migration, line.time
 
@@ -80,18 +80,19 @@ class _Reading:
             reserved[decode.master_id] = reserved.get(decode.master_id, 0) + batch.num_steps
         return reserved
 
-    def _slice(
-        self, batch: Batch, started_at: float, reserved: Mapping[int, int], ended_at: float
-    ) -> BatchSlice:
-        """A batch that is over. What its pools hold then is not told, so it is what they held with it."""
+    def _slice(self, batch: Batch, reserved: Mapping[int, int], end: BatchEnded) -> BatchSlice:
+        """A batch that is over, which may have been told while another ran.
+
+        What its pools hold then is not told, so it is what they held with it.
+        """
         phase = "decode" if not batch.chunks else "mixed" if batch.decodes else "prefill"
         counts = tuple((i, reserved[i]) for i in batch.instance_ids)
         return BatchSlice(
             batch.batch_id,
             ESPGroup(batch.instance_ids),
             phase,
-            started_at,
-            ended_at,
+            end.time - end.num_steps * end.seconds,
+            end.time,
             (*(chunk.request_id for chunk in batch.chunks), *(one.request_id for one in batch.decodes)),
             counts,
             counts,

@@ -7,11 +7,13 @@ from itertools import pairwise
 import pytest
 from plans import decode, prefill
 from simulation import instances_with, simulate, timed_request
+from snapshots import waiting
 
 from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchFinished,
+    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -20,6 +22,7 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
+from loong.core.foresight import Lead
 from loong.core.instructions import StopLease
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseExtension
@@ -41,11 +44,12 @@ class Stage:
         incidents: Iterable[Event] = (),
         processors: Processors | None = None,
         plan_time: float = 0.0,
+        lead: Lead | None = None,
     ) -> None:
         self.state = ClusterState(instances_with([1000, 1000]))
         self._events: deque[Event] = deque()
         self.executor = SimulatedExecutor(
-            MODEL, requests, incidents, processors=processors, plan_time=plan_time
+            MODEL, requests, incidents, processors=processors, plan_time=plan_time, lead=lead
         )
 
     def next_event(self) -> Event | None:
@@ -271,3 +275,57 @@ def test_time_passes_only_while_nothing_is_due() -> None:
     assert executor.now == 1.5
     with pytest.raises(InvalidEventError, match="are to pass"):
         executor.pause(1.0)
+
+
+LEAD = Lead(batch=1e-3, request=0.0)
+
+
+def foreseen(stage: Stage) -> tuple[float, float]:
+    """Let a prompt run until its end is foreseen; returns when it was, and when the end is to come."""
+    stage.next_event()
+    plan = prefill(stage.state.snapshot(0).waiting, (0,))
+    seconds = MODEL.step_time(step_work(plan, {"r000": Placement()}))
+    stage.run(replace(plan, predicted_time=seconds))
+    event = stage.next_event()
+    assert isinstance(event, EndForeseen)
+    return event.time, event.ends_at
+
+
+def test_an_end_is_foreseen_by_the_lead_before_it_is_predicted() -> None:
+    time, ends_at = foreseen(stage := Stage([timed_request(0, 100, 9)], lead=LEAD))
+    assert time == pytest.approx(ends_at - LEAD.batch)
+    produced, finished = stage.rest()
+    assert produced.time == finished.time == pytest.approx(ends_at)
+
+
+def test_what_is_told_before_an_end_begins_with_it() -> None:
+    stage = Stage([timed_request(0, 100, 9)], lead=LEAD)
+    _, ends_at = foreseen(stage)
+    view = stage.state.snapshot(0).request["r000"]
+    stage.run(plan := decode([view], (0, 1), {"r000": 1}))
+    seconds = MODEL.step_time(step_work(plan, {"r000": view.placement}))
+    *_, produced, finished = stage.rest()
+    assert isinstance(produced, TokensProduced)
+    assert [token.token_id for token in produced.tokens] == [1]
+    assert finished.time == pytest.approx(ends_at + seconds)
+
+
+def test_kv_of_a_request_moves_when_its_batch_has_ended() -> None:
+    stage = Stage([timed_request(0, 100, 9)], lead=LEAD)
+    _, ends_at = foreseen(stage)
+    segment = KVSegment("r000", range(100), 0)
+    stage.commit(IterationPlan(migrations=(KVMigration(segment, 1),)))
+    *_, moved = stage.rest()
+    assert isinstance(moved, MigrationFinished)
+    assert moved.time == pytest.approx(ends_at + MODEL.migration_time(100, 0, 1))
+
+
+def test_what_was_told_behind_a_batch_on_an_instance_that_is_lost_never_begins() -> None:
+    seconds = MODEL.step_time(step_work(prefill([waiting("r000", 100)], (0,)), {"r000": Placement()}))
+    lost = InstanceLost(seconds - LEAD.batch / 2, 0)
+    stage = Stage([timed_request(0, 100, 9)], [lost], lead=LEAD)
+    foreseen(stage)
+    view = stage.state.snapshot(0).request["r000"]
+    stage.run(decode([view], (0, 1), {"r000": 1}))
+    assert stage.rest() == [lost]
+    assert not stage.state.snapshot(0).batches

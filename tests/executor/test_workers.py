@@ -10,11 +10,13 @@ from loong.core.errors import ClusterError, InvalidEventError
 from loong.core.events import (
     BatchFinished,
     Drained,
+    EndForeseen,
     Event,
     ProducedToken,
     RequestAborted,
     TokensProduced,
 )
+from loong.core.foresight import Lead
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
@@ -120,3 +122,37 @@ def test_workers_that_took_different_numbers_of_steps_are_an_error(odd: int) -> 
     )
     with pytest.raises(InvalidEventError, match=message):
         asyncio.run(told_of(num_steps))
+
+
+def batch(batch_id: int, *group: int, predicted_time: float | None = 0.0) -> RunBatch:
+    return RunBatch(batch_id, BatchPlan(ESPGroup(group), (), (), predicted_time=predicted_time), ())
+
+
+async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_comes() -> None:
+    with executor_and_reports(Lead()) as (executor, _):
+        executor.submit([batch(1, 0), batch(2, 0, 1), batch(3, 1, predicted_time=3600.0)])
+        (foreseen,) = await executor.next_events()
+        assert isinstance(foreseen, EndForeseen)
+        assert foreseen.batch_id == 1  # the others wait for it, and for one another
+        for rank in (0, 1):
+            executor.receive(encode(BatchDone(1, 0, rank, 1)))
+        assert [event.batch_id for event in await executor.next_events()] == [1]  # type: ignore[union-attr]
+        (foreseen,) = await executor.next_events()
+        assert isinstance(foreseen, EndForeseen)
+        assert foreseen.batch_id == 2
+        for worker_id in WORKERS:
+            executor.receive(encode(BatchDone(2, *worker_id, 1)))
+        for rank in (0, 1):  # long before its end
+            executor.receive(encode(BatchDone(3, 1, rank, 1)))
+        executor.post(Drained())
+        finished = await executor.next_events()
+        assert [type(event) for event in finished] == [BatchFinished, BatchFinished]
+        assert not await executor.next_events()
+
+
+async def test_nothing_is_foreseen_without_a_lead() -> None:
+    with executor_and_reports() as (executor, _):
+        executor.submit([batch(1, 0)])
+        await asyncio.sleep(0)
+        executor.post(Drained())
+        assert not await executor.next_events()

@@ -171,3 +171,18 @@ def test_what_an_ended_request_leaves_elsewhere_is_no_room_for_plans() -> None:
     snapshot = with_tiers(snapshot_of([99], [view], [running(0, plan)]))
     ended = replace(snapshot.running[0], has_ended=True)
     assert dict(survey(replace(snapshot, running=(ended,))).free) == {0: 99}
+
+
+def test_an_instance_whose_batch_is_ending_can_be_planned_for_and_comes_free_when_that_ends() -> None:
+    view = decoding("r", 9, (0,))
+    ending = running(1, replace(decode([view], (0, 2), {"r": 0}), predicted_time=0.5), started_at=1.0)
+    snapshot = replace(snapshot_of([1000] * 3, [view], now=1.2), ending=(ending,))
+    found = survey(snapshot)
+    assert {unit.instance_ids: unit.available_in for unit in found.units} == {
+        (0,): pytest.approx(0.3),
+        (1,): 0.0,
+        (2,): pytest.approx(0.3),
+    }
+    assert all(unit.is_ready for unit in found.units)
+    late = survey(replace(snapshot, now=2.0))
+    assert {unit.available_in for unit in late.units} == {0.0}

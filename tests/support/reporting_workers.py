@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import zmq
 
+from loong.core.foresight import Lead
 from loong.executor.endpoints import Endpoints
 from loong.executor.workers import WorkersExecutor
 
@@ -14,12 +15,15 @@ WORKERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 @contextmanager
-def executor_and_reports() -> Iterator[tuple[WorkersExecutor, "zmq.Socket[bytes]"]]:
+def executor_and_reports(
+    lead: Lead | None = None,
+) -> Iterator[tuple[WorkersExecutor, "zmq.Socket[bytes]"]]:
     """An executor of two instances of two ranks, and the socket that stands for all its workers."""
     with TemporaryDirectory() as name, zmq.Context() as context, context.socket(zmq.PUSH) as reports:
         folder = Path(name)
         commands = {(i, rank): f"ipc://{folder}/{i}-{rank}" for i, rank in WORKERS}
-        executor = WorkersExecutor(Endpoints(f"ipc://{folder}/reports", commands, num_instances=2))
+        endpoints = Endpoints(f"ipc://{folder}/reports", commands, num_instances=2)
+        executor = WorkersExecutor(endpoints, lead)
         reports.connect(f"ipc://{folder}/reports")
         try:
             yield executor, reports
