@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from random import Random
@@ -31,6 +31,8 @@ from loong.executor.in_order import InOrder
 from loong.executor.lease_work import LeaseWork
 from loong.executor.processors import Processors
 
+HIDDEN_SHARE = 0.5  # of what it takes to tell a batch, that is over by then if another ran for as long
+
 _Instructions: TypeAlias = tuple[Instruction, ...]
 
 
@@ -46,6 +48,7 @@ class _Running:
     sampled: list[tuple[RequestId, int, int]]
     last_step: int
     slowness: float
+    told_at: float
     num_steps_taken: int = 0
     next_end: int = field(init=False)
     work: LeaseWork = field(init=False)  # from its beginning on
@@ -88,7 +91,7 @@ class SimulatedExecutor:
     `plan_time` seconds later, and a batch when its instances have ended those before. A batch takes as long
     as the cost model says, but for `noise`: the standard deviation of the logarithm of a factor that is drawn
     for each batch, whose median is 1. Ends are foreseen by `lead` before they are predicted to come; without
-    it, none is.
+    it, none is. What is told while another batch runs takes less, by up to `HIDDEN_SHARE` of telling it.
     """
 
     def __init__(
@@ -220,7 +223,9 @@ class SimulatedExecutor:
             (fork.request_id, 0, fork.sampling_params.max_tokens) for given in inputs for fork in given.forks
         ]
         slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
-        self._running[told.batch_id] = _Running(plan, placements, sampled, plan.num_steps, slowness)
+        self._running[told.batch_id] = _Running(
+            plan, placements, sampled, plan.num_steps, slowness, self._now
+        )
         if self._in_order.tell(told.batch_id, plan.group.instance_ids):
             self._begin(told.batch_id)
 
@@ -230,7 +235,7 @@ class SimulatedExecutor:
         plan = running.plan
         have_rested = self._rests.have_rested(plan.group.instance_ids, self._now)
         running.work = LeaseWork(plan, running.placements, have_rested=have_rested)
-        self._start_step(batch_id, running)
+        self._start_step(batch_id, running, self._hidden(running))
         if self._lead is not None and (delay := self._lead.delay(plan)) is not None:
             ends_at = self._now + (plan.predicted_time or 0.0)
             time = self._now + delay
@@ -245,8 +250,16 @@ class SimulatedExecutor:
         for begun_id in self._in_order.end(batch_id):
             self._begin(begun_id)
 
-    def _start_step(self, batch_id: int, running: _Running) -> None:
-        seconds = running.slowness * self._cost_model.step_time(running.work.step)
+    def _hidden(self, running: _Running) -> float:
+        """Seconds that a batch which begins now need not take, for another ran while it was told."""
+        waited, first = self._now - running.told_at, running.work.step
+        if not waited:
+            return 0.0
+        step_time = self._cost_model.step_time
+        return min(waited, HIDDEN_SHARE * (step_time(first) - step_time(replace(first, is_first=False))))
+
+    def _start_step(self, batch_id: int, running: _Running, hidden: float = 0.0) -> None:
+        seconds = running.slowness * (self._cost_model.step_time(running.work.step) - hidden)
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
 
     def _end_step(self, batch_id: int) -> TokensProduced:

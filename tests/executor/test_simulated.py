@@ -29,7 +29,7 @@ from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseExtensio
 from loong.core.request import FinishReason, Request
 from loong.core.work import step_work
 from loong.executor.processors import Processors
-from loong.executor.simulated import SimulatedExecutor
+from loong.executor.simulated import HIDDEN_SHARE, SimulatedExecutor
 from loong.scheduler.cost_model import WorkCostModel
 
 MODEL = WorkCostModel()
@@ -45,11 +45,12 @@ class Stage:
         processors: Processors | None = None,
         plan_time: float = 0.0,
         lead: Lead | None = None,
+        model: WorkCostModel = MODEL,
     ) -> None:
         self.state = ClusterState(instances_with([1000, 1000]))
         self._events: deque[Event] = deque()
         self.executor = SimulatedExecutor(
-            MODEL, requests, incidents, processors=processors, plan_time=plan_time, lead=lead
+            model, requests, incidents, processors=processors, plan_time=plan_time, lead=lead
         )
 
     def next_event(self) -> Event | None:
@@ -280,11 +281,11 @@ def test_time_passes_only_while_nothing_is_due() -> None:
 LEAD = Lead(batch=1e-3, request=0.0)
 
 
-def foreseen(stage: Stage) -> tuple[float, float]:
+def foreseen(stage: Stage, model: WorkCostModel = MODEL) -> tuple[float, float]:
     """Let a prompt run until its end is foreseen; returns when it was, and when the end is to come."""
     stage.next_event()
     plan = prefill(stage.state.snapshot(0).waiting, (0,))
-    seconds = MODEL.step_time(step_work(plan, {"r000": Placement()}))
+    seconds = model.step_time(step_work(plan, {"r000": Placement()}))
     stage.run(replace(plan, predicted_time=seconds))
     event = stage.next_event()
     assert isinstance(event, EndForeseen)
@@ -299,15 +300,19 @@ def test_an_end_is_foreseen_by_the_lead_before_it_is_predicted() -> None:
 
 
 def test_what_is_told_before_an_end_begins_with_it() -> None:
-    stage = Stage([timed_request(0, 100, 9)], lead=LEAD)
-    _, ends_at = foreseen(stage)
+    model = WorkCostModel(replace(MODEL.coefficients, batch=LEAD.batch))
+    stage = Stage([timed_request(0, 100, 9)], lead=LEAD, model=model)
+    _, ends_at = foreseen(stage, model)
     view = stage.state.snapshot(0).request["r000"]
-    stage.run(plan := decode([view], (0, 1), {"r000": 1}))
-    seconds = MODEL.step_time(step_work(plan, {"r000": view.placement}))
+    stage.run(plan := decode([view], (0, 1), {"r000": 0}))
+    first = step_work(plan, {"r000": view.placement})
+    seconds = model.step_time(first)
+    hidden = HIDDEN_SHARE * (seconds - model.step_time(replace(first, is_first=False)))
+    assert hidden > 0
     *_, produced, finished = stage.rest()
     assert isinstance(produced, TokensProduced)
     assert [token.token_id for token in produced.tokens] == [1]
-    assert finished.time == pytest.approx(ends_at + seconds)
+    assert finished.time == pytest.approx(ends_at + seconds - hidden)
 
 
 def test_kv_of_a_request_moves_when_its_batch_has_ended() -> None:
