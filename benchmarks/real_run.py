@@ -109,7 +109,7 @@ async def served(
                 if isinstance(event, InstanceLost):
                     raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
                 snapshot = scheduling.state.snapshot(event.time)
-                is_idle = not (snapshot.batches or snapshot.migrations)
+                is_idle = not (snapshot.batches or snapshot.ending or snapshot.migrations)
                 if is_idle and snapshot.stats.num_ended - num_before == len(requests):
                     return
     finally:

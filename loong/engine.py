@@ -148,4 +148,6 @@ def _reason(error: BaseException | None) -> str:
 def _emptied(snapshot: Snapshot) -> Snapshot:
     """The same counts, but nothing that waits, runs or is held."""
     instances = tuple(instance.using(0).running(None) for instance in snapshot.instances)
-    return replace(snapshot, instances=instances, waiting=(), running=(), batches=(), migrations=())
+    return replace(
+        snapshot, instances=instances, waiting=(), running=(), batches=(), ending=(), migrations=()
+    )

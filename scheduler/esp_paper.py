@@ -112,7 +112,7 @@ def _staying(batch: DecodeBatch, moves: Mapping[InstanceId, Moves]) -> DecodeBat
 def _make_slots(cluster: PaperCluster) -> IterationPlan:
     """Let all that runs come to rest; once it has, preempt the latest arrival."""
     snapshot = cluster.survey.snapshot
-    if snapshot.batches or snapshot.migrations:
+    if snapshot.batches or snapshot.ending or snapshot.migrations:
         return IterationPlan(lease_ends=lease_ends(snapshot.batches))
     latest = max((view for batch in cluster.decoding for view in batch.views), key=arrival_order)
     return IterationPlan(preemptions=(Preemption(latest.request_id),))

@@ -32,7 +32,8 @@ def _is_anything_else_wished(plan: IterationPlan, snapshot: Snapshot) -> bool:
     if plan.migrations or plan.preemptions or plan.lease_ends or plan.failures:
         return True
     planned = {request_id for batch in plan.batches for request_id in batch.request_ids}
-    return any(v.batch_id is None and v.request_id not in planned for v in snapshot.running)
+    resting = (v for v in snapshot.running if v.batch_id is None and not v.has_ended)
+    return any(view.request_id not in planned for view in resting)
 
 
 def _extensions(

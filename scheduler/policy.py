@@ -1,7 +1,7 @@
 """Policies by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -79,17 +79,26 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
 
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         plan = fail_stranded(snapshot, kind) or kind.plan(snapshot, cost_model, config)
-        if _takes_before_the_end(plan, snapshot):
-            return IterationPlan()
+        if snapshot.ending and plan.preemptions:
+            plan = _sparing(plan, snapshot)
         return extending(plan, snapshot, config.lease_steps)
 
     return policy
 
 
-def _takes_before_the_end(plan: IterationPlan, snapshot: Snapshot) -> bool:
-    ending_on = {i for batch in snapshot.ending for i in batch.plan.group.instance_ids}
-    victims = (snapshot.request[preemption.request_id] for preemption in plan.preemptions)
-    return any(not ending_on.isdisjoint(view.placement.instance_ids) for view in victims)
+def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
+    """The plan without preemptions on instances whose batch is ending, and what needs the room of these."""
+    ending_on = snapshot.foreseen_ends.keys()
+    victims = [snapshot.request[preemption.request_id] for preemption in plan.preemptions]
+    spared = [view for view in victims if not ending_on.isdisjoint(view.placement.instance_ids)]
+    spared_ids = {view.request_id for view in spared}
+    roomless = {instance_id for view in spared for instance_id in view.placement.instance_ids}
+    return replace(
+        plan,
+        preemptions=tuple(p for p in plan.preemptions if p.request_id not in spared_ids),
+        batches=tuple(b for b in plan.batches if roomless.isdisjoint(b.group.instance_ids)),
+        decisions=tuple(d for d in plan.decisions if d.kind is not DecisionKind.PREEMPT or not spared),
+    )
 
 
 def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:

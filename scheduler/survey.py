@@ -21,8 +21,8 @@ from loong.scheduler.lengths import Lengths
 class Unit:
     """Instances that go together, when they come free, and what rests on them.
 
-    `available_in` is in seconds from now: 0 if idle; for a lease, the end of its present step. `batches` are
-    those in flight on it, but for one that is ending. `num_decodes` counts those in flight too.
+    `available_in` is in seconds from now: 0 if nothing runs; for a lease, the end of its present step.
+    `batches` are those in flight on it, but for one that is ending. `num_decodes` counts those in flight too.
     """
 
     instance_ids: tuple[InstanceId, ...]

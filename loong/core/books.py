@@ -1,7 +1,7 @@
 """What `ClusterState` writes down, and the entries that keep it balanced."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
@@ -184,28 +184,27 @@ class Books:
         Not how many steps a lease takes, what becomes of KV that several requests share, that moves meanwhile
         or is lost, or what comes of a batch that cannot begin before another has ended.
         """
-        if batch.is_lease or any(self._ending_on(batch.plan)):
+        if batch.is_lease or self.ending_on(batch.plan):
             return False
         lives = map(self.requests.__getitem__, batch.plan.request_ids)
         return not any(
             live.migration_ids or live.has_lost_kv or live.forks or live.shared is not None for live in lives
         )
 
-    def foreseen_start(self, plan: BatchPlan, now: float) -> float:
-        """When a batch begins that is told now: after those that are ending on its instances."""
-        return max([now, *(batch.ends_at for batch in self._ending_on(plan) if batch.ends_at is not None)])
-
-    def _ending_on(self, plan: BatchPlan) -> Iterator[InFlightBatch]:
+    def ending_on(self, plan: BatchPlan) -> dict[int, float]:
+        """The batches that are ending on instances of a plan, and when they are to end."""
         group = frozenset(plan.group.instance_ids)
-        return (b for b in self.ending.values() if not group.isdisjoint(b.plan.group.instance_ids))
+        return {
+            batch_id: batch.ends_at
+            for batch_id, batch in self.ending.items()
+            if batch.ends_at is not None and not group.isdisjoint(batch.plan.group.instance_ids)
+        }
 
-    def begin_behind(self, ended: InFlightBatch, now: float) -> bool:
+    def begin_behind(self, batch_id: int, ended: InFlightBatch, now: float) -> bool:
         """Let batches begin that were told behind one that has ended; whether all its instances have one."""
-        batch_ids = {self.instances[i].batch_id for i in ended.plan.group.instance_ids}
-        for batch_id in batch_ids - {None}:
-            assert batch_id is not None, "it was taken out"
-            self.batches[batch_id].begin(now)
-        return None not in batch_ids
+        for batch in self.batches.values():
+            batch.see_end(batch_id, now)
+        return all(self.instances[i].batch_id is not None for i in ended.plan.group.instance_ids)
 
     def _fork(self, leader: LiveRequest) -> list[LiveRequest]:
         """Let the forks of a request begin: all KV that it has is theirs too. Returns them."""

@@ -164,7 +164,7 @@ class ClusterState:
             self._was_foreseen = False
             return books.settle(books.close_batch(event.batch_id))
         released = books.settle(books.close_ending(event.batch_id))
-        self._was_foreseen = books.begin_behind(batch, event.time) and not released
+        self._was_foreseen = books.begin_behind(event.batch_id, batch, event.time) and not released
         return released
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
@@ -211,6 +211,8 @@ class ClusterState:
         voided = [n for n, batch in books.ending.items() if instance_id in batch.plan.group.instance_ids]
         for batch_id in voided:
             hit_ids.update(live.request.request_id for live in books.close_ending(batch_id))
+            for batch in books.batches.values():
+                batch.behind.discard(batch_id)
         for request_id in hit_ids:
             books.changing(request_id).has_lost_kv = True
         if instance.batch_id is not None:
@@ -265,9 +267,10 @@ class ClusterState:
         given = zip(inputs, lives, strict=True)
         sampling = [live for i, live in given if i.sampling_params is not None]
         sampled = {r.request.request_id: r for live in sampling for r in (live, *live.forks)}
-        start = self._books.foreseen_start(plan, now)
+        ends = self._books.ending_on(plan)
+        start = max([now, *ends.values()])
         running = RunningBatch(batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start)
-        self._books.open_batch(InFlightBatch(running, sampled))
+        self._books.open_batch(InFlightBatch(running, sampled, set(ends)))
         return RunBatch(batch_id, plan, inputs)
 
     def _extend_lease(self, extension: LeaseExtension, snapshot: Snapshot) -> ExtendLease:

@@ -88,14 +88,15 @@ class Timeline:
         self._batches: deque[BatchSlice] = deque(maxlen=max_slices)
         self._moves: deque[KVMove] = deque(maxlen=max_slices)
         self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}  # and when they were told
-        self._ended: list[tuple[RunBatch, float, TokensOf, float]] = []  # since the last plan
+        self._ended: list[BatchSlice] = []  # since the last plan, as if their pools held what was reserved
         self._rests = Rests()
         self._moving: dict[int, tuple[MoveKV, float]] = {}
         self._kv_capacity: dict[InstanceId, int] = {}
 
     def history(self) -> ClusterHistory:
         """What has ended so far."""
-        return ClusterHistory(tuple(self._batches), tuple(self._moves), dict(self._kv_capacity))
+        batches = (*self._batches, *self._ended)
+        return ClusterHistory(batches, tuple(self._moves), dict(self._kv_capacity))
 
     def took_in(self, event: Event, /) -> None:
         """Keep what ended, and forget what a lost instance took part in: it never ends."""
@@ -103,7 +104,7 @@ class Timeline:
             told, told_at, reserved = self._running.pop(event.batch_id)
             started_at = self._rests.start(told.plan.group.instance_ids, told_at)
             self._rests.work(told.plan.group.instance_ids, event.time)
-            self._ended.append((told, started_at, reserved, event.time))
+            self._ended.append(_slice(told, started_at, reserved, event.time))
         elif isinstance(event, MigrationFinished) and event.migration_id in self._moving:
             self._moves.append(_move(*self._moving.pop(event.migration_id), event))
         elif isinstance(event, InstanceLost):
@@ -121,15 +122,17 @@ class Timeline:
 
     def planned(
         self,
-        _events: Sequence[Event],
+        events: Sequence[Event],
         snapshot: Snapshot,
         _plan: IterationPlan,
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """See what pools hold after the batches that have ended, and keep what was told to run or to move."""
+        """See what pools hold after batches that ended just now, and keep what was told to run or to move."""
+        now_ended = {event.batch_id for event in events if isinstance(event, BatchFinished)}
         for ended in self._ended:
-            self._batches.append(_slice(*ended, snapshot))
+            is_seen = ended.batch_id in now_ended
+            self._batches.append(_with_pools_of(snapshot, ended) if is_seen else ended)
         self._ended.clear()
         for told in instructions:
             if isinstance(told, RunBatch):
@@ -144,9 +147,12 @@ class Timeline:
         return tuple((i.instance_id, i.kv_used + writes.get(i.instance_id, 0)) for i in instances)
 
 
-def _slice(
-    batch: RunBatch, started_at: float, reserved: TokensOf, ended_at: float, snapshot: Snapshot
-) -> BatchSlice:
+def _with_pools_of(snapshot: Snapshot, ended: BatchSlice) -> BatchSlice:
+    used = tuple((i, snapshot.instance[i].kv_used) for i, _ in ended.kv_used if i in snapshot.instance)
+    return replace(ended, kv_used=used)
+
+
+def _slice(batch: RunBatch, started_at: float, reserved: TokensOf, ended_at: float) -> BatchSlice:
     group = batch.plan.group
     prefilled = [given for given in batch.inputs if not given.is_decoding]
     return BatchSlice(
@@ -156,7 +162,7 @@ def _slice(
         started_at,
         ended_at,
         batch.plan.request_ids,
-        tuple((i, snapshot.instance[i].kv_used) for i in group.instance_ids),
+        reserved,
         reserved,
         sum(len(given.token_ids) for given in prefilled),
         max((given.num_prompt_tokens for given in prefilled), default=0),

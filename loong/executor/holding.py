@@ -5,7 +5,7 @@ and whoever samples a token knows it. But KV of a request moves when its batch h
 that another instance samples, or that a schema is to be told of first, must come from there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from loong.core.events import ProducedToken
@@ -55,6 +55,10 @@ class Holding:
         held = [_Held(self._filled(h.instruction), h.waits_for - {batch_id}) for h in self._held]
         self._held = [one for one in held if one.waits_for]
         return [one.instruction for one in held if not one.waits_for]
+
+    def drop(self, is_void: Callable[[Instruction], bool]) -> None:
+        """Give up what can never be carried out."""
+        self._held = [held for held in self._held if not is_void(held.instruction)]
 
     def forget(self, batch_id: int) -> None:
         """Whoever plans knows the tokens of a batch that has ended: nothing follows it from now on."""

@@ -241,11 +241,10 @@ class SimulatedExecutor:
             time = self._now + delay
             self._schedule(time, EndForeseen(time, batch_id, ends_at))
 
-    def _end_batch(self, batch_id: int, lost_id: InstanceId | None = None) -> None:
-        """Let all go on that waited for a batch that has ended, or never will without a lost instance."""
+    def _end_batch(self, batch_id: int) -> None:
+        """Let all go on that waited for a batch that has ended, or never will."""
         for told in self._holding.end(batch_id):
-            if lost_id is None or not _needs(told, lost_id):
-                self._do(told)
+            self._do(told)
         self._holding.forget(batch_id)
         for begun_id in self._in_order.end(batch_id):
             self._begin(begun_id)
@@ -283,11 +282,12 @@ class SimulatedExecutor:
 
     def _lose(self, instance_id: InstanceId) -> None:
         """Drop the batches and migrations that an instance was to take part in: they never end, or begin."""
+        self._holding.drop(lambda told: _needs(told, instance_id))
         for batch_id, running in tuple(self._running.items()):
             if instance_id in running.plan.group.instance_ids:
                 del self._running[batch_id]
                 self._processors.cancel(batch_id, self._now)
-                self._end_batch(batch_id, instance_id)
+                self._end_batch(batch_id)
         for migration_id, migration in tuple(self._migrations.items()):
             if instance_id in _ends(migration):
                 del self._migrations[migration_id]

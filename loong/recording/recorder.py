@@ -49,7 +49,7 @@ class Recorder:
     ) -> None:
         """Write a plan down."""
         self._write(planned_line(plan))
-        if not (snapshot.batches or told):
+        if not (snapshot.batches or snapshot.ending or told):
             self._file.flush()  # nothing may come for long
 
     def _write(self, line: Line) -> None:

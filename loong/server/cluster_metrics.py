@@ -34,7 +34,8 @@ class ClusterCollector(Collector):
         snapshot = self._snapshot()
         stats = snapshot.stats
         capacity, used = snapshot.kv_capacity, snapshot.kv_used
-        yield self._gauge("vllm:num_requests_running", "Requests being computed.", len(snapshot.running))
+        running_ids = {view.request_id for view in snapshot.running} | snapshot.ending_ids
+        yield self._gauge("vllm:num_requests_running", "Requests being computed.", len(running_ids))
         yield self._gauge("vllm:num_requests_waiting", "Requests without KV.", len(snapshot.waiting))
         yield self._gauge(
             "vllm:kv_cache_usage_perc", "KV in use; 1 is all.", used / capacity if capacity else 0

@@ -45,10 +45,14 @@ class BatchLoop:
         self._trace()
 
     def _wait(self, told: "SimpleQueue[RunBatch | None]") -> RunBatch | None:
-        """The next that is told; None if before that the batch that has begun needs the host."""
+        """The next that is told; None if before that the batch that has begun is to be finished."""
         if self._begun is None:
             return told.get()
         while not self._begun.needs_host():
+            with suppress(Empty):
+                return told.get_nowait()  # first: a device that is done has nothing else to do
+            if self._begun.is_done():
+                break
             with suppress(Empty):
                 return told.get(timeout=_LOOK_SECONDS)
         return None

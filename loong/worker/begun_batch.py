@@ -22,7 +22,10 @@ class BegunBatch(Protocol):
         """The batch as it was told."""
 
     def needs_host(self) -> bool:
-        """Whether the device does nothing for it, or nothing more, until it is finished."""
+        """Whether nothing may begin before it is finished: the device does not work on it by itself."""
+
+    def is_done(self) -> bool:
+        """Whether the device has done all of it, if it does not need the host."""
 
     def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
         """Take its steps and return how many; each is reported with its tokens of this instance.

@@ -97,6 +97,10 @@ class DecodeLease:
         """See BegunBatch."""
         return True
 
+    def is_done(self) -> bool:
+        """See BegunBatch."""
+        return False
+
     def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
         """See BegunBatch."""
         command = self._following.resolved()

@@ -36,7 +36,11 @@ class SteppedBatch:
 
     def needs_host(self) -> bool:
         """See BegunBatch."""
-        return self._first is None or self._first.is_done()
+        return self._first is None
+
+    def is_done(self) -> bool:
+        """See BegunBatch."""
+        return self._first is not None and self._first.is_done()
 
     def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
         """See BegunBatch."""

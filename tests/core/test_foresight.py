@@ -140,6 +140,21 @@ def test_a_batch_that_was_told_behind_another_begins_when_that_has_ended() -> No
     assert (running.started_at, running.stepped_at) == (5.0, 5.0)
 
 
+def test_a_batch_that_has_begun_does_not_begin_again_when_another_ends() -> None:
+    state = cluster("r", "s")
+    commit(state, prefill([view(state)], (0, 1), masters=(0,), keep_on=(0,)))
+    state.apply(EndForeseen(3.0, 1, 4.0))
+    commit(state, prefill([view(state, "s")], (1,)), now=3.0)
+    state.apply(produced(2, request_id="s"))  # instance 1 was done with batch 1 long before the other
+    state.apply(BatchFinished(5.0, 2, 1))
+    commit(state, step(state, (1,), "s", num_steps=3), now=5.0)
+    state.apply(TokensProduced(5.5, 3, 0, (ProducedToken("s", 61),)))
+    state.apply(produced(1))
+    state.apply(BatchFinished(6.0, 1, 1))
+    (running,) = state.snapshot(6.0).batches
+    assert (running.started_at, running.stepped_at) == (5.0, 5.5)
+
+
 def test_no_plan_is_called_for_when_an_end_is_as_foreseen_and_planned_for() -> None:
     state = foreseen()
     foresight = EndForeseen(3.0, 1, 4.0)

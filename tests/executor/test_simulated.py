@@ -325,12 +325,22 @@ def test_kv_of_a_request_moves_when_its_batch_has_ended() -> None:
     assert moved.time == pytest.approx(ends_at + MODEL.migration_time(100, 0, 1))
 
 
-def test_what_was_told_behind_a_batch_on_an_instance_that_is_lost_never_begins() -> None:
+@pytest.mark.parametrize("lost_id", [0, 1])
+@pytest.mark.parametrize("kind", ["begin", "held", "move"])
+def test_what_was_told_behind_a_batch_and_needs_an_instance_that_is_lost_is_never_done(
+    lost_id: int, kind: str
+) -> None:
     seconds = MODEL.step_time(step_work(prefill([waiting("r000", 100)], (0,)), {"r000": Placement()}))
-    lost = InstanceLost(seconds - LEAD.batch / 2, 0)
+    lost = InstanceLost(seconds - LEAD.batch / 2, lost_id)
     stage = Stage([timed_request(0, 100, 9)], [lost], lead=LEAD)
     foreseen(stage)
     view = stage.state.snapshot(0).request["r000"]
-    stage.run(decode([view], (0, 1), {"r000": 1}))
-    assert stage.rest() == [lost]
-    assert not stage.state.snapshot(0).batches
+    if kind == "move":
+        stage.commit(IterationPlan(migrations=(KVMigration(KVSegment("r000", range(100), 0), 1),)))
+    else:
+        stage.run(decode([view], (0, 1), {"r000": 0 if kind == "begin" else 1}))
+    kinds = [type(event) for event in stage.rest()]
+    assert kinds == [InstanceLost, *([TokensProduced, BatchFinished] if lost_id else [])]
+    snapshot = stage.state.snapshot(9.0)
+    assert (snapshot.batches, snapshot.ending, snapshot.migrations) == ((), (), ())
+    stage.state.check()

@@ -150,9 +150,11 @@ async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_come
         assert not await executor.next_events()
 
 
-async def test_nothing_is_foreseen_without_a_lead() -> None:
-    with executor_and_reports() as (executor, _):
+@pytest.mark.parametrize(("lead", "kinds"), [(Lead(), [EndForeseen]), (None, [])])
+async def test_nothing_is_foreseen_without_a_lead(lead: Lead | None, kinds: list[type[Event]]) -> None:
+    with executor_and_reports(lead) as (executor, _):
         executor.submit([batch(1, 0)])
-        await asyncio.sleep(0)
+        for _ in range(3):  # turns of the event loop
+            await asyncio.sleep(0)
         executor.post(Drained())
-        assert not await executor.next_events()
+        assert [type(event) for event in await executor.next_events()] == kinds

@@ -32,6 +32,14 @@ def test_nobody_is_preempted_where_a_batch_is_ending(name: str) -> None:
     assert replace(plan, decisions=()) == IterationPlan()
 
 
+def test_others_go_on_meanwhile() -> None:
+    snapshot = full(2, 0)
+    prompt = waiting("w", 20)
+    plan = make_policy("replicas", PolicyConfig())(replace(snapshot, waiting=(prompt,)), COSTS)
+    assert [batch.request_ids for batch in plan.batches] == [("w",)]
+    assert not plan.preemptions
+
+
 def test_somebody_is_where_none_is() -> None:
     policy = make_policy("replicas", PolicyConfig())
     for ending_on in ((), (1,)):

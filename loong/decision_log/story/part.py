@@ -29,7 +29,7 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> Part:
         num_tokens, computed_on = num_steps, {part.master_id: num_steps}
         kept_on = computed_on
     return Part(
-        ran.plan.time,
+        began_at(index, ran),
         until,
         batch_id=batch.batch_id,
         first_position=part.first_position,
@@ -44,6 +44,12 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> Part:
         paused_for=tuple(batch_id for pause in pauses for batch_id in pause.batch_ids),
         cut_short_by=_cut_short_by(index, ran),
     )
+
+
+def began_at(index: LogIndex, ran: Ran) -> float:
+    """When a batch began: it may have been planned while its instances ran another."""
+    end = index.batch_ends.get(ran.batch.batch_id)
+    return ran.plan.time if end is None else max(ran.plan.time, end.time - end.num_steps * end.seconds)
 
 
 def _outcome(index: LogIndex, ran: Ran) -> tuple[float | None, int]:

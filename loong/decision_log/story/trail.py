@@ -12,7 +12,7 @@ from loong.core.request import RequestId
 from loong.decision_log.lines import Arrived, Chunk, Ended, FirstToken, InstanceLost, Planned, Reason
 from loong.decision_log.story.found import idle_ids, room_of
 from loong.decision_log.story.index import Considered, Dropped, Entry, LogIndex, Moved, Ran
-from loong.decision_log.story.part import Pause, part_of
+from loong.decision_log.story.part import Pause, began_at, part_of
 from loong.decision_log.story.steps import (
     Drop,
     End,
@@ -87,13 +87,14 @@ class _Trail:
         return tuple(self.steps)
 
     def _run(self, ran: Ran) -> None:
-        self._leave_rest(ran.plan)
+        began = began_at(self.index, ran)
+        self._leave_rest(ran.plan, began)
         part = part_of(self.index, ran, self.pauses)
         group = ran.batch.instance_ids
         before = group if self.group is None else self.group
         self.steps.append(
             Run(
-                ran.plan.time,
+                began,
                 phase="prefill" if isinstance(ran.part, Chunk) else "decode",
                 instance_ids=group,
                 joined_ids=tuple(i for i in group if i not in before),
@@ -101,7 +102,7 @@ class _Trail:
                 num_idle=len(idle_ids(ran.plan.instances)),
                 is_recomputed=isinstance(ran.part, Chunk) and ran.part.num_output_tokens > 0,
                 parts=(part,),
-                waited_for=self._waited_for(ran.plan.time),
+                waited_for=self._waited_for(began),
                 reasons=self._take_reasons(),
             )
         )
@@ -112,7 +113,7 @@ class _Trail:
             self.free_since = part.until
 
     def _move(self, moved: Moved) -> None:
-        self._leave_rest(moved.plan)
+        self._leave_rest(moved.plan, moved.plan.time)
         migration = moved.migration
         end = self.index.migration_ends.get(migration.migration_id)
         route = Route(migration.source_id, migration.destination_id, migration.num_tokens)
@@ -160,15 +161,15 @@ class _Trail:
         self.waits.clear()
         self.is_waiting, self.free_since, self.group = True, time, None
 
-    def _leave_rest(self, plan: Planned) -> None:
-        """Take in that a plan takes the request up."""
+    def _leave_rest(self, plan: Planned, time: float) -> None:
+        """Take in that a plan takes the request up at this time."""
         if not self.is_waiting:
-            self._rest_until(plan.time)
-        elif plan.time > self.free_since:
+            self._rest_until(time)
+        elif time > self.free_since:
             reasons = self._take_reasons(before=plan)
             kv_free, _ = room_of(plan.instances)
-            waited_for = self._waited_for(plan.time)
-            self.steps.append(Wait(self.free_since, plan.time, plan.causes, kv_free, waited_for, reasons))
+            waited_for = self._waited_for(time)
+            self.steps.append(Wait(self.free_since, time, plan.causes, kv_free, waited_for, reasons))
         self.is_waiting = False
 
     def _rest_until(self, time: float) -> None:
