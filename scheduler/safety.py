@@ -93,10 +93,13 @@ class Safety:
 
 
 def safety(survey: Survey, prefills: Sequence[Prefill], lease_steps: int) -> Safety:
-    """Whom to let go on of those at rest, the oldest first, and of `prefills`, most urgent first."""
+    """Whom to let go on of those at rest, the oldest first, and of `prefills`, most urgent first.
+
+    What is leaving counts as free: it will be, whoever goes on.
+    """
     decodes = [view for unit in survey.resting for view in unit.decodes]
     lengths = survey.lengths.adding([prefill.view for prefill in prefills if not prefill.is_begun])
-    num_free = sum(survey.free.values())
+    num_free = sum(survey.free.values()) + sum(survey.snapshot.leaving.values())
     num_wished = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
     if num_free - num_wished >= lengths.final.max(initial=0):
         return Safety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
