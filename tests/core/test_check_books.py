@@ -55,6 +55,10 @@ def lose_a_view(books: Books) -> None:
     books.requests["w"].batch_id = 1
 
 
+def name_no_end(books: Books) -> None:
+    books.changing("w").ending_id = 1
+
+
 def take_two_slots(books: Books) -> None:
     books.changing("w").placement = Placement((segment("w", range(2)), segment("w", range(1, 2), 1)))
 
@@ -131,6 +135,7 @@ def miscount(books: Books) -> None:
     ("upset", "message"),
     [
         (end, "request w has ended but keeps its KV"),
+        (name_no_end, "in batches that are ending, but they name"),
         (lose_a_view, "are not those of the live requests"),
         (take_two_slots, r"positions range\(1, 2\) of request w are in two slots"),
         (compute_all, "request w is at rest with nothing to compute"),

@@ -110,6 +110,9 @@ def test_who_is_to_have_a_token_that_nobody_knows_follows_its_batch() -> None:
     assert given.sampling_params is not None
     known = given.following(ProducedToken("r", 60))
     assert (known.token_ids, known.num_output_tokens, known.follows) == ((60,), 1, None)
+    assert known.sampling_params == given.sampling_params
+    ended = given.following(ProducedToken("r", 0, FinishReason.STOP))
+    assert ended.sampling_params == replace(given.sampling_params, max_tokens=2)
     state.apply(produced(1))
     state.apply(BatchFinished(5.0, 1, 1))
     state.apply(TokensProduced(6.0, 2, 0, (ProducedToken("r", 61),)))
