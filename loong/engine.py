@@ -149,5 +149,12 @@ def _emptied(snapshot: Snapshot) -> Snapshot:
     """The same counts, but nothing that waits, runs or is held."""
     instances = tuple(instance.using(0).running(None) for instance in snapshot.instances)
     return replace(
-        snapshot, instances=instances, waiting=(), running=(), batches=(), ending=(), migrations=()
+        snapshot,
+        instances=instances,
+        waiting=(),
+        running=(),
+        batches=(),
+        ending=(),
+        leaving={},
+        migrations=(),
     )

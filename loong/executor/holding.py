@@ -33,7 +33,7 @@ class Holding:
     def __init__(self) -> None:
         self._batch_of: dict[RequestId, int] = {}  # the latest that has not ended
         self._latest: dict[InstanceId, int] = {}  # that each instance was told
-        self._samplers: dict[int, dict[RequestId, InstanceId]] = {}  # of batches that others may follow
+        self._told: dict[int, RunBatch] = {}  # batches that others may follow
         self._tokens: dict[int, dict[RequestId, ProducedToken]] = {}  # of those of them that have ended
         self._held: list[_Held] = []
 
@@ -50,7 +50,9 @@ class Holding:
 
     def end(self, batch_id: int, tokens: Iterable[ProducedToken] = ()) -> list[Instruction]:
         """What is to be carried out now that a batch has ended, or never will; it gave these tokens last."""
-        self._batch_of = {request_id: n for request_id, n in self._batch_of.items() if n != batch_id}
+        for request_id in self._told[batch_id].plan.request_ids:
+            if self._batch_of.get(request_id) == batch_id:
+                del self._batch_of[request_id]
         self._tokens[batch_id] = {token.request_id: token for token in tokens}
         held = [_Held(self._filled(h.instruction), h.waits_for - {batch_id}) for h in self._held]
         self._held = [one for one in held if one.waits_for]
@@ -63,12 +65,14 @@ class Holding:
     def forget(self, batch_id: int) -> None:
         """Whoever plans knows the tokens of a batch that has ended: nothing follows it from now on."""
         self._tokens.pop(batch_id, None)
-        self._samplers.pop(batch_id, None)
+        self._told.pop(batch_id, None)
 
     def _waits_for(self, told: Instruction) -> set[int]:
         match told:
             case RunBatch():
-                return {i.follows for i in told.inputs if i.follows is not None and self._is_unknown(i, told)}
+                return {
+                    n for i in told.inputs if (n := i.follows) is not None and self._is_unknown(n, i, told)
+                }
             case MoveKV():
                 held = {
                     n
@@ -83,32 +87,32 @@ class Holding:
             case _:
                 return set()
 
-    def _is_unknown(self, given: RequestInput, told: RunBatch) -> bool:
+    def _is_unknown(self, followed_id: int, given: RequestInput, told: RunBatch) -> bool:
         """Whether the master of a request cannot know its newest token by itself, and we do not yet."""
-        samplers = self._samplers.get(given.follows or 0)
-        if samplers is None or given.follows in self._tokens:
+        followed = self._told.get(followed_id)
+        if followed is None or followed_id in self._tokens:
             return False
         has_schema = given.sampling_params is not None and given.sampling_params.json_schema is not None
         master_id = told.plan.blocks_of(given.request_id)[0].master_id
-        is_next = self._latest.get(master_id) == given.follows  # what else came between may have ended first
-        return has_schema or master_id != samplers[given.request_id] or not is_next
+        is_next = self._latest.get(master_id) == followed_id  # what else came between may have ended first
+        sampler_id = max(followed.plan.blocks_of(given.request_id), key=_last_position).master_id
+        return has_schema or master_id != sampler_id or not is_next
 
     def _open(self, told: RunBatch) -> None:
         self._batch_of.update(dict.fromkeys(told.plan.request_ids, told.batch_id))
         self._latest.update(dict.fromkeys(told.plan.group.instance_ids, told.batch_id))
-        if told.plan.num_steps == 1:
-            blocks = {block.request_id: block for block in sorted(told.plan.queries, key=_last_position)}
-            self._samplers[told.batch_id] = {i: block.master_id for i, block in blocks.items()}
+        self._told[told.batch_id] = told
 
     def _filled(self, told: Instruction) -> Instruction:
         """The same with all tokens that are known."""
-        if not isinstance(told, RunBatch):
+        if not self._tokens or not isinstance(told, RunBatch):
             return told
         return replace(told, inputs=tuple(map(self._with_token, told.inputs)))
 
     def _with_token(self, given: RequestInput) -> RequestInput:
-        token = self._tokens.get(given.follows or 0, {}).get(given.request_id)
-        return given if token is None else given.following(token)
+        if given.follows is None or (tokens := self._tokens.get(given.follows)) is None:
+            return given
+        return given.following(tokens[given.request_id]) if given.request_id in tokens else given
 
 
 def _last_position(block: QueryBlock) -> int:
