@@ -44,8 +44,7 @@ class Unit:
         instance_ids = batch.plan.group.instance_ids
         if len(instance_ids) > 1 or instance_ids[0] not in full:
             instance_ids = tuple(sorted(filter(full.__contains__, instance_ids)))
-        ends_at = batch.stepped_at + (batch.plan.predicted_time or 0.0)  # its present step, as far as planned
-        available_in = max(0.0, ends_at - now)
+        available_in = max(0.0, batch.step_ends_at - now)
         return cls(instance_ids, (batch,), available_in, num_decodes=len(batch.plan.request_ids))
 
     @property

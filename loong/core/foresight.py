@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from loong.core.events import EndForeseen
 from loong.core.plan import BatchPlan
 
 
@@ -24,3 +25,10 @@ class Lead:
         if plan.num_steps > 1 or plan.predicted_time is None:
             return None
         return max(0.0, plan.predicted_time - self.batch - self.request * len(plan.request_ids))
+
+    def foresee(self, batch_id: int, plan: BatchPlan, begins_at: float) -> EndForeseen | None:
+        """What is told of the end of a batch that begins at this time, if anything is."""
+        delay = self.delay(plan)
+        if delay is None:
+            return None
+        return EndForeseen(begins_at + delay, batch_id, begins_at + (plan.predicted_time or 0.0))

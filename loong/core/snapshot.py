@@ -44,6 +44,11 @@ class RunningBatch:
         """Whether it is time to extend the lease, if that is wished, for the group to hear of it."""
         return self.num_steps_taken >= self.plan.num_steps - EXTENSION_STEPS and self.is_extendable
 
+    @property
+    def step_ends_at(self) -> float:
+        """When the step that runs now is to end, as far as is planned."""
+        return self.stepped_at + (self.plan.predicted_time or 0.0)
+
     def after(self, step: int, time: float) -> "RunningBatch":
         """The same batch when it has taken `step`, as told at `time`."""
         return RunningBatch(self.batch_id, self.plan, self.started_at, step + 1, self.last_step, time)
@@ -137,7 +142,7 @@ class Snapshot:
     def foreseen_ends(self) -> dict[InstanceId, float]:
         """When the batches that are ending leave their instances."""
         return {
-            instance_id: batch.stepped_at + (batch.plan.predicted_time or 0.0)
+            instance_id: batch.step_ends_at
             for batch in self.ending
             for instance_id in batch.plan.group.instance_ids
         }

@@ -236,10 +236,8 @@ class SimulatedExecutor:
         have_rested = self._rests.have_rested(plan.group.instance_ids, self._now)
         running.work = LeaseWork(plan, running.placements, have_rested=have_rested)
         self._start_step(batch_id, running, self._hidden(running))
-        if self._lead is not None and (delay := self._lead.delay(plan)) is not None:
-            ends_at = self._now + (plan.predicted_time or 0.0)
-            time = self._now + delay
-            self._schedule(time, EndForeseen(time, batch_id, ends_at))
+        if self._lead is not None and (end := self._lead.foresee(batch_id, plan, self._now)) is not None:
+            self._schedule(end.time, end)
 
     def _end_batch(self, batch_id: int) -> None:
         """Let all go on that waited for a batch that has ended, or never will."""

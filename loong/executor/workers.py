@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from time import monotonic
@@ -176,15 +177,14 @@ class WorkersExecutor:
 
     def _set_alarm(self, batch_id: int) -> None:
         """A batch begins now; its end is foreseen in time."""
-        plan = self._to_foresee[batch_id]
-        if self._lead is not None and (delay := self._lead.delay(plan)) is not None:
-            ends_at = self.now + (plan.predicted_time or 0.0)
+        plan, now = self._to_foresee[batch_id], self.now
+        if self._lead is not None and (end := self._lead.foresee(batch_id, plan, now)) is not None:
             loop = asyncio.get_running_loop()
-            self._alarms[batch_id] = loop.call_later(delay, self._foresee, batch_id, ends_at)
+            self._alarms[batch_id] = loop.call_later(end.time - now, self._foresee, end)
 
-    def _foresee(self, batch_id: int, ends_at: float) -> None:
-        del self._alarms[batch_id]
-        self.post(EndForeseen(self.now, batch_id, ends_at))
+    def _foresee(self, end: EndForeseen) -> None:
+        del self._alarms[end.batch_id]
+        self.post(replace(end, time=self.now))
 
     async def read_reports(self) -> None:
         """Turn reports into events until cancelled. Raises `InvalidEventError` if workers contradict."""
