@@ -165,9 +165,22 @@ class Books:
             live.placement = live.placement.adding(batch.plan.writes_of(request_id))
             if batch.num_tokens.get(request_id) == 0 and not live.has_ended:
                 live.foreseen_at = ends_at
-            if live.has_ended or live.num_output_tokens >= live.request.sampling_params.max_tokens:
-                live.is_leaving = True
-                self.roll.drop(live)
+            if live.num_output_tokens >= live.request.sampling_params.max_tokens:
+                self._leave(live)
+            self.leave_if_ending(live)
+
+    def leave_if_ending(self, live: LiveRequest) -> None:
+        """Hide a request from policies if it is over, and rests but for a batch that is ending.
+
+        Its KV counts as `leaving` until that batch has ended.
+        """
+        is_resting = live.batch_id is None and not live.migration_ids
+        if live.has_ended and live.ending_id is not None and is_resting:
+            self._leave(live)
+
+    def _leave(self, live: LiveRequest) -> None:
+        live.is_leaving = True
+        self.roll.drop(live)
 
     def close_ending(self, batch_id: int) -> tuple[LiveRequest, ...]:
         """Take a batch out of flight that was ending, and return its requests."""

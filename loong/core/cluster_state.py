@@ -141,6 +141,8 @@ class ClusterState:
             live.foreseen_at = None
             if not live.is_noted:  # most are, and a call would tell no more
                 self._books.roll.note(live)
+            if live.has_ended:
+                self._books.leave_if_ending(live)
         self._books.counts["num_output_tokens"] += len(lives)
         return ()
 
@@ -189,6 +191,7 @@ class ClusterState:
             return ()
         live.has_ended, live.foreseen_at = True, None
         if live.batch_id is None:
+            self._books.leave_if_ending(live)
             return self._books.settle((live,))
         running = self._books.batches[live.batch_id].running
         next_step = running.num_steps_taken + 1

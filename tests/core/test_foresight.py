@@ -202,7 +202,8 @@ def test_who_ends_unforeseen_leaves_with_the_next_batch(num_steps: int) -> None:
 def test_who_is_aborted_meanwhile_leaves_when_nothing_touches_it() -> None:
     state = foreseen()
     assert state.apply(RequestAborted(3.0, "r")) == ()
-    assert not view(state).is_plannable
+    assert not state.snapshot(3.0).request
+    assert state.snapshot(3.0).leaving == {0: len(PROMPT)}
     state.apply(produced(1))
     assert state.apply(BatchFinished(5.0, 1, 1)) == (ReleaseKV("r", (0,)),)
     state = cluster("r")

@@ -1,0 +1,99 @@
+"""Clients that leave, losses and reports in any order: no plan of a policy is ever refused."""
+
+from random import Random
+
+import pytest
+from cluster_machine import ClusterMachine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation import instances_with
+
+from loong.core.events import EndForeseen, RequestAborted
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.policy import POLICIES, make_policy
+
+POOL = 48  # tokens: any request fits one instance, and two seldom do
+MAX_ROUNDS = 1000
+MAX_LIVE = 12
+NUM_MOMENTS = 100
+
+
+class PolicyMachine(ClusterMachine):
+    """A cluster that a policy plans for, whenever something has happened."""
+
+    def __init__(self, name: str) -> None:
+        kind, policy, cost_model = POLICIES[name], make_policy(name, CONFIG), WorkCostModel()
+        num_instances = min(4, kind.max_instances or 4)
+        instances = {i.instance_id: i for i in instances_with([POOL] * num_instances)}
+
+        def make_plan(_random: Random, snapshot: Snapshot) -> IterationPlan:
+            return policy(snapshot, cost_model)
+
+        super().__init__(make_plan, instances)
+
+    def teardown(self) -> None:
+        """Once all instances are there, the policy alone brings every request to its end."""
+        random = Random(0)
+        for instance_id, instance in self.instances.items():
+            if instance_id not in self.workers.held:
+                self.join(instance)
+        for _ in range(MAX_ROUNDS):
+            if not self.view().request:
+                break
+            for migration_id in self.movable():
+                self.finish_migration(migration_id, is_committed=True)
+            if self.workers.batches:
+                self.advance(min(self.workers.batches), random)
+            self.commit(self.make_plan(random, self.view()))
+        assert not self.view().request, "some requests never end"
+        super().teardown()
+
+    def movable(self) -> list[int]:
+        """Return the migrations that can finish: KV moves only when the batch that computes it has ended."""
+        computing = {r for batch in self.workers.batches.values() for r in batch.run.plan.request_ids}
+        return [n for n, m in self.workers.migrations.items() if m.segment.owner_id not in computing]
+
+    def happen(self, random: Random) -> None:
+        """Let one thing happen, or nothing."""
+        match random.choices(("arrive", "abort", "end soon", "advance", "migrate", "lose"), WEIGHTS)[0]:
+            case "arrive" if len(self.view().request) < MAX_LIVE:
+                num_prompt, max_tokens = random.randint(1, POOL - 10), random.randint(1, 9)
+                num_choices = random.choice((1, 1, 1, 2)) if num_prompt < POOL // 3 else 1
+                self.arrive_one(f"r{len(self.requests):04}", num_prompt, max_tokens, num_choices)
+            case "abort" if live := sorted({*self.view().request, *self.view().ending_ids}):
+                request_id = random.choice(live)
+                self.ended.add(request_id)
+                self.apply(RequestAborted(self.now(), request_id))
+            case "end soon" if self.workers.batches:
+                batch_id = random.choice(sorted(self.workers.batches))
+                self.apply(EndForeseen(self.now(), batch_id, self.now() + 1.0))
+            case "advance" if self.workers.batches:
+                self.advance(self.workers.first(random.choice(sorted(self.workers.batches))), random)
+            case "migrate" if movable := self.movable():
+                self.finish_migration(random.choice(movable), is_committed=random.random() < 0.7)
+            case "lose" if random.random() < 0.1:
+                self.lose_or_join(random.randint(0, 9))
+
+    def moment(self, random: Random) -> None:
+        """Let some things happen at once, and plan."""
+        for _ in range(random.randint(1, 4)):
+            self.happen(random)
+        self.commit(self.make_plan(random, self.view()))
+
+
+CONFIG = PolicyConfig(lease_steps=3, max_num_batched_tokens=16, chunk_tokens=8)
+WEIGHTS = (3, 1, 3, 6, 2, 1)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, seed: int) -> None:
+    machine, random = PolicyMachine(name), Random(seed)
+    machine.start()
+    for _ in range(NUM_MOMENTS):
+        machine.moment(random)
+    machine.teardown()

@@ -1,0 +1,420 @@
+"""A state machine of clients, faults and workers around `ClusterState`; the workers count their own slots."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from loong.core.cluster_state import ClusterState
+from loong.core.errors import InvalidPlanError
+from loong.core.events import (
+    BatchFinished,
+    EndForeseen,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    MigrationFinished,
+    ProducedToken,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.plan import (
+    BatchPlan,
+    IterationPlan,
+    KVMigration,
+    Preemption,
+    QueryBlock,
+    Transfer,
+)
+from loong.core.request import FinishReason, Request, RequestId, SamplingParams
+from loong.core.snapshot import Snapshot
+
+SPARE = 9
+INSTANCES = {
+    **{i: ElasticInstance(i, 1, InstanceKind.FULL, 40) for i in range(4)},
+    4: ElasticInstance(4, 1, InstanceKind.ATTENTION, 40),
+    5: ElasticInstance(5, 2, InstanceKind.HOST, 60),
+}
+STOP_TOKEN = 0
+NEEDS: tuple[dict[str, Any], ...] = ({}, {"presence_penalty": 1.0}, {"repetition_penalty": 1.5})
+seeds = st.integers(0, 2**32)
+indexes = st.integers(0, 9)
+
+
+@dataclass
+class ToyBatch:
+    """A batch as its group knows it."""
+
+    run: RunBatch
+    stop_step: int
+    num_steps_taken: int = 0
+    num_computed: dict[RequestId, int] = field(default_factory=dict)  # steps in which it took part
+    left: set[RequestId] = field(default_factory=set)
+    told: set[RequestId] = field(default_factory=set)  # have got a token
+    void: set[RequestId] = field(default_factory=set)  # were in a batch before that is lost
+
+    @property
+    def sampled(self) -> list[RequestId]:
+        """The requests that are to get a token in the next step."""
+        given = (i for i in self.run.inputs if i.sampling_params is not None)
+        request_ids = [r for i in given for r in (i.request_id, *(fork.request_id for fork in i.forks))]
+        return [request_id for request_id in request_ids if request_id not in self.left | self.void]
+
+    @property
+    def is_done(self) -> bool:
+        has_requests = self.sampled or self.num_steps_taken == 0
+        return self.num_steps_taken >= self.stop_step or not has_requests
+
+
+@dataclass
+class ToyWorkers:
+    """The slot that each instance has for each position of an owner, from instructions alone."""
+
+    held: dict[InstanceId, dict[RequestId, dict[int, int]]] = field(default_factory=dict)
+    slots: Iterator[int] = field(default_factory=count)  # each number is one slot, for ever
+    batches: dict[int, ToyBatch] = field(default_factory=dict)
+    migrations: dict[int, KVMigration] = field(default_factory=dict)
+    stopped: set[RequestId] = field(default_factory=set)  # with a token
+    void: set[RequestId] = field(default_factory=set)  # of any batch
+
+    def first(self, batch_id: int) -> int:
+        """The batch that instances of this one must end before it, if any, else itself."""
+        group = set(self.batches[batch_id].run.plan.group.instance_ids)
+        return next(n for n, b in self.batches.items() if group.intersection(b.run.plan.group.instance_ids))
+
+    def submit(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case RunBatch():
+                    self.batches[instruction.batch_id] = ToyBatch(instruction, instruction.plan.num_steps)
+                    for segment in instruction.plan.writes:
+                        self.reserve(segment)
+                    self.fork(instruction)
+                case ExtendLease():
+                    self.extend(self.batches[instruction.batch_id], instruction.num_steps)
+                case StopLease():
+                    batch = self.batches[instruction.batch_id]
+                    edge = max(instruction.step, batch.num_steps_taken)
+                    batch.stop_step = min(batch.stop_step, edge)
+                case MoveKV():
+                    self.migrations[instruction.migration_id] = instruction.migration
+                    self.reserve(instruction.migration.arriving)
+                case ReleaseKV():
+                    for instance_id in instruction.instance_ids:
+                        self.free(instance_id, instruction.owner_id, instruction.positions)
+
+    def extend(self, batch: ToyBatch, num_steps: int) -> None:
+        """Have slots for the steps to come; but every third group hears of them too late."""
+        run = batch.run
+        left = batch.left | self.stopped
+        stops = {given.request_id: given.last_stop for given in run.inputs if given.request_id not in left}
+        plan = run.plan.lengthened(num_steps, stops)
+        for old, new in zip(run.plan.writes, plan.writes, strict=True):
+            self.reserve(KVSegment(new.owner_id, new.positions[len(old.positions) :], new.instance_id))
+        batch.run = replace(run, plan=plan)
+        if run.batch_id % 3:
+            batch.stop_step = num_steps
+
+    def reserve(self, segment: KVSegment) -> None:
+        slots = self.held[segment.instance_id][segment.owner_id]
+        assert slots.keys().isdisjoint(segment.positions), f"{segment} has slots already"
+        slots.update(zip(segment.positions, self.slots, strict=False))
+
+    def fork(self, run: RunBatch) -> None:
+        for given in run.inputs:
+            for fork in given.forks:
+                for instance_id in run.plan.group.instance_ids:
+                    owners = self.held[instance_id]
+                    assert fork.request_id not in owners, f"{fork.request_id} begins twice"
+                    owners[fork.request_id] = owners[given.request_id].copy()
+
+    def free(self, instance_id: InstanceId, owner_id: RequestId, positions: Iterable[int] | None) -> None:
+        slots = self.held[instance_id][owner_id]
+        gone = set(slots if positions is None else positions)
+        assert gone or owner_id in self.void, f"instance {instance_id} is to free nothing of {owner_id}"
+        assert gone <= slots.keys(), f"{gone - slots.keys()} of {owner_id} are not on instance {instance_id}"
+        for position in gone:
+            del slots[position]
+
+    def finish(self, batch_id: int) -> int:
+        """The group is done: slots of steps that were not taken are free again."""
+        batch = self.batches.pop(batch_id)
+        if batch.run.plan.num_steps > 1:
+            for segment in batch.run.plan.writes:
+                num_steps = batch.num_computed.get(segment.owner_id, 0)
+                for position in segment.positions[num_steps:]:
+                    del self.held[segment.instance_id][segment.owner_id][position]
+        return batch.num_steps_taken
+
+    def lose(self, instance_id: InstanceId) -> None:
+        del self.held[instance_id]
+        for batch_id, batch in tuple(self.batches.items()):
+            if instance_id in batch.run.plan.group.instance_ids:
+                del self.batches[batch_id]
+                behind = (other for other_id, other in self.batches.items() if other_id > batch_id)
+                for other in behind:  # nobody can go on with its requests
+                    other.void.update(set(batch.run.plan.request_ids) & set(other.run.plan.request_ids))
+                    self.void |= other.void
+        for migration_id, migration in tuple(self.migrations.items()):
+            if instance_id in (migration.segment.instance_id, migration.destination_id):
+                del self.migrations[migration_id]
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """Clients, faults and workers do anything in any order; `make_plan` plans for `instances`."""
+
+    def __init__(
+        self,
+        make_plan: Callable[[Random, Snapshot], IterationPlan],
+        instances: Mapping[InstanceId, ElasticInstance] = INSTANCES,
+    ) -> None:
+        super().__init__()
+        self.make_plan, self.instances = make_plan, instances
+        self.time = 0.0
+        self.state = ClusterState()
+        self.workers = ToyWorkers()
+        self.requests: dict[RequestId, Request] = {}
+        self.outputs: defaultdict[RequestId, list[int]] = defaultdict(list)
+        self.ended: set[RequestId] = set()
+        self.gone: set[RequestId] = set()
+        self.unborn: set[RequestId] = set()  # forks that no policy has seen
+
+    def apply(self, event: Event) -> None:
+        self.time = event.time
+        self.workers.submit(self.state.apply(event))
+        self.check()
+
+    def now(self) -> float:
+        return self.time + 1.0
+
+    def view(self) -> Snapshot:
+        return self.state.snapshot(self.time)
+
+    @initialize()
+    def start(self) -> None:
+        for instance in self.instances.values():
+            self.join(instance)
+
+    def join(self, instance: ElasticInstance) -> None:
+        self.workers.held[instance.instance_id] = defaultdict(dict)
+        self.apply(InstanceJoined(self.now(), instance))
+
+    @rule(index=indexes)
+    def lose_or_join(self, index: int) -> None:
+        instance_id = sorted(self.instances)[index % len(self.instances)]
+        if instance_id in self.workers.held:
+            self.workers.lose(instance_id)
+            self.apply(InstanceLost(self.now(), instance_id))
+        else:
+            self.join(self.instances[instance_id])
+
+    @precondition(lambda self: len(self.requests) - len(self.gone) < 8)
+    @rule(
+        sizes=st.lists(
+            st.tuples(st.integers(1, 30), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=4
+        )
+    )
+    def arrive(self, sizes: list[tuple[int, int, int]]) -> None:
+        for num_prompt, max_tokens, num_choices in sizes:
+            self.arrive_one(f"r{len(self.requests)}", num_prompt, max_tokens, num_choices)
+
+    def arrive_one(self, request_id: RequestId, num_prompt: int, max_tokens: int, num_choices: int) -> None:
+        needs = NEEDS[len(self.requests) % len(NEEDS)]
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), **needs)
+        prompt = tuple(range(100, 100 + num_prompt))
+        request = Request(request_id, prompt, params, self.now(), num_choices=num_choices)
+        choices = {choice.request_id: choice for choice in request.choices()}
+        self.requests.update(choices)
+        self.unborn.update(choices.keys() - {request_id})
+        self.apply(RequestArrived(self.now(), request))
+
+    @rule(index=indexes)
+    def abort(self, index: int) -> None:
+        """Of a request in any state, ended and gone ones included."""
+        if len(self.requests) > index:
+            request_id = sorted(self.requests)[-index - 1]
+            self.ended.add(request_id)
+            self.apply(RequestAborted(self.now(), request_id))
+
+    @rule(seed=seeds, num_turns=st.integers(1, 40))
+    def go_on(self, seed: int, num_turns: int) -> None:
+        """Workers report and the policy plans, in any order."""
+        random = Random(seed)
+        for _ in range(num_turns):
+            if self.workers.batches and random.random() < 0.2:
+                batch_id = random.choice(sorted(self.workers.batches))
+                self.apply(EndForeseen(self.now(), batch_id, self.now() + 1.0))
+            elif self.workers.batches and random.random() < 0.6:
+                self.advance(self.workers.first(random.choice(sorted(self.workers.batches))), random)
+            elif self.workers.migrations and random.random() < 0.3:
+                migration_id = random.choice(sorted(self.workers.migrations))
+                self.finish_migration(migration_id, is_committed=random.random() < 0.7)
+            else:
+                self.commit(self.make_plan(random, self.view()))
+
+    def commit(self, plan: IterationPlan) -> None:
+        before = self.view()
+        with pytest.raises(InvalidPlanError, match="nobody"):
+            self.state.commit(replace(plan, preemptions=(*plan.preemptions, Preemption("nobody"))), before)
+        assert self.view() == before
+        self.ended.update(failure.request_id for failure in plan.failures)
+        instructions = self.state.commit(plan, before)
+        for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self.check_inputs(instruction)
+        self.workers.submit(instructions)
+        self.check()
+
+    def check_inputs(self, run: RunBatch) -> None:
+        """The workers are told the right tokens, and where the KV before them is."""
+        assert [given.request_id for given in run.inputs] == list(run.plan.request_ids)
+        for given in run.inputs:
+            prompt, outputs = self.requests[given.request_id].prompt_token_ids, self.outputs[given.request_id]
+            known = [*prompt, *outputs]
+            num_output_tokens = len(outputs) + (given.follows is not None)
+            blocks = run.plan.blocks_of(given.request_id)
+            positions = sorted(p for block in blocks for p in block.positions)
+            assert list(given.token_ids) == [known[p] for p in positions if p < len(known)]
+            assert (given.num_prompt_tokens, given.num_output_tokens) == (len(prompt), num_output_tokens)
+            is_sampled = given.sampling_params is not None
+            assert is_sampled == (positions[-1] == len(prompt) + num_output_tokens - 1)
+            if given.follows is not None:
+                assert given.request_id in self.workers.batches[given.follows].sampled
+            params = self.requests[given.request_id].sampling_params
+            needs_prompt, needs_output = params.repetition_penalty != 1, params.has_penalties
+            assert given.prompt_token_ids == (prompt if is_sampled and needs_prompt else ())
+            assert [*given.output_token_ids] == (outputs if is_sampled and needs_output else [])
+            if given.forks:
+                assert is_sampled
+                assert not outputs
+                assert {fork.request_id for fork in given.forks} <= self.unborn
+
+    def advance(self, batch_id: int, random: Random) -> None:
+        batch = self.workers.batches[batch_id]
+        if batch.is_done:
+            self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id)))
+            return
+        step, sampled = batch.num_steps_taken, batch.sampled
+        batch.num_steps_taken += 1
+        for request_id in sampled:
+            batch.num_computed[request_id] = step + 1
+        cut = random.randint(0, len(sampled))  # two masters report in turn
+        for part in (sampled[:cut], sampled[cut:]):
+            tokens = tuple(self.token(batch, request_id, random) for request_id in part)
+            self.apply(TokensProduced(self.now(), batch_id, step, tokens))
+
+    def token(self, batch: ToyBatch, request_id: RequestId, random: Random) -> ProducedToken:
+        token_id, outputs = random.randint(STOP_TOKEN, 12), self.outputs[request_id]
+        batch.told.add(request_id)
+        if request_id in self.workers.stopped:  # which nobody knew who told of this batch
+            batch.left.add(request_id)
+            return ProducedToken(request_id, token_id, FinishReason.LENGTH)
+        if request_id in self.ended:  # computed on: its workers do not know that it was aborted
+            return ProducedToken(request_id, token_id)
+        outputs.append(token_id)
+        reason = self.requests[request_id].sampling_params.finish_reason(len(outputs), token_id)
+        if random.random() < 0.05:
+            reason = FinishReason.ERROR
+        if reason is not None:
+            batch.left.add(request_id)
+            self.ended.add(request_id)
+            self.workers.stopped.add(request_id)
+        return ProducedToken(request_id, token_id, reason)
+
+    def finish_migration(self, migration_id: int, is_committed: bool) -> None:
+        del self.workers.migrations[migration_id]
+        self.apply(MigrationFinished(self.now(), migration_id, is_committed))
+
+    def check(self) -> None:
+        """After every event and plan."""
+        self.state.check()
+        snapshot = self.view()
+        self.check_slots(snapshot)
+        self.check_batches(snapshot)
+        self.check_ends(snapshot)
+
+    def check_slots(self, snapshot: Snapshot) -> None:
+        """Every position at rest has one slot, where its placement says; what is used is what is held."""
+        for request_id, view in snapshot.request.items():
+            slots = [(p, i) for i, owners in self.workers.held.items() for p in owners.get(request_id, ())]
+            placed = [(p, s.instance_id) for s in view.placement.segments for p in s.positions]
+            assert set(placed) <= set(slots)
+            if view.batch_id is None and not view.is_migrating:
+                assert sorted(slots) == [(p, dict(placed)[p]) for p in range(len(placed))]
+        used = {i.instance_id: i.kv_used for i in snapshot.instances}
+        held = {
+            i: {slot for slots in owners.values() for slot in slots.values()}
+            for i, owners in self.workers.held.items()
+        }
+        assert used == {i: len(slots) for i, slots in held.items()}
+        assert all(instance.kv_free >= 0 for instance in snapshot.instances)
+
+    def check_batches(self, snapshot: Snapshot) -> None:
+        """An instance and a request are in at most one batch, and the state knows which."""
+        batches = self.workers.batches
+        at_instances = [(i, b) for b, batch in batches.items() for i in batch.run.plan.group.instance_ids]
+        at_requests = [(r, b) for b, batch in batches.items() for r in batch.run.plan.request_ids]
+        busy = [(i.instance_id, i.batch_id) for i in snapshot.instances if i.batch_id is not None]
+        busy += [(i, b.batch_id) for b in snapshot.ending for i in b.plan.group.instance_ids]
+        assert sorted(at_instances) == sorted(busy)
+        in_batch = [(r, v.batch_id) for r, v in snapshot.request.items() if v.batch_id is not None]
+        in_batch += [(r, b.batch_id) for b in snapshot.ending for r in b.plan.request_ids]
+        assert sorted(at_requests) == sorted(in_batch)
+
+    def check_ends(self, snapshot: Snapshot) -> None:
+        """A request ends once, and only for a reason; no token of it is lost or counted twice."""
+        self.unborn -= snapshot.request.keys()
+        leaving = snapshot.ending_ids - snapshot.request.keys()
+        gone = self.requests.keys() - snapshot.request.keys() - self.unborn - leaving
+        assert self.gone <= gone <= self.ended
+        self.gone = gone
+        num_forks = sum(view.num_forks for view in snapshot.request.values())
+        num_live = len(snapshot.request) + len(leaving) + num_forks
+        assert snapshot.stats.num_ended == len(self.requests) - num_live
+        assert self.unborn - self.ended == set() or num_forks
+        for request_id, view in snapshot.request.items():
+            assert view.has_ended == (request_id in self.ended)
+            assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_foreseen(request_id)
+
+    def is_foreseen(self, request_id: RequestId) -> bool:
+        """Whether a batch that is ending is to give a request a token."""
+        ending = (self.workers.batches[batch.batch_id] for batch in self.view().ending)
+        return request_id not in self.ended and any(
+            request_id in batch.sampled and request_id not in batch.told for batch in ending
+        )
+
+    def teardown(self) -> None:
+        """Whatever happened, one spare instance is enough for all requests to end."""
+        random = Random(0)
+        self.join(ElasticInstance(SPARE, 1, InstanceKind.FULL, 10_000))
+        for _ in range(100):  # far more rounds than any request has tokens
+            while self.workers.migrations:
+                self.finish_migration(min(self.workers.migrations), is_committed=True)
+            while self.workers.batches:
+                self.advance(min(self.workers.batches), random)
+            if self.view().request:
+                running = self.view().running
+                self.commit(IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in running)))
+                self.commit(IterationPlan((whole_prefill(self.view()),)))
+        assert self.gone | self.unborn == self.ended == self.requests.keys()
+        assert all(instance.kv_used == 0 for instance in self.view().instances)
+        assert not any(slots for owners in self.workers.held.values() for slots in owners.values())
+
+
+def whole_prefill(snapshot: Snapshot) -> BatchPlan:
+    chunks = [(v.request_id, range(v.num_known_tokens)) for v in snapshot.waiting]
+    return BatchPlan(
+        ESPGroup((SPARE,)),
+        tuple(QueryBlock(request_id, chunk, SPARE, Transfer.KV) for request_id, chunk in chunks),
+        tuple(KVSegment(request_id, chunk, SPARE) for request_id, chunk in chunks),
+    )
