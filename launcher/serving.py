@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
+from tempfile import gettempdir
 from time import perf_counter, time
 
 import uvloop
@@ -36,6 +37,8 @@ from loong.launcher.run_logs import LogFiles, run_logs
 from loong.launcher.status_line import log_status
 from loong.model.config import ModelConfig
 from loong.recording.lines import VERSION, Setting
+from loong.recording.refused import RefusedPlans
+from loong.refusals import Refusals
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
@@ -107,9 +110,10 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
     signals = _StopSignals()
     start, clock_start = perf_counter(), time()
     insight = _insight(config, cost_model, recalibration, clock_start)
+    setting = _setting(config, base)
     with run_logs(
         config.logs,
-        _setting(config, base),
+        setting,
         clock_start=clock_start,
         listeners=(insight.recent, insight.runs),
     ) as logs:
@@ -121,7 +125,8 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
             observers: tuple[Observer, ...] = (timeline, recalibration, CostModelAlarm(recalibration), *logs)
-            scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers)
+            refusals = Refusals(RefusedPlans(setting, Path(gettempdir())).record)
+            scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers, refusals)
             engine = Engine(scheduling, executor, limits, timeline)
             running = asyncio.create_task(engine.run())
             signals.num_heeded = 1  # the first of several API processes takes requests while others start
@@ -130,6 +135,7 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
                 status = asyncio.create_task(log_status(engine))
                 try:
                     log_banner(config, limits, listener.getsockname()[1])
+                    running.add_done_callback(lambda _: front.admission.stop())
                     await _until_over(running, signals)
                     code = await _drain(config, front, signals)
                 finally:

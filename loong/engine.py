@@ -1,11 +1,12 @@
 """Real workers served by the loop, and every request's tokens to whoever asked for them."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loong.core.errors import ClusterError, LoongError
+from loong.core.errors import ClusterError, EngineStoppedError, LoongError
 from loong.core.events import (
     BatchFinished,
     Event,
@@ -15,12 +16,17 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
+from loong.core.instructions import Instruction
+from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory, Timeline
 from loong.executor.workers import WorkersExecutor
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits, Health, PutToken
+from loong.wire import encode
+
+logger = logging.getLogger(__name__)
 
 HEALTHY_SILENCE_SECONDS = 4.0  # of heartbeats that are a second apart
 HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes
@@ -38,32 +44,42 @@ class Engine:
         self._unprepared: set[RequestId] = set()  # those that arrive when their grammar is there
         self._failure: str | None = None
         self._advanced_at = executor.now  # when something was last done, or there last was something to do
+        scheduling.observe(self)
 
     async def run(self) -> None:
         """Serve until drained. Raises `ClusterError` when an instance is lost; all streams end with it."""
         try:
-            async for event in self._scheduling.events():
-                self._deliver(event)
+            async for _ in self._scheduling.events():
+                pass
         finally:
             self._failure = _reason(sys.exception())
             for put in self._waiting.values():
-                put(ClusterError(self._failure))
+                put(EngineStoppedError())
 
     def submit(self, request: Request, put: PutToken) -> None:
-        """Begin a request, and hand the tokens of all its choices to `put`, or why the engine has failed."""
+        """Begin a request, and hand the tokens of all its choices to `put`, or why there are none."""
         if self._failure is not None:
-            put(ClusterError(self._failure))
+            put(EngineStoppedError())
+            return
+        request = replace(request, arrival_time=self._executor.now)
+        choice_ids = [choice.request_id for choice in request.choices()]
+        params = request.sampling_params
+        try:
+            encode(params)
+            prepared = (
+                None if params.json_schema is None else self._executor.prepare_grammar(params.json_schema)
+            )
+        except (OverflowError, TypeError, ValueError) as error:  # of what cannot be encoded
+            logger.exception("request %s cannot be sent to workers", request.request_id)
+            put(ClusterError(f"the request cannot be sent to workers: {error}"))
             return
         if not self._waiting:
             self._advanced_at = self._executor.now
-        choice_ids = [choice.request_id for choice in request.choices()]
         self._waiting.update(dict.fromkeys(choice_ids, put))
-        request = self._stamped(request)
-        if (json_schema := request.sampling_params.json_schema) is None:
+        if prepared is None:
             self._arrive(request)
             return
         self._unprepared.update(choice_ids)
-        prepared = self._executor.prepare_grammar(json_schema)
         prepared.add_done_callback(lambda _: self._end_preparation(request, choice_ids, prepared.exception()))
 
     def abort(self, request_id: RequestId) -> None:
@@ -118,10 +134,8 @@ class Engine:
             if choice_id not in self._waiting:
                 self._abort_arrived(choice_id)
 
-    def _stamped(self, request: Request) -> Request:
-        return replace(request, arrival_time=self._executor.now)
-
-    def _deliver(self, event: Event) -> None:
+    def took_in(self, event: Event, /) -> None:
+        """Hand out tokens. Raises `ClusterError` when an instance is lost."""
         match event:
             case TokensProduced():
                 self._advanced_at = event.time
@@ -136,6 +150,19 @@ class Engine:
                 raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
             case _:
                 pass
+
+    def planned(
+        self,
+        _events: Sequence[Event],
+        _snapshot: Snapshot,
+        plan: IterationPlan,
+        _instructions: Sequence[Instruction],
+        /,
+    ) -> None:
+        """Hand out why requests fail."""
+        for failure in plan.failures:
+            if (put := self._waiting.pop(failure.request_id, None)) is not None:
+                put(ClusterError(failure.reason))
 
 
 def _reason(error: BaseException | None) -> str:

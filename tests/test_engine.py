@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -11,17 +11,18 @@ from raw_http import until
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import Drained, Event, InstanceLost, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
-from loong.core.plan import IterationPlan
+from loong.core.plan import Failure, IterationPlan
 from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import Timeline
 from loong.engine import HEALTHY_SILENCE_SECONDS, HEALTHY_STEP_SECONDS, Engine
 from loong.executor.workers import WorkersExecutor
 from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.policy import Policy
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits
 from loong.server.token_stream import TokenStream
@@ -59,10 +60,14 @@ def no_plan(_snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
     return IterationPlan()
 
 
+def fail_all(snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
+    return IterationPlan(failures=tuple(Failure(view.request_id, "no room") for view in snapshot.waiting))
+
+
 @asynccontextmanager
-async def running_engine(workers: IdleWorkers) -> AsyncIterator[Engine]:
+async def running_engine(workers: IdleWorkers, policy: Policy = no_plan) -> AsyncIterator[Engine]:
     executor = cast("WorkersExecutor", workers)
-    scheduling = Scheduling(ClusterState(INSTANCES), no_plan, WorkCostModel(), executor)
+    scheduling = Scheduling(ClusterState(INSTANCES), policy, WorkCostModel(), executor)
     engine = Engine(scheduling, executor, EngineLimits(100, 100, 10), Timeline())
     running = asyncio.create_task(engine.run())
     try:
@@ -122,7 +127,7 @@ async def test_nothing_is_told_to_run_or_wait_once_an_engine_has_failed() -> Non
         asking = asyncio.create_task(first_token(engine))
         await until_waiting(engine, 1)
         workers.post(InstanceLost(0.0, 0, "it fell over"))
-        with pytest.raises(ClusterError, match="it fell over"):
+        with pytest.raises(EngineStoppedError):
             await asking
         snapshot = engine.snapshot()
         assert not snapshot.request
@@ -131,20 +136,43 @@ async def test_nothing_is_told_to_run_or_wait_once_an_engine_has_failed() -> Non
         assert "it fell over" in engine.health().message
 
 
-async def test_whoever_comes_after_an_engine_has_failed_is_told_why_at_once() -> None:
+async def test_requests_after_an_engine_has_failed_end_at_once() -> None:
     workers = IdleWorkers()
     async with running_engine(workers) as engine:
         held = asyncio.create_task(first_token(engine, with_schema("held")))
         await until(lambda: "held" in workers.grammars)
         workers.post(InstanceLost(0.0, 0, "it fell over"))
-        with pytest.raises(ClusterError, match="it fell over"):
+        with pytest.raises(EngineStoppedError):
             await held
         workers.grammars["held"].set_result(None)  # too late for anybody to arrive
         for late in (REQUEST, with_schema("late")):
-            with pytest.raises(ClusterError, match="it fell over"):
+            with pytest.raises(EngineStoppedError):
                 await first_token(engine, late)
         assert engine.snapshot().stats.num_arrived == 0
         assert "late" not in workers.grammars
+
+
+async def test_what_a_policy_fails_ends_with_its_reason() -> None:
+    async with running_engine(IdleWorkers(), fail_all) as engine:
+        with pytest.raises(ClusterError, match="no room"):
+            await first_token(engine)
+        assert not engine.snapshot().request
+        assert engine.health().is_alive
+
+
+async def test_a_request_that_cannot_be_encoded_fails_alone() -> None:
+    workers = IdleWorkers(now=1e6)
+    async with running_engine(workers) as engine:
+        params = SamplingParams(json_schema='{"const": "\ud800"}')  # half of a surrogate pair
+        with pytest.raises(ClusterError, match="cannot be sent to workers"):
+            await first_token(engine, replace(REQUEST, sampling_params=params))
+        asking = asyncio.create_task(first_token(engine))
+        await until_waiting(engine, 1)
+        assert [*engine.snapshot().request] == ["a"]
+        workers.now += HEALTHY_STEP_SECONDS
+        assert engine.health().is_alive
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_a_request_with_a_schema_waits_for_its_grammar_and_holds_up_nobody() -> None:

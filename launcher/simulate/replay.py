@@ -8,19 +8,23 @@ from pathlib import Path
 import msgspec
 
 import loong
-from loong.recording.lines import Planned
+from loong.recording.lines import Planned, Refused, Setting
 from loong.recording.reader import read_recording
-from loong.recording.replay import Difference, replay
+from loong.recording.replay import Difference, plan_again, replay
 
 
 def replay_and_report(path: Path) -> int:
     """Replay a recording and say whether its plans are the same; 0 if they are, else 1.
+
+    A refused plan is made again instead.
 
     Raises `ConfigError` if the file is no recording, `InvalidPlanError` if the policy now breaks a rule.
     """
     recording = read_recording(path)
     if recording.is_cut:
         print(f"{path} breaks off in its last line, which is left out", file=sys.stderr)
+    if recording.refused is not None:
+        return _report_refused(recording.setting, recording.refused)
     result = asyncio.run(replay(recording))
     if result.difference is None:
         print(f"identical: {result.num_plans:,} plans on {recording.num_events:,} events")
@@ -29,6 +33,16 @@ def replay_and_report(path: Path) -> int:
     if recording.setting.loong_version != loong.__version__:
         print(f"(recorded by loong {recording.setting.loong_version}; this is {loong.__version__})")
     return 1
+
+
+def _report_refused(setting: Setting, refused: Refused) -> int:
+    """Say why a plan was refused, and whether the policy makes a valid one now; 0 if so, else 1."""
+    print(f"a plan of {setting.policy} was refused at {refused.snapshot.now:.6f} s: {refused.error}")
+    error = plan_again(setting, refused)
+    print(
+        "this version makes a valid plan" if error is None else f"this version's plan is refused too: {error}"
+    )
+    return int(error is not None)
 
 
 def _described(difference: Difference) -> str:

@@ -6,6 +6,7 @@ LoongError
 ├── InvalidPlanError       a policy broke a rule of the cluster: a bug
 ├── InvalidEventError      a worker reported what cannot have happened: a bug
 └── ClusterError           the cluster cannot go on with what it was asked
+    ├── EngineStoppedError     the engine has failed or ended, and makes no more tokens
     └── (loong.fabric.errors)  a peer is lost, a deadline has passed
 """
 
@@ -36,3 +37,10 @@ class InvalidEventError(LoongError):
 
 class ClusterError(LoongError):
     """The cluster lost what it needs to go on."""
+
+
+class EngineStoppedError(ClusterError):
+    """The engine makes no more tokens. Clients read this message; the cause is in `/health` and the log."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine of this server has stopped, so it makes no more tokens; try again later")

@@ -99,6 +99,13 @@ class BatchPlan:
                 writes.append(KVSegment(request_id, positions, block.master_id))
         return BatchPlan(self.group, self.queries, tuple(writes), num_steps, self.predicted_time)
 
+    def only_for(self, request_ids: Iterable[RequestId]) -> "BatchPlan":
+        """Return the batch with what it does for these of its requests alone."""
+        kept_ids = frozenset(request_ids)
+        queries = tuple(block for block in self.queries if block.request_id in kept_ids)
+        writes = tuple(segment for segment in self.writes if segment.owner_id in kept_ids)
+        return BatchPlan(self.group, queries, writes, self.num_steps, self.predicted_time)
+
     def at_step(self, step: int, live: Iterable[RequestId]) -> "BatchPlan":
         """Step number `step` of a lease, for the requests that have not left it."""
         live_ids = frozenset(live)

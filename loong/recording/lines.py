@@ -25,6 +25,7 @@ from loong.core.events import (
 from loong.core.instance import ElasticInstance
 from loong.core.plan import IterationPlan
 from loong.core.request import SLO, Request, SamplingParams
+from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 
@@ -111,14 +112,22 @@ class Planned(_Line, frozen=True, tag="planned"):
     plan: msgspec.Raw
 
 
+class Refused(_Line, frozen=True, tag="refused"):
+    """A plan that was not carried out, with the snapshot that it was made for and the error."""
+
+    error: str
+    snapshot: Snapshot
+    plan: IterationPlan
+
+
 EventLine: TypeAlias = Arrived | Produced | Foreseen | Finished | Moved | Aborted | Lost | Joined
-Line: TypeAlias = Setting | EventLine | Planned
+Line: TypeAlias = Setting | EventLine | Planned | Refused
 
 
 def encoded(line: Line) -> bytes:
     """A line as it is written, without its end."""
-    if isinstance(line, Setting | Arrived):  # only these hold limits
-        return _encoder.encode(_with_words(msgspec.to_builtins(line)))
+    if isinstance(line, Setting | Arrived | Refused):  # only these hold limits
+        return _encoder.encode(_with_words(msgspec.to_builtins(line, enc_hook=_encode_range, str_keys=True)))
     return _encoder.encode(line)
 
 
@@ -198,6 +207,8 @@ def _with_words(fields: object) -> object:
     """The same with words for infinities, in objects within objects too."""
     if isinstance(fields, dict):
         return {name: _with_words(field) for name, field in fields.items()}
+    if isinstance(fields, list | tuple):
+        return [_with_words(field) for field in fields]
     return "inf" if fields == inf else fields
 
 
@@ -207,6 +218,14 @@ def _encode_range(value: object) -> str:
     raise TypeError(f"{type(value).__name__} is not recorded")
 
 
+def _decode_range(kind: type, value: str) -> object:
+    if kind is range:
+        return range(*map(int, value.split(":")))
+    raise TypeError(f"{kind.__name__} is not recorded")
+
+
 _encoder = msgspec.json.Encoder()
 _plan_encoder = msgspec.json.Encoder(enc_hook=_encode_range)
-_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line, strict=False)  # words may be numbers
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(
+    Line, dec_hook=_decode_range, strict=False
+)  # words may be numbers

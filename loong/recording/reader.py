@@ -8,7 +8,7 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.core.events import Event
-from loong.recording.lines import VERSION, Line, Planned, Setting, decoded, event_of
+from loong.recording.lines import VERSION, Line, Planned, Refused, Setting, decoded, event_of
 
 
 @dataclass(slots=True)
@@ -21,11 +21,15 @@ class Happening:
 
 @dataclass(slots=True)
 class Recording:
-    """One run. If it was killed, the last events may lack plans, and the last line may be cut."""
+    """One run, or one refused plan.
+
+    If a run was killed, the last events may lack plans, and the last line may be cut.
+    """
 
     setting: Setting
     happenings: list[Happening]
     is_cut: bool = False
+    refused: Refused | None = None
 
     @property
     def num_events(self) -> int:
@@ -44,10 +48,13 @@ def read_recording(path: Path) -> Recording:
     if not isinstance(setting, Setting):
         raise ConfigError(f"{path} is no recording: it does not begin with a setting")
     happenings: list[Happening] = []
+    refused = None
     for line in lines:
         if isinstance(line, Setting):
             raise ConfigError(f"{path} is damaged: it holds a second setting")
-        if isinstance(line, Planned):
+        if isinstance(line, Refused):
+            refused = line
+        elif isinstance(line, Planned):
             if not happenings:
                 raise ConfigError(f"{path} is damaged: it holds a plan before the first event")
             happenings[-1].plans.append(line)
@@ -55,7 +62,7 @@ def read_recording(path: Path) -> Recording:
             happenings[-1].events.append(event_of(line))
         else:
             happenings.append(Happening([event_of(line)]))
-    return Recording(setting, happenings, is_cut=not text.endswith(b"\n"))
+    return Recording(setting, happenings, is_cut=not text.endswith(b"\n"), refused=refused)
 
 
 def _text(path: Path) -> bytes:

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from loong.core.check_plan import check_plan
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.events import Event
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.recording.lines import Planned, planned_line
+from loong.recording.lines import Planned, Refused, Setting, planned_line
 from loong.recording.reader import Happening, Recording
 from loong.scheduler.policy import make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
@@ -53,6 +54,19 @@ async def replay(recording: Recording) -> Replay:
         async for _ in events:
             pass
     return Replay(script.num_plans, script.difference)
+
+
+def plan_again(setting: Setting, refused: Refused) -> str | None:
+    """Let the policy plan for the snapshot of a refused plan; return the error, or None if the plan is valid.
+
+    Corrections of the cost model are not recorded, so the plan may be another than the refused one.
+    """
+    policy = make_policy(setting.policy, setting.policy_config)
+    try:
+        check_plan(refused.snapshot, policy(refused.snapshot, setting.cost_model))
+    except Exception as error:  # noqa: BLE001 - whatever the policy raises is the answer
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 class _Script:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from loong.core.errors import EngineStoppedError
 from loong.core.request import RequestId
 from loong.server.errors import ApiError, bad_request
 from loong.server.settings import ServerSettings
@@ -32,10 +33,15 @@ class Admission:
         self._waiting: dict[RequestId, int] = {}  # prompt tokens by request id
         self.num_in_flight = 0
         self.is_closed = False
+        self.is_stopped = False
 
     def close(self) -> None:
         """Admit nothing more: the server is about to end."""
         self.is_closed = True
+
+    def stop(self) -> None:
+        """Admit nothing more: the engine has stopped."""
+        self.is_stopped = True
 
     @contextmanager
     def admit(self, asking: Asking) -> Iterator[None]:
@@ -44,6 +50,8 @@ class Admission:
         A queue that holds nothing takes any, so none are refused for ever. If they came with an API key
         that may not have so many more in flight, raise a 429, or a 400 if it never may.
         """
+        if self.is_stopped:
+            raise EngineStoppedError
         if self.is_closed:
             message = "the server is shutting down, and takes no more requests"
             raise ApiError(503, message, "shutting_down", headers=self._come_back)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loong.core.errors import InvalidRequestError, LoongError
+from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case InvalidRequestError():
             return bad_request(str(error), error.param)
+        case EngineStoppedError():
+            return ApiError(503, str(error), "engine_stopped")
         case LoongError():
             return ApiError(500, str(error) or type(error).__name__, "internal_error")
         case _:

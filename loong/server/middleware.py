@@ -59,4 +59,8 @@ def _refusal(request: web.Request, error: ApiError) -> web.Response:
         server.metrics.saw_refusal(error.code)
     response = json_response(error.body, error.status)
     response.headers.update(error.headers)
+    if error.status == 503 and server is not None:
+        response.headers.setdefault("Retry-After", str(server.settings.retry_after))
+    if error.code == "shutting_down":
+        response.force_close()
     return response

@@ -17,11 +17,11 @@ from loong.server.wire import json_response
 async def health(http: web.Request) -> web.Response:
     """200 while the engine makes progress and requests are admitted, else 503 and why not."""
     cluster = http.app[CLUSTER]
-    if cluster.admission.is_closed:
-        raise ApiError(503, "the server is shutting down", "unhealthy")
     found = cluster.engine.health()
     if not found.is_alive:
         raise ApiError(503, found.message, "unhealthy")
+    if cluster.admission.is_closed:
+        raise ApiError(503, "the server is shutting down", "unhealthy")
     return json_response({"status": found.message})
 
 

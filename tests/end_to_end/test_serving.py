@@ -282,6 +282,7 @@ def test_a_server_that_drains_takes_nothing_new_on_connections_that_are_open(tmp
         wait_until(lambda: "draining" in server.log, 10, "the drain to begin")
         refused = client.post("/v1/completions", json={"prompt": "x"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert refused.headers["Connection"] == "close"
         assert client.get("/health").status_code == 503
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         assert server.process.wait(30) == 0

@@ -5,6 +5,7 @@ import pytest
 from http_answers import error_of, post
 from scripted_engine import ScriptedEngine, Serving
 
+from loong.core.errors import EngineStoppedError
 from loong.server.engine_client import EngineLimits
 
 PATH = "/v1/completions"
@@ -242,6 +243,16 @@ async def test_a_million_token_ids_fit_and_more_bytes_are_too_many(serving: Serv
     async with serving(engine, max_body_bytes=1000) as url:
         error = await error_of(url, PATH, 413, prompt="a" * 2000)
     assert "1000" in error["message"]
+
+
+async def test_a_server_whose_engine_has_stopped_asks_to_come_back_in_plain_words(serving: Serving) -> None:
+    engine = ScriptedEngine(fail_at=0, failure=EngineStoppedError())
+    async with serving(engine, retry_after=7) as url:
+        answer = await post(url, PATH, prompt="a")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "7")
+    error = answer.json()["error"]
+    assert error["code"] == "engine_stopped"
+    assert error["message"] == str(EngineStoppedError())
 
 
 async def test_a_full_queue_says_when_to_come_back(serving: Serving) -> None:

@@ -41,6 +41,7 @@ class ScriptedEngine:
     limits: EngineLimits = SMALL
     pause_at: int | None = None
     fail_at: int | None = None
+    failure: ClusterError = field(default_factory=lambda: ClusterError("instance 3 is lost"))
     last_reason: FinishReason = FinishReason.LENGTH  # when the reply is over
     is_alive: bool = True
     cluster: Snapshot = AT_REST
@@ -77,7 +78,7 @@ class ScriptedEngine:
                     self.paused.set()
                     await self.resume.wait()
                 if number == self.fail_at:
-                    put(ClusterError("instance 3 is lost"))
+                    put(self.failure)
                     return
                 for request_id, choice in list(open_choices.items()):
                     token = self._token(choice, replies[request_id], number)

@@ -7,7 +7,7 @@ from itertools import count
 from socket import socket
 from typing import assert_never
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.request import Request, RequestId
 from loong.server.admission import Asking
 from loong.server.engine_client import EngineLimits, PutToken
@@ -31,8 +31,6 @@ from loong.server.remote.messages import (
     decode_tidings,
 )
 from loong.wire import encode
-
-_GONE = "the engine's process has ended"
 
 
 class RemoteEngineClient:
@@ -63,7 +61,7 @@ class RemoteEngineClient:
     async def admit(self, asking: Asking) -> AsyncIterator[None]:
         """Have requests counted in while the context lasts."""
         if self.ended.is_set():
-            raise ClusterError(_GONE)
+            raise EngineStoppedError
         ticket = next(self._tickets)
         answer = self._asking[ticket] = asyncio.get_running_loop().create_future()
         self._call(Admit(ticket, asking))
@@ -77,7 +75,7 @@ class RemoteEngineClient:
     def submit(self, request: Request, put: PutToken) -> None:
         """Begin a request."""
         if self.ended.is_set():
-            put(ClusterError(_GONE))
+            put(EngineStoppedError())
             return
         self._puts.update((choice.request_id, put) for choice in request.choices())
         self._call(Submit(request))
@@ -110,7 +108,9 @@ class RemoteEngineClient:
                 t = tidings
                 self._answer(t.ticket, ApiError(t.status, t.message, t.code, t.param, t.headers))
             case Failed():
-                self._fail(tidings.request_ids, tidings.reason)
+                reason = tidings.reason
+                error = EngineStoppedError() if reason is None else ClusterError(reason)
+                self._fail(tidings.request_ids, error)
             case AreYouThere():
                 self._call(Here())
             case StopListening():
@@ -127,14 +127,14 @@ class RemoteEngineClient:
         else:
             answer.set_exception(error)
 
-    def _fail(self, request_ids: Iterable[RequestId], reason: str) -> None:
+    def _fail(self, request_ids: Iterable[RequestId], error: ClusterError) -> None:
         for request_id in request_ids:
             if (put := self._puts.pop(request_id, None)) is not None:
-                put(ClusterError(reason))
+                put(error)
 
     def _end(self) -> None:
         self.ended.set()
         self.stop_listening.set()
-        self._fail(tuple(self._puts), _GONE)
+        self._fail(tuple(self._puts), EngineStoppedError())
         for ticket in tuple(self._asking):
-            self._answer(ticket, ClusterError(_GONE))
+            self._answer(ticket, EngineStoppedError())

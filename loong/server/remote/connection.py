@@ -7,12 +7,12 @@ from dataclasses import replace
 from socket import socket
 from typing import assert_never
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
 from loong.core.request import Request, RequestId
 from loong.server.admission import Admission
 from loong.server.engine_client import EngineClient
-from loong.server.errors import ApiError
+from loong.server.errors import ApiError, as_api_error
 from loong.server.remote.channel import Channel
 from loong.server.remote.messages import (
     Abort,
@@ -109,7 +109,8 @@ class ApiConnection:
         admitted = ExitStack()
         try:
             admitted.enter_context(self._admission.admit(call.asking))
-        except ApiError as e:
+        except (ApiError, EngineStoppedError) as error:
+            e = as_api_error(error)
             self._tell(Refused(call.ticket, e.status, e.message, e.code, e.param, e.headers))
         else:
             self._admitted[call.ticket] = admitted
@@ -128,7 +129,8 @@ class ApiConnection:
                 return  # the failure was told once for all choices
             self._open -= failed
             self._tell_tokens()  # that came before
-            self._tell(Failed(tuple(failed), str(token)))
+            reason = None if isinstance(token, EngineStoppedError) else str(token)
+            self._tell(Failed(tuple(failed), reason))
 
         prompt = tuple(request.prompt_token_ids)  # it arrives as a list
         self._engine.submit(replace(request, prompt_token_ids=prompt), put)

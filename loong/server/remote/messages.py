@@ -85,10 +85,10 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No more tokens come of these choices of a request."""
+    """No more tokens come of these choices of a request; without a reason, since the engine has stopped."""
 
     request_ids: tuple[RequestId, ...]
-    reason: str
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raw_http import until
 from scripted_engine import ScriptedEngine
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
 from loong.core.request import SLO, FinishReason, Request, SamplingParams
 from loong.server.admission import Admission, Asking
@@ -188,7 +188,7 @@ async def test_a_process_that_dies_takes_only_its_own_requests_along() -> None:
         await until(lambda: "a" in engine.aborted and made.admission.num_in_flight == 1)
         engine.resume.set()
         assert len(await kept) == 4
-        with pytest.raises(ClusterError, match="has ended"):
+        with pytest.raises(EngineStoppedError):
             await cut
 
 
@@ -199,13 +199,13 @@ async def test_an_engine_that_dies_ends_every_stream_and_admits_no_more() -> Non
         cut = asyncio.create_task(tokens_of(client, request("a")))
         await engine.paused.wait()
         made.connections[0].close()
-        with pytest.raises(ClusterError, match="the engine's process has ended"):
+        with pytest.raises(EngineStoppedError):
             await cut
-        with pytest.raises(ClusterError, match="the engine's process has ended"):
+        with pytest.raises(EngineStoppedError):
             await tokens_of(client, request("b"))
         put: list[object] = []
         client.submit(request("c"), put.append)
-        assert [str(error) for error in put] == ["the engine's process has ended"]
+        assert [type(error) for error in put] == [EngineStoppedError]
 
 
 async def test_an_engine_that_fails_says_why_to_all() -> None:
@@ -215,6 +215,14 @@ async def test_an_engine_that_fails_says_why_to_all() -> None:
             return_exceptions=True,
         )
         assert [str(error) for error in told] == ["instance 3 is lost"] * 2
+
+
+async def test_an_engine_that_has_stopped_refuses_here_what_it_refuses_there() -> None:
+    async with office(ScriptedEngine(), 1) as made:
+        made.admission.stop()
+        with pytest.raises(ApiError) as refused:
+            await tokens_of(made.clients[0], request("a"))
+        assert (refused.value.status, refused.value.code) == (503, "engine_stopped")
 
 
 async def test_an_engine_that_fails_has_told_its_tokens_before() -> None:
