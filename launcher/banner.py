@@ -25,6 +25,7 @@ def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
         f"{longest:,}",
         f"{total // longest:,}",
     )
-    address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{port}"
+    host = config.server.host
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     logger.info("serving %s on %s", config.server.served_model_name, address)
     logger.info("what it does is shown on %s/dashboard", address)

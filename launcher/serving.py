@@ -74,7 +74,6 @@ class ServeConfig:
     server: ServerSettings
     tokenizer_folder: Path
     max_model_len: int | None  # None: what model and cluster can hold
-    host: str
     drain_timeout: float  # seconds
     trace_dir: Path | None = None  # None: no traces
     otlp_traces_endpoint: str | None = None  # None: no spans

@@ -17,7 +17,8 @@ Written by `loong reference --api > docs/api.md`; a server tells the same, for p
 [clients.md](clients.md) shows clients at work. Names, meanings and defaults are the OpenAI API's, and
 vLLM's for what that does not have; `slo` and what a `priority` does are loong's own.
 
-- Bodies are JSON objects. A field that is null counts as absent. **What is not listed here is refused by
+- Bodies are JSON objects, of the Content-Type `application/json` (or `application/*+json`); others get 415.
+  A field that is null counts as absent. **What is not listed here is refused by
   name**, never ignored, but for `store`, `metadata`, `service_tier`, `safety_identifier` and
   `prompt_cache_key`, which change no answer.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault, and both numbers
@@ -25,6 +26,9 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
 - With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the page at
   `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user` shares
   between keys, and `--max-requests-per-key` bounds each.
+- Browser pages may use the server only if it serves them itself or `--allowed-origins` names their origin.
+  What others send gets 403. Without an API key, a server that listens on loopback also refuses a Host that is
+  not `localhost`, a loopback address, its `--host`, or the host of an allowed origin.
 - A stream's headers come when the request is admitted, comments (`: keep-alive`) while nothing else does,
   then an event a token, and `[DONE]`. What fails later is an event with an error. The text of all events is
   the text of the same answer unstreamed.
