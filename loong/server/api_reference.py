@@ -20,7 +20,9 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
 - Bodies are JSON objects, of the Content-Type `application/json` (or `application/*+json`); others get 415.
   A field that is null counts as absent. **What is not listed here is refused by
   name**, never ignored, but for `store`, `metadata`, `service_tier`, `safety_identifier` and
-  `prompt_cache_key`, which change no answer.
+  `prompt_cache_key`, which change no answer. Inside messages, where clients keep what other servers answered,
+  unknown keys are ignored, and the log warns once of each. What would be lost with them is refused by name:
+  tool calls, audio, refusals.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault, and both numbers
   where a limit is passed.
 - With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the page at

@@ -21,9 +21,7 @@ _PREFLIGHT = {
     "Access-Control-Allow-Headers": "*, Authorization",  # the wildcard does not include it
     "Access-Control-Max-Age": "600",
 }
-_FOREIGN_SITES = frozenset(
-    {"cross-site", "same-site"}
-)  # of the latter, the port or a part of the name differs
+_FOREIGN_SITES = frozenset({"cross-site", "same-site"})  # another port of this host is of the same site
 
 
 @web.middleware
@@ -93,8 +91,8 @@ def _foreign_page(request: web.Request) -> str | None:
     headers = request.headers
     origin = headers.get("Origin")
     if origin is not None:
-        _, separator, authority = origin.lower().partition("://")
-        return None if separator and authority == headers.get("Host", "").lower() else origin
+        authority = origin.lower().partition("://")[2]
+        return None if authority and authority == headers.get("Host", "").lower() else origin
     is_link = headers.get("Sec-Fetch-Dest") == "document"  # that a person follows
     is_foreign = headers.get("Sec-Fetch-Site") in _FOREIGN_SITES and not is_link
     return "another site" if is_foreign else None
