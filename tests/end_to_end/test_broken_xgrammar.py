@@ -26,7 +26,7 @@ SCHEMA = {"name": "it", "schema": {"type": "object"}}
     ],
     ids=["ImportError", "OSError, several API processes"],
 )
-def test_it_is_said_once_at_the_start_and_to_whoever_asks_for_a_schema(
+def test_the_log_says_so_once_at_the_start_and_requests_with_a_schema_are_refused(
     tmp_path: Path, code: str, reason: str, flags: tuple[str, ...]
 ) -> None:
     variables = broken_package(tmp_path, "xgrammar", code)
