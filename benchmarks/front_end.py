@@ -205,8 +205,13 @@ class Client(asyncio.Protocol):
 def request_of(max_tokens: int) -> bytes:
     fields = {"model": "tiny", "prompt": "say something", "max_tokens": max_tokens, "stream": True}
     body = json.dumps(fields | {"ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = (
+        "POST /v1/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join((*head, "", "")).encode() + body
 
 
 @dataclass

@@ -39,7 +39,8 @@ def ask(url: str) -> None:
     """Two requests of every way to end: by length, and by a stop string."""
     for fields in ({}, {}, {"stop": [*"abcdefghij"]}, {"stop": [*"klmnopqrst"]}):
         body = json.dumps({"prompt": "hello", "max_tokens": 64, "ignore_eos": True, **fields}).encode()
-        with urlopen(Request(f"{url}/v1/completions", body), timeout=60) as answer:
+        request = Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=60) as answer:
             answer.read()
 
 

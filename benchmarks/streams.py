@@ -37,8 +37,13 @@ FREE_SECONDS = 20.0  # for all KV to be free at the end
 def request() -> bytes:
     fields = {"prompt": [random.randrange(3, 250) for _ in range(16)], "max_tokens": MAX_TOKENS}
     body = json.dumps(fields | {"stream": True, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = (
+        "POST /v1/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join((*head, "", "")).encode() + body
 
 
 class StreamClient(asyncio.Protocol):

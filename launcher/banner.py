@@ -3,12 +3,19 @@
 import logging
 from typing import TYPE_CHECKING
 
+from loong.grammar.availability import import_failure
 from loong.server.engine_client import EngineLimits
 
 if TYPE_CHECKING:
     from loong.launcher.serving import ServeConfig
 
 logger = logging.getLogger(__name__)
+
+
+def log_missing_grammars() -> None:
+    """Log that no answer can be held to a schema, if so; takes a second, as xgrammar is imported."""
+    if (failure := import_failure()) is not None:
+        logger.warning("response_format json_object and json_schema are refused: %s", failure)
 
 
 def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
@@ -25,6 +32,7 @@ def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
         f"{longest:,}",
         f"{total // longest:,}",
     )
-    address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{port}"
+    host = config.server.host
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     logger.info("serving %s on %s", config.server.served_model_name, address)
     logger.info("what it does is shown on %s/dashboard", address)

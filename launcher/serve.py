@@ -112,6 +112,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--api-key", action="append", default=[], metavar="KEY", help="may be given repeatedly"
     )
     group.add_argument(
+        "--allowed-origins",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="browser pages that may use the server besides its own, such as https://chat.example.com, or * "
+        "for all; may be given repeatedly (none)",
+    )
+    group.add_argument(
         "--api-server-count",
         type=positive,
         default=1,
@@ -199,13 +207,14 @@ def _config(args: argparse.Namespace) -> "ServeConfig":
         server=ServerSettings(
             name,
             tuple(args.api_key),
+            args.host,
+            tuple(args.allowed_origins),
             max_waiting_requests=args.max_waiting_requests,
             max_waiting_tokens=args.max_waiting_tokens,
             max_requests_per_key=args.max_requests_per_key,
         ),
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,
-        host=args.host,
         drain_timeout=args.drain_timeout,
         trace_dir=args.trace_dir,
         otlp_traces_endpoint=args.otlp_traces_endpoint,

@@ -26,7 +26,7 @@ from loong.executor.traces import WorkerTraces
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.api_process import ApiProcessConfig
 from loong.launcher.api_processes import api_processes
-from loong.launcher.banner import log_banner
+from loong.launcher.banner import log_banner, log_missing_grammars
 from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
 from loong.launcher.front import Front, front_here
@@ -77,7 +77,6 @@ class ServeConfig:
     server: ServerSettings
     tokenizer_folder: Path
     max_model_len: int | None  # None: what model and cluster can hold
-    host: str
     drain_timeout: float  # seconds
     trace_dir: Path | None = None  # None: no traces
     otlp_traces_endpoint: str | None = None  # None: no spans
@@ -118,7 +117,9 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
         listeners=(insight.recent, insight.runs),
     ) as logs:
         cluster = replace(config.cluster, attention_tiles=chosen_tiles(config.cost_model))
+        looking = asyncio.create_task(asyncio.to_thread(log_missing_grammars))  # while the workers load
         async with local_workers(cluster) as executor:
+            await looking
             logger.info("workers ready after %.1f s", perf_counter() - start)
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             look_rarely_for_garbage()

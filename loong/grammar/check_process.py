@@ -1,6 +1,7 @@
 """A process that tries schemas, so that a schema that takes for ever, or all memory, takes only this process.
 
 It reads one JSON string a line, a schema, and answers with one: empty if a grammar was made, else why not.
+An answer before the first schema is empty if it can make grammars, else it says why not and the process ends.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import InvalidRequestError
+from loong.grammar.availability import import_failure
 from loong.grammar.json_grammar import GrammarCompiler, allows_anything
 
 MAX_GRAMMAR_BYTES = 2**24  # each worker keeps some dozens
@@ -30,7 +32,12 @@ def main() -> None:
         os.dup2(warnings.fileno(), sys.stderr.fileno())
         os.dup2(warnings.fileno(), sys.stdout.fileno())
         signal.alarm(_MAX_SECONDS)
-        compiler = GrammarCompiler(Path(folder), int(vocab_size))
+        try:
+            compiler = GrammarCompiler(Path(folder), int(vocab_size))
+        except Exception as error:  # noqa: BLE001  xgrammar's import, and tokenizers, may raise anything
+            why = import_failure() or f"no grammar can be made of the model's tokens: {error}"
+            os.write(answers, msgspec.json.encode(_cut(why)) + b"\n")
+            return
         _limit_memory()
         signal.alarm(0)
         os.write(answers, b'""\n')  # ready

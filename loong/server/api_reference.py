@@ -17,22 +17,27 @@ Written by `loong reference --api > docs/api.md`; a server tells the same, for p
 [clients.md](clients.md) shows clients at work. Names, meanings and defaults are the OpenAI API's, and
 vLLM's for what that does not have; `slo` and what a `priority` does are loong's own.
 
-- Bodies are JSON objects. A field that is null counts as absent. **What is not listed here is refused by
-  name**, never ignored, but for `store`, `metadata`, `service_tier`, `safety_identifier` and
-  `prompt_cache_key`, which change no answer.
+- Bodies are JSON objects, of the Content-Type `application/json` (or `application/*+json`); others get 415.
+  A field that is null counts as absent. **What is not listed here is refused by name**, never ignored, but
+  for `store`, `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which change no answer.
+- Inside messages, where clients keep what other servers answered, unknown keys are ignored, and the log warns
+  once of each. Tool calls, audio and refusals are refused by name, since the turn would lose them.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault, and both numbers
   where a limit is passed.
 - With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the page at
   `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user` shares
   between keys, and `--max-requests-per-key` bounds each.
+- Browser pages may use the server only if it serves them itself or `--allowed-origins` names their origin.
+  What others send gets 403. Without an API key, a server that listens on loopback also refuses a Host that is
+  not `localhost`, a loopback address, its `--host`, or the host of an allowed origin.
 - A stream's headers come when the request is admitted, comments (`: keep-alive`) while nothing else does,
   then an event a token, and `[DONE]`. What fails later is an event with an error. The text of all events is
   the text of the same answer unstreamed.
 - A client that leaves ends its request, and its KV is freed when the step in flight ends.
-- `response_format` needs xgrammar (`pip install xgrammar`) and is refused without. A schema is
-  tried before its request is queued, and refused by name if it says what answers could not be held to, has
-  more than 64 KiB, or its grammar takes more than 2 s or 16 MiB. Grammars let bytes pass that are no UTF-8;
-  models that write text do not.
+- `response_format` needs xgrammar (`pip install xgrammar`) and is refused where it cannot be imported, which
+  the log says at the start. A schema is tried before its request is queued, and refused by name if it says
+  what answers could not be held to, has more than 64 KiB, or its grammar takes more than 2 s or 16 MiB.
+  Grammars let bytes pass that are no UTF-8; models that write text do not.
 - Special tokens in messages are plain text, so nothing in them can end a turn or begin one; in prompts of
   `/v1/completions` they are what they are. Where a model's template writes turns as plain text (`[INST]`),
   nothing can keep messages from doing so too.

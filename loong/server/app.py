@@ -15,6 +15,7 @@ from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics import MetricFamilies
 from loong.server.middleware import check_api_key, tell_errors
 from loong.server.openapi import openapi
+from loong.server.origins import allow_reading, check_origin
 from loong.server.remote.forwarding import RemoteCluster, add_forwarding
 from loong.server.request_metrics import RequestMetrics
 from loong.server.response_format import SchemaChecker
@@ -62,10 +63,11 @@ def create_api(
     has_spans: bool,
 ) -> web.Application:
     """What answers requests, wherever the engine is."""
-    middlewares = [tell_errors, check_api_key, *((note_traceparent,) if has_spans else ())]
+    middlewares = [tell_errors, check_origin, check_api_key, *((note_traceparent,) if has_spans else ())]
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
     schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
     app.on_cleanup.append(lambda _: schemas.close())
+    app.on_response_prepare.append(allow_reading)
     app[EVENT_WRITES] = EventWrites()
     app[SERVER] = Server(
         engine=engine,

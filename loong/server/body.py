@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from loong.server.errors import ApiError
+from loong.server.parsing import short
 from loong.server.settings import ServerSettings
 
 
@@ -21,8 +22,9 @@ class Bodies:
     async def receive(self, http: web.Request) -> AsyncIterator[bytes]:
         """A whole body; its bytes count until the context ends.
 
-        Raises a 415 for a compressed one, a 413 for one that is too long, as soon as that is known, a 408 if
-        it does not come in time, and a 503 if those that are here now fill the server.
+        Raises a 415 for one that is compressed or no JSON by its type, and a 413 for one that is too long, as
+        soon as that is known. Raises a 408 if it does not come in time, and a 503 if those that are here now
+        fill the server.
         """
         self._check_head(http)
         body = bytearray()
@@ -36,6 +38,11 @@ class Bodies:
             self._num_bytes -= len(body)
 
     def _check_head(self, http: web.Request) -> None:
+        content_type = http.headers.get("Content-Type")
+        if content_type is None or not _is_json(content_type):  # others a page may send without a preflight
+            found = "there is none" if content_type is None else f"it is {short(content_type)!r}"
+            message = f"the Content-Type of a body must be application/json, but {found}"
+            raise ApiError(415, message, "unsupported_media_type")
         encoding = http.headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":
             message = f"bodies must come as they are, but the Content-Encoding is {encoding!r}"
@@ -74,3 +81,10 @@ class Bodies:
             f"the body has {num_bytes} bytes or more, and {most} are the most",
             "request_entity_too_large",
         )
+
+
+def _is_json(content_type: str) -> bool:
+    """Return whether a media type is JSON, whatever its parameters are."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    kind, _, subtype = media_type.partition("/")
+    return media_type == "application/json" or (kind == "application" and subtype.endswith("+json"))

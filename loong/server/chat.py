@@ -63,5 +63,5 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     server = http.app[SERVER]
     fields = await read_fields(http, ChatFields)
     server.check_model(fields.model)
-    prompt = Prompt("the prompt", await chat_prompt(fields, server.tokenizer))
+    prompt = Prompt("the prompt", await chat_prompt(fields, server.tokenizer, server.ignored_keys))
     return await complete(http, fields, [prompt], ChatShape, arrived_at)

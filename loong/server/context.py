@@ -1,12 +1,13 @@
 """What every handler that answers requests shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from loong.server.body import Bodies
 from loong.server.engine_client import EngineClient
 from loong.server.errors import ApiError
+from loong.server.ignored_keys import IgnoredKeys
 from loong.server.parsing import short
 from loong.server.request_metrics import RequestMetrics
 from loong.server.response_format import SchemaChecker
@@ -24,6 +25,7 @@ class Server:
     metrics: RequestMetrics
     bodies: Bodies
     schemas: SchemaChecker
+    ignored_keys: IgnoredKeys = field(default_factory=IgnoredKeys)
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 if a client names a model that is not served; not to name one is fine."""

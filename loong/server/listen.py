@@ -14,6 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from loong.core.errors import ConfigError
 from loong.server.bounded_site import BoundedSite
 from loong.server.context import SERVER
+from loong.server.origins import IS_LOOPBACK, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ async def serve(
     is no descriptor is told so. `cleanup` waits `shutdown_timeout` seconds for the requests in flight.
     """
     settings = app[SERVER].settings
+    app[IS_LOOPBACK] = is_loopback(listener.getsockname()[0])
     # Connections inherit it. The kernel drops those whose peers take in nothing, whoever wrote to them last.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(settings.write_timeout * 1000))
     runner = web.AppRunner(

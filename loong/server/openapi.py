@@ -23,10 +23,11 @@ _REF = "#/components/schemas/{model}"
 _WHY = {
     400: "What was sent cannot be served; `param` names the field at fault.",
     401: "The server has API keys, and none of them was sent.",
+    403: "A browser page of a foreign origin sends it, or its Host is none of a server on loopback.",
     404: "There is no such thing here, or no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too long.",
-    415: "The body is compressed.",
+    415: "The body is compressed, or its Content-Type is not JSON.",
     429: "This API key has as many requests in flight as it may have; `Retry-After` says when to come back.",
     500: "The engine failed, or gave the request up.",
     503: "The queue is full, and `Retry-After` says when to come back; or the engine does not make progress.",
@@ -129,7 +130,7 @@ def document() -> Json:
 
 def _described(operation: Operation) -> Json:
     is_open = operation.path in OPEN_PATHS
-    statuses = sorted({*operation.errors, *(() if is_open else (401,))})
+    statuses = sorted({*operation.errors, 403, *(() if is_open else (401,))})
     described: Json = {
         "operationId": f"{operation.method}{operation.path.replace('/', '_')}".replace("{model}", "model"),
         "summary": operation.summary,

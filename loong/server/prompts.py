@@ -8,6 +8,7 @@ from typing import TypeVar
 from loong.core.request import TokenId
 from loong.server.chat_template import ChatTemplate
 from loong.server.errors import bad_request
+from loong.server.ignored_keys import IgnoredKeys
 from loong.server.literals import Literals
 from loong.server.schemas import MAX_PROMPTS, ChatFields, CompletionFields, Message, TokenizeFields
 from loong.server.tokenizer import Tokenizer
@@ -77,21 +78,27 @@ async def _pieces(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
             await asyncio.sleep(0)
 
 
-async def chat_prompt(fields: ChatFields | TokenizeFields, tokenizer: Tokenizer) -> list[TokenId]:
+async def chat_prompt(
+    fields: ChatFields | TokenizeFields, tokenizer: Tokenizer, ignored_keys: IgnoredKeys
+) -> list[TokenId]:
     """Token ids of a conversation, by the model's chat template, which writes its special tokens itself."""
     template = tokenizer.chat_template
     if template is None:
         message = "this model has no chat template; send its prompt to /v1/completions"
         raise bad_request(message, "messages", "no_chat_template")
-    pieces = await asyncio.to_thread(_rendered, fields, template, tokenizer.literals())
+    pieces = await asyncio.to_thread(_rendered, fields, template, tokenizer.literals(), ignored_keys)
     return await tokenizer.encode_pieces(pieces, add_special_tokens=bool(fields.add_special_tokens))
 
 
 def _rendered(
-    fields: ChatFields | TokenizeFields, template: ChatTemplate, literals: Literals
+    fields: ChatFields | TokenizeFields,
+    template: ChatTemplate,
+    literals: Literals,
+    ignored_keys: IgnoredKeys,
 ) -> list[tuple[str, bool]]:
     """What the template writes; no text of the client's can pass for one of its special tokens."""
     messages: Sequence[Message] = fields.messages or []
+    ignored_keys.note(key for message in messages for key in message.ignored_keys())
     text = template.render(
         [literals.mark(message.for_template()) for message in messages],
         add_generation_prompt=fields.add_generation_prompt,

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import sys
 from collections import OrderedDict
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -27,14 +26,12 @@ class SchemaChecker:
         """Take the folder of the model's tokenizer; None: no schema can be kept to."""
         self._folder, self._vocab_size, self.max_seconds = folder, vocab_size, max_seconds
         self._process: asyncio.subprocess.Process | None = None
+        self._why_unusable = ""  # what the process says if it can make no grammar at all
         self._turn = asyncio.Lock()
         self._checks: OrderedDict[str, asyncio.Task[str]] = OrderedDict()  # why not, or "", by schema
 
     async def check(self, schema: str) -> None:
         """Raise a 400 that says why answers cannot be held to a schema."""
-        if find_spec("xgrammar") is None:
-            message = "needs xgrammar, which the server lacks: pip install xgrammar"
-            raise _refusal(message, "unsupported_parameter")
         if self._folder is None:
             raise _refusal("needs a model folder with a tokenizer.json", "unsupported_parameter")
         if (num_bytes := len(schema.encode())) > MAX_SCHEMA_BYTES:
@@ -83,6 +80,9 @@ class SchemaChecker:
             return "a grammar of the schema takes too much memory"
 
     async def _start(self) -> asyncio.subprocess.Process:
+        """Start the process; raise a 400 if it can make no grammar here, whatever the schema."""
+        if self._why_unusable:
+            raise _refusal(self._why_unusable, "unsupported_parameter")
         process = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-c", _PROCESS, str(self._folder), str(self._vocab_size)),
             stdin=asyncio.subprocess.PIPE,
@@ -90,10 +90,18 @@ class SchemaChecker:
             start_new_session=True,
         )
         try:
-            await self._answer(process, _START_SECONDS)
-        except (TimeoutError, msgspec.DecodeError) as error:
+            self._why_unusable = await self._answer(process, _START_SECONDS)
+        except TimeoutError as error:
             await self._stop()
-            raise ClusterError("the process that checks schemas does not start") from error
+            message = f"the process that checks schemas did not start within {_START_SECONDS:g} s"
+            raise ClusterError(message) from error
+        except msgspec.DecodeError as error:  # it ended, perhaps by a crash of xgrammar's library
+            await self._stop()
+            why = f"the process that checks schemas ended with code {process.returncode} at its start"
+            raise _refusal(why, "unsupported_parameter") from error
+        if self._why_unusable:
+            await self._stop()
+            raise _refusal(self._why_unusable, "unsupported_parameter")
         return process
 
     async def _answer(self, process: asyncio.subprocess.Process, seconds: float) -> str:

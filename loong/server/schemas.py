@@ -1,10 +1,12 @@
 """What clients may send: fields of the OpenAI API, and those that vLLM adds, with vLLM's defaults."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -14,6 +16,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.config import JsonDict
+from pydantic_core import PydanticKnownError
 
 from loong.core.request import MAX_CHOICES, MAX_LOGPROBS, MAX_PRIORITY
 from loong.server.errors import bad_request
@@ -212,24 +216,83 @@ class CompletionFields(GenerationFields):
 
 
 class TextPart(Schema):
-    """A piece of a message."""
+    """A piece of a message. Keys that are not listed here are ignored, with a warning in the log."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["text"]
     text: str
 
 
+def _only(empty: object) -> AfterValidator:
+    """Refuse any other value as an unknown field is refused: to ignore it would lose a part of the turn."""
+
+    def check(value: object) -> object:
+        if value != empty:
+            raise PydanticKnownError("extra_forbidden")
+        return value
+
+    return AfterValidator(check)
+
+
+_NEEDS_CONTENT: JsonDict = {
+    "required": ["role"],
+    "if": {"properties": {"role": {"const": "assistant"}}, "required": ["role"]},
+    "else": {"required": ["content"]},
+}
+
+
 class Message(Schema):
-    """One turn of a conversation."""
+    """One turn of a conversation, such as servers answer with and clients keep.
+
+    Keys that are not listed here are ignored, with a warning in the log. Chat templates see the role, the
+    content and the name.
+    """
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_NEEDS_CONTENT)
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[list[TextPart], BeforeValidator(_as_parts, str | list[TextPart])]
-    """A text, or its pieces, which are joined by line breaks. Special tokens in it are plain text."""
+    """A text, or its pieces, which are joined by line breaks. Special tokens in it are plain text. A turn of
+    the assistant may have none."""
     name: str | None = None
+    tool_calls: Annotated[Any, _only([]), WithJsonSchema({"type": "array", "maxItems": 0})] = []
+    """Tools are not supported: an empty list, or null."""
+    function_call: Annotated[Any, _only(None), WithJsonSchema({"const": None})] = None
+    """Not supported: null."""
+    audio: Annotated[Any, _only(None), WithJsonSchema({"const": None})] = None
+    """Not supported: null."""
+    refusal: Annotated[Any, _only(""), WithJsonSchema({"const": ""})] = ""
+    """Not supported: empty, or null."""
+    reasoning_content: Any = None
+    """Ignored: what the assistant thought in an earlier turn is no part of the prompt."""
+    reasoning: Any = None
+    """Ignored likewise."""
+    annotations: Any = None
+    """Ignored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_an_empty_turn(cls, message: object) -> object:
+        """Take an assistant's turn without content as an empty text."""
+        if (
+            isinstance(message, dict)
+            and message.get("role") == "assistant"
+            and message.get("content") is None
+        ):
+            return {**message, "content": ""}
+        return message
+
+    def ignored_keys(self) -> Iterator[str]:
+        """Yield the keys that are not known, of the message and of its pieces."""
+        for part in (self, *self.content):
+            yield from part.model_extra or ()
 
     def for_template(self) -> dict[str, object]:
         """The message as chat templates expect it, its content as one string."""
         text = "\n".join(part.text for part in self.content)
-        return {**self.model_dump(exclude_none=True), "content": text}
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text, **named}
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]

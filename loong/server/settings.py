@@ -1,8 +1,13 @@
 """What an operator chooses about the HTTP face."""
 
+import re
 from dataclasses import dataclass, field
 
 from loong.core.errors import ConfigError
+
+ANY_ORIGIN = "*"
+AUTHORITY = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]+)?")  # a host and perhaps a port
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{AUTHORITY.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,11 +16,14 @@ class ServerSettings:
 
     A request waits from its admission to its first token; `max_waiting_requests` and `max_waiting_tokens`
     (prompt tokens) bound those that do, and one more is told to come back after `retry_after`.
-    `max_connections` is by default what the limit of descriptors leaves room for.
+    `max_connections` is by default what the limit of descriptors leaves room for. `host` is the name or
+    address to listen on. Browser pages of `allowed_origins` may use the server, as its own pages may.
     """
 
     served_model_name: str
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: every client is welcome
+    host: str = "127.0.0.1"
+    allowed_origins: tuple[str, ...] = ()
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 2**24
     max_requests_per_key: int | None = None  # in flight at once; None: no bound but those of all
@@ -46,3 +54,17 @@ class ServerSettings:
                 raise ConfigError(f"{name} must be at least 1, but is {most}")
         if not all(self.api_keys):
             raise ConfigError("an API key must not be empty")
+        for origin in self.allowed_origins:
+            if origin != ANY_ORIGIN and _ORIGIN.fullmatch(origin) is None:
+                example = "no origin such as https://chat.example.com, and not *"
+                raise ConfigError(f"--allowed-origins {origin!r} is {example}")
+
+    def allows_origin(self, origin: str) -> bool:
+        """Return whether pages of an origin other than the server's own may use it."""
+        return ANY_ORIGIN in self.allowed_origins or origin in self.allowed_origins
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """Names besides loopback ones by which clients may address a server that checks the Host."""
+        found = (_ORIGIN.fullmatch(origin) for origin in self.allowed_origins)
+        return frozenset({self.host.lower(), *(origin["name"].strip("[]") for origin in found if origin)})

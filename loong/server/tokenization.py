@@ -19,7 +19,7 @@ async def tokenize(http: web.Request) -> web.Response:
     if (fields.prompt is None) == (fields.messages is None):
         raise bad_request("exactly one of prompt and messages must be given", "prompt")
     if fields.prompt is None:
-        token_ids = await chat_prompt(fields, server.tokenizer)
+        token_ids = await chat_prompt(fields, server.tokenizer, server.ignored_keys)
     else:
         token_ids = await server.tokenizer.encode(
             fields.prompt, add_special_tokens=fields.add_special_tokens is not False

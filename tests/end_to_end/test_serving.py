@@ -14,6 +14,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
+from raw_http import request_head
 from served import Served, assert_gone, served, wait_until
 
 from loong.server.listen import bound_socket
@@ -90,7 +91,7 @@ def test_choices_share_a_prompt_of_which_there_is_no_room_for_two(server: Served
 def test_a_client_that_reads_nothing_holds_no_kv(server: Served) -> None:
     url = httpx.URL(server.url)
     body = b'{"prompt": "once", "max_tokens": 500, "stream": true, "ignore_eos": true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = request_head("/v1/completions", f"Content-Length: {len(body)}")
     num_generated = server.metric("vllm:generation_tokens_total")
     with socket.create_connection((url.host, url.port or 0)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)

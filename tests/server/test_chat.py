@@ -1,14 +1,22 @@
+import json
+import logging
 from itertools import chain
 
 import pytest
 from http_answers import error_of, events_of, post
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving, say
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from loong.server.app import create_app
+from loong.server.chat_template import ChatTemplate
+from loong.server.ignored_keys import MAX_KEYS
 from loong.server.listen import bound_socket, serve
+from loong.server.parsing import check
+from loong.server.schemas import ChatFields, Message
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -96,6 +104,96 @@ async def test_an_answer_may_be_sent_back_with_all_that_it_might_have(serving: S
         assert message["tool_calls"] is None
         body = {"messages": [*MESSAGES, message, MESSAGES[-1]]}
         assert (await post(url, PATH, **body)).status_code == 200
+
+
+HISTORIES = [  # turns of an assistant as servers answer them, and what a template is given for their content
+    ({"content": "a", "tool_calls": [], "annotations": [], "refusal": None, "audio": None}, "a"),  # OpenAI
+    (
+        {"content": "a", "reasoning_content": "b", "tool_calls": [], "function_call": None},
+        "a",
+    ),  # vLLM, SGLang
+    (
+        {"content": "a", "reasoning": "b", "refusal": None, "reasoning_details": [{"text": "b"}]},
+        "a",
+    ),  # OpenRouter
+    ({"content": None, "tool_calls": [], "refusal": ""}, ""),
+    ({"tool_calls": None}, ""),
+    ({"content": [{"type": "text", "text": "a", "annotations": [], "cache_control": {}}]}, "a"),
+    ({"content": "a", "id": "msg_1", "weight": 0, "for_template": 1, "__class__": 2, "model_extra": 3}, "a"),
+]
+
+
+@pytest.mark.parametrize(("turn", "content"), HISTORIES)
+async def test_a_turn_that_another_server_answered_is_taken(
+    serving: Serving, turn: dict[str, object], content: str
+) -> None:
+    engine = ScriptedEngine()
+    plain = {"role": "assistant", "content": content}
+    async with serving(engine) as url:
+        for answered in ({"role": "assistant", **turn}, plain):
+            body = {"messages": [*MESSAGES, answered, MESSAGES[-1]], "max_tokens": 1}
+            response = await post(url, PATH, **body)
+            assert response.status_code == 200, response.text
+    taken, expected = engine.requests
+    assert taken.prompt_token_ids == expected.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tool_calls", [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]),
+        ("tool_calls", {}),
+        ("function_call", {"name": "f", "arguments": "{}"}),
+        ("audio", {"id": "audio_1"}),
+        ("refusal", "I cannot."),
+    ],
+)
+async def test_a_turn_that_would_lose_something_is_refused_by_name(
+    serving: Serving, name: str, value: object
+) -> None:
+    engine = ScriptedEngine()
+    turn = {"role": "assistant", "content": None, name: value}
+    async with serving(engine) as url:
+        for path in (PATH, "/tokenize"):
+            error = await error_of(url, path, 400, messages=[*MESSAGES, turn])
+            assert error["message"].startswith(f"messages.2.{name} is not supported")
+            assert (error["param"], error["code"]) == ("messages", "unsupported_parameter")
+    assert not engine.requests
+
+
+names = st.text(max_size=20).filter(lambda name: name not in Message.model_fields)
+
+
+@given(unknown=st.dictionaries(names | st.sampled_from(["reasoning", "annotations"]), st.just(1)))
+def test_a_template_sees_no_key_that_is_not_known(unknown: dict[str, int]) -> None:
+    known = {"role": "user", "content": "hi", "name": "Ada"}
+    fields = check({"messages": [{**known, **unknown}]}, ChatFields)
+    template = ChatTemplate("{{ messages | tojson }}", {})
+    assert json.loads(template.render([message.for_template() for message in fields.messages])) == [known]
+
+
+async def test_each_unknown_key_of_messages_is_logged_once_and_only_so_many(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {}}
+    first = {
+        "role": "user",
+        "content": [part, part],
+        "weight": 1,
+        "n" * 1000: 1,
+        "reasoning": "a",
+        "id": None,
+    }
+    many = {"role": "user", "content": "hi"} | {f"key {i}": i for i in range(2 * MAX_KEYS)}
+    async with serving(ScriptedEngine()) as url:
+        for messages in ([first, first], [first], [many], [first]):
+            for path in (PATH, "/tokenize"):
+                assert (await post(url, path, messages=messages)).status_code == 200
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == MAX_KEYS
+    assert sum("'weight'" in warning or "'cache_control'" in warning for warning in warnings) == 2
+    assert max(map(len, warnings)) < 200
+    assert "further keys are not logged" in warnings[-1]
 
 
 async def test_a_stream_tells_the_role_and_then_the_same_text(serving: Serving) -> None:

@@ -2,7 +2,8 @@ import asyncio
 
 import httpx
 import pytest
-from http_answers import error_of, post
+from http_answers import JSON_TYPE, error_of, post
+from raw_http import request_head
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.errors import EngineStoppedError
@@ -91,7 +92,8 @@ async def test_what_cannot_be_served_is_refused_by_name(serving: Serving, field:
         ("messages", [{"role": "robot", "content": "hi"}]),
         ("messages", [{"role": "user"}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
-        ("messages", [{"role": "user", "content": "hi", "tool_calls": []}]),
+        ("messages", [{"role": "user", "content": None}]),
+        ("messages", [{"role": "tool", "content": "hi", "tool_call_id": "a"}]),
         ("top_logprobs", 3),
         ("logprobs", 3),
         ("tools", [{"type": "function"}]),
@@ -174,7 +176,7 @@ async def test_fields_that_ask_for_nothing_are_taken(serving: Serving, field: st
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"prompt": NaN}', b"\xff", b"[" * 100_000])
 async def test_a_body_that_is_no_json_object_is_refused(serving: Serving, body: bytes) -> None:
     async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
-        response = await client.post(url + PATH, content=body)
+        response = await client.post(url + PATH, content=body, headers=JSON_TYPE)
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
 
@@ -335,7 +337,7 @@ async def test_a_body_that_does_not_come_is_given_up(serving: Serving) -> None:
     async with serving(ScriptedEngine(), body_timeout=0.05) as url:
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(request_head(PATH, "Content-Length: 100") + b"{")
         status_line = await reader.readline()
         writer.close()
         await writer.wait_closed()

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from broken_packages import broken_package
 from child_processes import own_children
 from http_answers import error_of, post
 from listening import BESIDE_ITS_ENGINE
@@ -13,7 +14,6 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.server import response_format
 from loong.server.errors import ApiError
 from loong.server.response_format import SchemaChecker
 from loong.server.tokenizer import Tokenizer
@@ -104,15 +104,52 @@ async def test_a_schema_that_no_answer_fits_is_refused_in_few_words(tokenizer: T
         await checker.close()
 
 
-@BESIDE_ITS_ENGINE
-async def test_without_the_extra_or_a_tokenizer_the_refusal_says_what_to_do(
-    serving: Serving, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_tokenizer_or_with_too_long_a_schema_the_refusal_says_so() -> None:
     with pytest.raises(ApiError, match=r"tokenizer\.json"):
         await SchemaChecker(None, 264).check("{}")
     with pytest.raises(ApiError, match="65536 are the most"):
         await SchemaChecker(Path(), 264).check("{" + " " * 2**16 + "}")
-    monkeypatch.setattr(response_format, "find_spec", lambda name: None)
-    async with serving(ScriptedEngine()) as url:
-        error = await error_of(url, PATH, 400, messages=MESSAGES, response_format={"type": "json_object"})
-    assert "pip install xgrammar" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        (
+            "raise ModuleNotFoundError(\"No module named 'xgrammar'\", name='xgrammar')",
+            "pip install xgrammar",
+        ),
+        ("raise ModuleNotFoundError(\"No module named 'tvm_ffi'\", name='tvm_ffi')", "'tvm_ffi'"),
+        ("raise ImportError('undefined symbol')", "ImportError: undefined symbol"),
+        ("raise OSError('libcudart.so.13: cannot open')", "OSError: libcudart.so.13: cannot open"),
+        ("raise RuntimeError('x' * 10_000)", "RuntimeError: xxx"),
+        ("", "cannot import name"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "ended with code"),
+        ("raise SystemExit(3)", "ended with code"),
+    ],
+)
+@BESIDE_ITS_ENGINE
+async def test_an_xgrammar_that_cannot_be_imported_is_named_in_the_refusal(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, named: str
+) -> None:
+    for name, value in broken_package(tmp_path, "xgrammar", code).items():
+        monkeypatch.setenv(name, value)  # for the process that checks schemas
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        body = {"messages": MESSAGES, "max_tokens": 1}
+        for kind in ({"type": "json_object"}, as_format(SCHEMA), as_format(SCHEMA)):
+            error = await error_of(url, PATH, 400, **body, response_format=kind)
+            assert (error["param"], error["code"]) == ("response_format", "unsupported_parameter")
+            assert named in error["message"]
+            assert len(error["message"]) < 400
+        assert (await post(url, PATH, **body)).status_code == 200
+    assert len(engine.requests) == 1
+    assert not own_children("check_process")
+
+
+async def test_a_tokenizer_of_which_no_grammar_can_be_made_is_named_in_the_refusal(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    checker = SchemaChecker(tmp_path, 264)
+    with pytest.raises(ApiError, match="no grammar can be made of the model's tokens") as refused:
+        await checker.check("{}")
+    await checker.close()
+    assert refused.value.status == 400

@@ -7,6 +7,7 @@ import pytest
 from http_answers import error_of, events_of, get_json, post
 from listening import BESIDE_ITS_ENGINE
 from openai import APIError, AsyncOpenAI
+from raw_http import request_head
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.request import Request, TokenId
@@ -25,8 +26,7 @@ async def raw_stream(
     """A connection that has asked for a completion, with a reader that takes in little ahead."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    writer.write(request_head(PATH, f"Content-Length: {len(body)}") + body)
     try:
         yield reader, writer
     finally:

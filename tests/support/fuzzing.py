@@ -34,7 +34,7 @@ token_ids = st.lists(st.integers(-1, 264), max_size=6)
 messages = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["system", "user", "assistant", "developer"]), "content": texts | anything},
-        optional={"name": texts, "tool_calls": anything},
+        optional={"name": texts, "tool_calls": anything, "refusal": anything, "weight": anything},
     ),
     max_size=3,
 )
@@ -82,17 +82,22 @@ def requests(draw: st.DrawFn) -> bytes:
     method = draw(st.sampled_from(["POST", "POST", "POST", "GET", "PUT", "HEAD"]))
     head = (
         f"{method} {draw(st.sampled_from(_PATHS))} HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "Connection: close",
+        _JSON_TYPE if draw(st.integers(0, 9)) else "Content-Type: text/plain; charset=utf-7",
         *draw(st.lists(st.sampled_from(_HEADERS), max_size=2)),
         f"Content-Length: {len(body)}",
     )
     return draw(damaged("\r\n".join((*head, "", "")).encode(errors="surrogateescape"))) + body
 
 
+_JSON_TYPE = "Content-Type: application/json; charset=utf-8"
 _HEADERS = (
-    "Content-Type: application/json",
-    "Content-Type: text/plain; charset=utf-7",
+    "Content-Type: \udcff",
+    "Origin: null",
+    "Origin: http://\udcff",
+    "Host: \udcff",
+    "Sec-Fetch-Site: cross-site",
     "Content-Encoding: gzip",
     "Transfer-Encoding: chunked",
     "Authorization: Bearer \udcff",

@@ -5,6 +5,8 @@ from typing import Any
 
 import httpx
 
+JSON_TYPE = {"Content-Type": "application/json"}
+
 
 async def post(url: str, path: str, **body: object) -> httpx.Response:
     """Send one JSON body and wait for the whole answer."""

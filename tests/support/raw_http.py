@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 COMPLETIONS = "/v1/completions"
+JSON_HEADER = "Content-Type: application/json"
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ async def raw_connection(url: str, *, limit: int = 2**16) -> AsyncIterator[RawCo
 
 
 def request_head(path: str, *headers: str) -> bytes:
-    """The head of a POST."""
-    return "\r\n".join((f"POST {path} HTTP/1.1", "Host: x", *headers, "", "")).encode()
+    """The head of a POST of JSON."""
+    return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", JSON_HEADER, *headers, "", "")).encode()
 
 
 def completion_request(**fields: object) -> bytes:

@@ -1,0 +1,51 @@
+"""A server whose xgrammar cannot be imported serves all that needs none, and says so of the rest."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from broken_packages import broken_package
+from served import served
+
+SCHEMA = {"name": "it", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "flags"),
+    [
+        (
+            "raise ImportError('undefined symbol: _ZN3tvm\\nin two lines')",
+            "xgrammar cannot be imported: ImportError: undefined symbol: _ZN3tvm in two lines",
+            (),
+        ),
+        (
+            "raise OSError('libcudart.so.13: cannot open shared object file')",
+            "xgrammar cannot be imported: OSError: libcudart.so.13: cannot open shared object file",
+            ("--api-server-count", "2"),
+        ),
+    ],
+    ids=["ImportError", "OSError, several API processes"],
+)
+def test_the_log_says_so_once_at_the_start_and_requests_with_a_schema_are_refused(
+    tmp_path: Path, code: str, reason: str, flags: tuple[str, ...]
+) -> None:
+    variables = broken_package(tmp_path, "xgrammar", code)
+    with served(tmp_path, "--num-instances", "1", *flags, variables=variables) as server:
+        assert server.log.count("xgrammar") == 1
+        (line,) = [line for line in server.log.splitlines() if "xgrammar" in line]
+        assert line.endswith(f"response_format json_object and json_schema are refused: {reason}")
+        for path, prompt in (
+            ("/v1/completions", {"prompt": "hi"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ):
+            for kind in ({"type": "json_object"}, {"type": "json_schema", "json_schema": SCHEMA}):
+                body = {**prompt, "response_format": kind}
+                refused = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+                error = refused.json()["error"]
+                assert (refused.status_code, error["param"]) == (400, "response_format")
+                assert error["code"] == "unsupported_parameter"
+                assert error["message"] == f"response_format: {reason}"
+        answer = server.client.completions.create(model="loong-tiny", prompt="hi", max_tokens=1)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 1
+        assert "Traceback" not in server.log
