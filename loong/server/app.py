@@ -16,6 +16,7 @@ from loong.server.metrics import MetricFamilies
 from loong.server.middleware import check_api_key, tell_errors
 from loong.server.openapi import openapi
 from loong.server.remote.forwarding import RemoteCluster, add_forwarding
+from loong.server.request_ids import add_request_id, note_request_id
 from loong.server.request_metrics import RequestMetrics
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
@@ -62,8 +63,9 @@ def create_api(
     has_spans: bool,
 ) -> web.Application:
     """What answers requests, wherever the engine is."""
-    middlewares = [tell_errors, check_api_key, *((note_traceparent,) if has_spans else ())]
+    middlewares = [note_request_id, tell_errors, check_api_key, *((note_traceparent,) if has_spans else ())]
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
+    app.on_response_prepare.append(add_request_id)
     schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
     app.on_cleanup.append(lambda _: schemas.close())
     app[EVENT_WRITES] = EventWrites()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from uuid import uuid4
 
 from aiohttp import web
 
@@ -15,6 +14,7 @@ from loong.server.context import SERVER, Server
 from loong.server.output import Delta, OutputOptions
 from loong.server.parameters import max_output_tokens, sampling_params
 from loong.server.prompts import Prompt, completion_prompts
+from loong.server.request_ids import new_id, note_answer_id
 from loong.server.schemas import CompletionFields, GenerationFields
 from loong.server.wire import read_fields
 
@@ -76,7 +76,8 @@ async def complete(
 ) -> web.StreamResponse:
     """Check, admit and run a request, and send its answer in the endpoint's shape, `n` choices a prompt."""
     server = http.app[SERVER]
-    answer_id = f"{shape_type.id_prefix}-{uuid4().hex}"
+    answer_id = f"{shape_type.id_prefix}-{new_id()}"
+    note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
     by_prompt = _choices(server, fields, prompts, answer_id, user)
     asked = Asked(
