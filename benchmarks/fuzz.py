@@ -1,16 +1,22 @@
 """Does any request, or any message between engine and workers, find a way to break them?
 
-It sends requests that are almost right to a server on a real socket, and decodes frames that are almost
-messages, for so many minutes; hypothesis looks for new ways from what it has seen. It ends with an error and
-the smallest example, if it finds one.
+It decodes frames that are almost messages, sends requests of which single bytes are wrong to a server of a
+scripted engine, and sends requests whose fields are wrong to `loong serve`: first every field of its
+`/openapi.json` at its extremes, then as many as are left at random, for which hypothesis looks for new ways
+from what it has seen. `/health` is asked all the while. It ends with an error and the smallest example, if
+a request is answered with a 5xx but 503, is refused without the name of its field, or harms the server.
 """
 
+import asyncio
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
+import httpx
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from result import print_result, script_parser
@@ -20,48 +26,92 @@ from loong.server.tokenizer import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
-from fuzzing import check_answer, check_frame, frames, requests, server_in_a_thread
+from extremes import extremes, wrong_answers
+from fuzzing import check_answer, check_frame, frames, requests, server_in_a_thread, unharmed_server
 
-ROUND = 2000  # examples, after which the clock is looked at
+HEALTH_SECONDS = 0.1  # from one question to the next
 
 
-def fuzz(examples: SearchStrategy[bytes], check: Callable[[bytes], None], seconds: float) -> int:
-    """How many examples were tried; raises what the first that fails does."""
-    number = 0
+def fuzz(examples: SearchStrategy[bytes], check: Callable[[bytes], None], number: int) -> int:
+    """Try so many examples, or somewhat fewer if there are no more; raise what the first that fails does."""
+    num_tried = 0
 
     @settings(
-        max_examples=ROUND,
+        max_examples=number,
         deadline=None,
         database=None,
         suppress_health_check=[*HealthCheck],
         phases=[Phase.generate, Phase.shrink],
     )
     @given(examples)
-    def one_round(example: bytes) -> None:
-        nonlocal number
-        number += 1
+    def try_all(example: bytes) -> None:
+        nonlocal num_tried
+        num_tried += 1
         check(example)
 
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        one_round()
-    return number
+    try_all()
+    return num_tried
+
+
+@contextmanager
+def health_watched(url: str) -> Iterator[Counter[int]]:
+    """How often `/health` was answered with which status while the context lasts; 0 is no answer."""
+    statuses: Counter[int] = Counter()
+    is_over = Event()
+
+    def watch() -> None:
+        with httpx.Client(timeout=60) as client:
+            while not is_over.wait(HEALTH_SECONDS):
+                try:
+                    statuses[client.get(f"{url}/health").status_code] += 1
+                except httpx.TransportError:
+                    statuses[0] += 1
+
+    thread = Thread(target=watch)
+    thread.start()
+    try:
+        yield statuses
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def fuzz_an_engine(number: int) -> dict[str, object]:
+    """Send so many requests to a server of a real engine; what was sent, and what it said of its health."""
+    with tempfile.TemporaryDirectory() as folder, unharmed_server(Path(folder)) as server:
+        described = httpx.get(f"{server.url}/openapi.json", timeout=60).json()
+        at_extremes = list(extremes(described))[:number]
+        with health_watched(server.url) as statuses:
+            if wrong := asyncio.run(wrong_answers(server.url, at_extremes)):
+                raise AssertionError("\n".join(wrong))
+            num_random = fuzz(
+                requests(is_damaged=False),
+                lambda data: check_answer(server.address, data),
+                max(1, number - len(at_extremes)),
+            )
+        if set(statuses) != {200}:
+            raise AssertionError(f"/health was answered with {dict(statuses)}")
+    return {"num_extremes": len(at_extremes), "num_random": num_random, "num_healthy": statuses[200]}
 
 
 def main() -> None:
     parser = script_parser("fuzz", __doc__)
-    parser.add_argument("--minutes", type=float, default=1.0, help="in all (%(default)s)")
+    parser.add_argument("--num-requests", type=int, default=10_000, help="to each engine (%(default)s)")
+    parser.add_argument("--num-frames", type=int, default=10_000, help="(%(default)s)")
     args = parser.parse_args()
-    seconds = 60 * args.minutes
-    num_frames = fuzz(frames(), check_frame, 0.2 * seconds)
-    print(f"{num_frames:,} frames: every one refused or understood")
+    num_frames = fuzz(frames(), check_frame, args.num_frames)
+    print(f"{num_frames:,} frames: every one refused or understood", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Tokenizer.from_folder(tiny_model(Path(folder)), CONFIG.eos_token_ids)
         with server_in_a_thread(tokenizer) as address:
-            num_requests = fuzz(requests(), lambda data: check_answer(address, data), 0.8 * seconds)
-    print(f"{num_requests:,} requests: none was the server's fault")
-    numbers = {"minutes": args.minutes, "num_frames": num_frames, "num_requests": num_requests}
-    print_result("fuzz", numbers, save=args.save)
+            num_damaged = fuzz(requests(), lambda data: check_answer(address, data), args.num_requests)
+    print(f"{num_damaged:,} damaged requests: none was the server's fault", flush=True)
+    found = fuzz_an_engine(args.num_requests)
+    print(
+        f"{found['num_extremes']:,} requests at extremes and {found['num_random']:,} at random to an engine: "
+        f"none harmed it; /health was 200 all {found['num_healthy']:,} times"
+    )
+    print_result("fuzz", {"num_frames": num_frames, "num_damaged": num_damaged, **found}, save=args.save)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def wait_seconds(text: str) -> float:
+    """A time of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = inf
+    if not 0 <= value < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds of 0 or more")
+    return value
+
+
 def ratio(text: str) -> float:
     """A number above 0, such as 0.5 or 1/64."""
     numerator, slash, denominator = text.partition("/")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import loong
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
-from loong.launcher.flags import or_auto, port, positive, seconds, token_count
+from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.logs import FORMATS, configure_logging
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import add_policy_flags, policy_config
@@ -182,10 +182,10 @@ def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--drain-timeout",
-        type=seconds,
+        type=wait_seconds,
         default=30.0,
         metavar="S",
-        help="for open requests to finish at the end (%(default)s)",
+        help="for open requests to finish at the end; 0 cuts them off at once (%(default)s)",
     )
 
 

@@ -1,12 +1,18 @@
 """Messages between engine and workers."""
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wire_samples import COMMANDS, INPUT, PLAN, REPORTS
 
+from loong.core.errors import InvalidRequestError
 from loong.core.instructions import RunBatch
+from loong.core.request import LIMITS, SLO, Request, SamplingParams
+from loong.server.remote.messages import Submit, decode_call
 from loong.wire import (
     Command,
     Report,
@@ -65,3 +71,42 @@ def test_a_plan_that_breaks_its_own_types_is_refused() -> None:
     frame = msgspec.msgpack.encode(("MoveKV", {**body, "migration_id": "two"}))
     with pytest.raises(WireError, match="no message"):
         decode_command(frame)
+
+
+FAR = [
+    sign * 2**power + step for power in (0, 31, 53, 63, 64, 400) for sign in (1, -1) for step in (-1, 0, 1)
+]
+OF_REQUEST = {"n": "num_choices", "priority": "priority"}
+OF_SAMPLING: dict[str, Callable[[float], dict[str, object]]] = {
+    "logprobs": lambda number: {"num_logprobs": number},
+    "logit_bias": lambda number: {"logit_bias": ((5, number),)},
+    "biased token": lambda number: {"logit_bias": ((number, 1.0),)},
+    "stop_token_ids": lambda number: {"stop_token_ids": (5, number)},
+}
+
+
+def request_with(name: str, number: float) -> Request:
+    """A request of which one number is chosen."""
+    params: dict[str, Any] = {}
+    of_request: dict[str, Any] = {}
+    if name in ("ttft", "tpot"):
+        of_request["slo"] = SLO(**{name: number})
+    elif name in OF_REQUEST:
+        of_request[OF_REQUEST[name]] = number
+    else:
+        params = OF_SAMPLING[name](number) if name in OF_SAMPLING else {name: number}
+    return Request("r", [1], SamplingParams(**params), 0.0, **of_request)
+
+
+@pytest.mark.parametrize("name", [*LIMITS, "stop_token_ids", "biased token"])
+@given(data=st.data())
+def test_whatever_number_a_request_is_accepted_with_it_can_be_sent(name: str, data: st.DataObject) -> None:
+    is_whole = isinstance(LIMITS.get(name, (0, 0))[0], int)
+    number = data.draw(st.sampled_from(FAR) | (st.integers() if is_whole else st.floats()))
+    try:
+        request = request_with(name, number)
+    except InvalidRequestError:
+        return
+    assert decode_call(encode(Submit(request))) == Submit(request)
+    run = RunBatch(1, PLAN, (INPUT._replace(sampling_params=request.sampling_params),))
+    assert decode_command(encode(run)) == run

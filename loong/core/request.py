@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import log10
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -13,22 +14,35 @@ from loong.core.value import value
 RequestId: TypeAlias = OwnerId
 TokenId: TypeAlias = int
 
+MAX_TOKENS = 2**31 - 1  # that a request may count
+MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 100.0
 MAX_PRIORITY = 16
 MAX_CHOICES = 16
 NUM_SEEDS = 2**63
 
-
-SAMPLING_LIMITS: Mapping[str, tuple[float, float]] = {  # least and most
-    "max_tokens": (1, float("inf")),
-    "temperature": (0, 100),
-    "top_p": (1e-9, 1),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (1e-9, 100),
+LIMITS: Mapping[str, tuple[float, float]] = {  # least and most of every number, by its name in the API
+    "max_tokens": (1, MAX_TOKENS),
+    "min_tokens": (0, MAX_TOKENS),
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-9, 1.0),
+    "top_k": (1, MAX_TOKENS),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (1e-9, 100.0),
+    "seed": (0, NUM_SEEDS - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "logit_bias": (-100.0, 100.0),
+    "n": (1, MAX_CHOICES),
+    "priority": (-MAX_PRIORITY, MAX_PRIORITY),
+    "ttft": (1e-6, 1e9),  # seconds
+    "tpot": (1e-6, 1e9),
 }
+_ALWAYS_GIVEN = (
+    *("max_tokens", "min_tokens", "temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
+)
 
 
 class FinishReason(Enum):
@@ -72,20 +86,19 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # A worker does this for each of its requests with every step.
-        for name, given, (low, high) in zip(SAMPLING_LIMITS, _limited(self), _LIMITS, strict=True):
+        for name, given, (low, high) in zip(_ALWAYS_GIVEN, _always_given(self), _ALWAYS_LIMITS, strict=True):
             if not low <= given <= high:
                 raise _beyond(name, given, low, high)
-        if not 0 <= self.min_tokens <= self.max_tokens:
+        if self.min_tokens > self.max_tokens:
             raise _beyond("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if not 0 <= self.seed < NUM_SEEDS:
-            raise _beyond("seed", self.seed, 0, NUM_SEEDS - 1)
-        if self.top_k is not None and not self.top_k >= 1:
-            raise _beyond("top_k", self.top_k, 1, float("inf"))
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
-            raise _beyond("logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
+        if self.top_k is not None:
+            _check_limits("top_k", self.top_k)
+        if self.num_logprobs is not None:
+            _check_limits("logprobs", self.num_logprobs)
+        low, high = LIMITS["logit_bias"]
         for _, bias in self.logit_bias:
-            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
-                raise _beyond("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+            if not low <= bias <= high:
+                raise _beyond("logit_bias", bias, low, high)
 
     @property
     def has_penalties(self) -> bool:
@@ -114,17 +127,39 @@ class SamplingParams:
         return FinishReason.LENGTH if num_output_tokens >= self.max_tokens else None
 
 
-_LIMITS = tuple(SAMPLING_LIMITS.values())
-_limited = attrgetter(*SAMPLING_LIMITS)
+_ALWAYS_LIMITS = tuple(LIMITS[name] for name in _ALWAYS_GIVEN)
+_always_given = attrgetter(*_ALWAYS_GIVEN)
+
+
+def number_text(number: float) -> str:
+    """How messages show a number: an integer of more than 64 bits by its size alone."""
+    if isinstance(number, int):
+        is_long = abs(number) >= 2**64
+        return f"about {'-' * (number < 0)}1e{round(log10(abs(number)))}" if is_long else str(number)
+    return f"{number:g}"
+
+
+def _check_limits(name: str, given: float) -> None:
+    low, high = LIMITS[name]
+    if not low <= given <= high:
+        raise _beyond(name, given, low, high)
+
+
+def _check_token_ids(name: str, token_ids: Sequence[TokenId]) -> None:
+    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
+        if not 0 <= token_id <= MAX_TOKEN_ID:
+            what = f"{name} holds token id {number_text(token_id)}"
+            raise InvalidRequestError(f"{what}, but ids go from 0 to {MAX_TOKEN_ID}", param=name)
 
 
 def _beyond(name: str, given: float, low: float, high: float) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} must be from {low:g} to {high:g}, but is {given:g}", param=name)
+    limits = f"from {number_text(low)} to {number_text(high)}"
+    return InvalidRequestError(f"{name} must be {limits}, but is {number_text(given)}", param=name)
 
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """A request's targets in seconds, above 0: to the first token, and for each token after it.
+    """A request's targets in seconds: to the first token, and for each token after it.
 
     None is as good as the policy's own.
     """
@@ -134,8 +169,8 @@ class SLO:
 
     def __post_init__(self) -> None:
         for name, seconds in (("ttft", self.ttft), ("tpot", self.tpot)):
-            if seconds is not None and not seconds > 0:
-                raise InvalidRequestError(f"{name} must be above 0 seconds, but is {seconds:g}", param=name)
+            if seconds is not None:
+                _check_limits(name, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +178,9 @@ class Request:
     """One sequence to complete, in as many ways as there are choices.
 
     The prompt is a tuple where requests are served; a simulation may give a `range`, which costs nothing
-    however long it is. `user` is whom the request is for, as in the OpenAI API; "" is nobody by name. Each
-    step of `priority` doubles the time that it may take to its first token; those below 0 halve it.
+    however long it is. Its ids are the caller's to check: there may be a million. `user` is whom the request
+    is for, as in the OpenAI API; "" is nobody by name. Each step of `priority` doubles the time that it may
+    take to its first token; those below 0 halve it.
     """
 
     request_id: RequestId
@@ -159,13 +195,11 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
-        if not 1 <= self.num_choices <= MAX_CHOICES:
-            raise InvalidRequestError(
-                f"n must be from 1 to {MAX_CHOICES}, but is {self.num_choices}", param="n"
-            )
-        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
-            limits = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            raise InvalidRequestError(f"priority must be {limits}, but is {self.priority}", param="priority")
+        _check_limits("n", self.num_choices)
+        _check_limits("priority", self.priority)
+        params = self.sampling_params
+        _check_token_ids("stop_token_ids", params.stop_token_ids)
+        _check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
 
     def choices(self) -> "tuple[Request, ...]":
         """A request for each choice: the first has this one's id, and seeds count up from this one's."""

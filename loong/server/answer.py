@@ -47,8 +47,7 @@ class AnswerShape(ABC):
     def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
         self.asked = asked
         self.tokenizer = tokenizer
-        options = asked.stream_options
-        self._is_brief = not asked.return_token_ids and not options.continuous_usage_stats
+        self._is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # in events of a choice that tell only text
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
@@ -100,7 +99,7 @@ class AnswerShape(ABC):
         """What stands around the one choice of a chunk, counts included where they were asked for."""
         chunk = self.envelope(self.chunk_object, [choice])
         options = self.asked.stream_options
-        if options.continuous_usage_stats:
+        if options.has_counts_in_chunks:
             chunk["usage"] = self.usage(num_output_tokens)
         elif options.include_usage:
             chunk["usage"] = None

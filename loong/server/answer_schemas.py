@@ -43,6 +43,7 @@ class CompletionLogprobs(Answer):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
+    """The likeliest tokens and the chosen one."""
     text_offset: list[int]
     """Where in the answer the token's text begins, in characters."""
 
@@ -178,7 +179,8 @@ class Tokenized(Answer):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] = []
+    token_strs: list[str] | None
+    """The vocabulary's piece of each, where they were asked for."""
 
 
 class Detokenized(Answer):

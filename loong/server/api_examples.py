@@ -54,7 +54,7 @@ data: [DONE]""",
         '{"prompt": ["one", "two"], "n": 2, "max_tokens": 8, "seed": 7}',
     ),
     Example(
-        "The log probability of each token, and those of the two likeliest in its place:",
+        "The log probability of each token, and those of the two likeliest in its place and of its own:",
         '{"prompt": "hello", "max_tokens": 1, "logprobs": 2, "temperature": 0}',
         """\
 {"choices": [{"index": 0, "text": "[", "logprobs":
@@ -77,7 +77,7 @@ data: [DONE]""",
         "What cannot be served is refused by name:",
         '{"prompt": "hello", "max_tokens": 0}',
         """\
-{"error": {"message": "max_tokens: Input should be greater than or equal to 1, but it is 0",
+{"error": {"message": "max_tokens must be greater than or equal to 1, but is 0",
            "type": "invalid_request_error", "param": "max_tokens", "code": "invalid_value"}}""",
     ),
 )
@@ -153,7 +153,8 @@ EXAMPLES: Mapping[tuple[str, str], Sequence[Example]] = {
     ("post", "/tokenize"): (
         Example(
             body='{"prompt": "hello"}',
-            answer='{"count": 6, "max_model_len": 65536, "tokens": [256, 104, 101, 108, 108, 111]}',
+            answer="""\
+{"count": 6, "max_model_len": 65536, "tokens": [256, 104, 101, 108, 108, 111], "token_strs": null}""",
         ),
         Example("A chat, with its template:", '{"messages": [{"role": "user", "content": "hi"}]}'),
     ),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from loong.core.request import number_text
 from loong.server.api_examples import EXAMPLES, Example
 from loong.server.openapi import OPERATIONS, Operation, document
 from loong.server.parsing import HARMLESS, NEUTRAL
@@ -20,10 +21,13 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
 - Bodies are JSON objects, of the Content-Type `application/json` (or `application/*+json`); others get 415.
   A field that is null counts as absent. **What is not listed here is refused by name**, never ignored, but
   for `store`, `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which change no answer.
+  Every number has bounds; one beyond them is refused too.
 - Inside messages, where clients keep what other servers answered, unknown keys are ignored, and the log warns
   once of each. Tool calls, audio and refusals are refused by name, since the turn would lose them.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault, and both numbers
   where a limit is passed.
+- Every answer to a request has an `X-Request-Id`: the client's own, if that is at most 128 characters of
+  printable ASCII, else the `id` of the completion, else a new one. The log names failed requests by it.
 - With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the page at
   `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user` shares
   between keys, and `--max-requests-per-key` bounds each.
@@ -41,8 +45,8 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
 - Special tokens in messages are plain text, so nothing in them can end a turn or begin one; in prompts of
   `/v1/completions` they are what they are. Where a model's template writes turns as plain text (`[INST]`),
   nothing can keep messages from doing so too.
-- Not supported: tools, images and sound, `best_of`, `suffix`, log probabilities of prompts, several models,
-  embeddings.
+- Not supported: tools, images and sound, a `best_of` above `n`, `suffix`, log probabilities of prompts,
+  several models, embeddings.
 """
 
 
@@ -135,16 +139,16 @@ def _type(field: Json) -> str:
         return f"list of {_type(field.get('items', {}))}" + _range(field, "minItems", "maxItems")
     if kind == "string":
         return kind + _range(field, "minLength", "maxLength", " characters")
-    above = f" (above {field['exclusiveMinimum']:g})" if "exclusiveMinimum" in field else ""
-    return kind + (_range(field, "minimum", "maximum") or above)
+    return kind + _range(field, "minimum", "maximum")
 
 
 def _range(field: Json, low: str, high: str, unit: str = "") -> str:
-    """Both bounds in words; nothing for bounds that nobody comes near."""
+    """Both bounds in words."""
     least, most = field.get(low), field.get(high)
     if most is not None:
-        return f" ({least:g} to {most:g}{unit})" if least is not None else f" (up to {most:g}{unit})"
-    return "" if least is None or least < -(2**60) else f" ({least:g} or more{unit})"
+        begin = "up" if least is None else number_text(least)
+        return f" ({begin} to {number_text(most)}{unit})"
+    return "" if least is None else f" ({number_text(least)} or more{unit})"
 
 
 def _link(name: str) -> str:

@@ -17,6 +17,7 @@ from loong.server.middleware import check_api_key, tell_errors
 from loong.server.openapi import openapi
 from loong.server.origins import allow_reading, check_origin
 from loong.server.remote.forwarding import RemoteCluster, add_forwarding
+from loong.server.request_ids import add_request_id, note_request_id
 from loong.server.request_metrics import RequestMetrics
 from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
@@ -63,8 +64,11 @@ def create_api(
     has_spans: bool,
 ) -> web.Application:
     """What answers requests, wherever the engine is."""
-    middlewares = [tell_errors, check_origin, check_api_key, *((note_traceparent,) if has_spans else ())]
+    middlewares = [note_request_id, tell_errors, check_origin, check_api_key]
+    if has_spans:
+        middlewares.append(note_traceparent)
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
+    app.on_response_prepare.append(add_request_id)
     schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
     app.on_cleanup.append(lambda _: schemas.close())
     app.on_response_prepare.append(allow_reading)

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from loong.server.errors import ApiError
+from loong.server.request_ids import HEADER, new_id
 
 MAX_REFUSED = 64  # that are being told at a time; those beyond them are just closed
 TELLING_SECONDS = 2.0  # for a client to read why
@@ -32,7 +33,7 @@ class BoundedSite(web.SockSite):
         self._listener, self._max_connections = listener, max_connections
         self._refused: set[_Refusal] = set()
         why = f"{max_connections} connections are open, and no more may be"
-        self._answer = _answer(ApiError(503, why, "too_many_connections"), retry_after)
+        self._error, self._retry_after = ApiError(503, why, "too_many_connections"), retry_after
 
     async def start(self) -> None:
         """Begin to listen."""
@@ -45,7 +46,7 @@ class BoundedSite(web.SockSite):
         assert server is not None  # it is there as long as its sites are
         if len(server.connections) < self._max_connections:
             return server()
-        return _Refusal(self._answer, self._refused)
+        return _Refusal(_answer(self._error, self._retry_after), self._refused)
 
 
 class _Refusal(asyncio.Protocol):
@@ -79,6 +80,7 @@ def _answer(error: ApiError, retry_after: int) -> bytes:
         "Content-Type: application/json; charset=utf-8",
         f"Content-Length: {len(body)}",
         f"Retry-After: {retry_after}",
+        f"{HEADER}: {new_id()}",
         "Connection: close",
     )
     return "\r\n".join((*head, "", "")).encode() + body

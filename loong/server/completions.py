@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from uuid import uuid4
 
 from aiohttp import web
 
-from loong.core.request import SLO, Request
+from loong.core.events import Logprobs
+from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
 from loong.server.callers import KEY_NUMBER, user_of
@@ -15,6 +15,7 @@ from loong.server.context import SERVER, Server
 from loong.server.output import Delta, OutputOptions
 from loong.server.parameters import max_output_tokens, sampling_params
 from loong.server.prompts import Prompt, completion_prompts
+from loong.server.request_ids import new_id, note_answer_id
 from loong.server.schemas import CompletionFields, GenerationFields
 from loong.server.wire import read_fields
 
@@ -52,9 +53,22 @@ class CompletionShape(AnswerShape):
         return {
             "tokens": [name(delta.token_id) for delta, _ in told],
             "token_logprobs": [logprobs.chosen for _, logprobs in told],
-            "top_logprobs": [{name(i): logprob for i, logprob in logprobs.top} for _, logprobs in told],
+            "top_logprobs": [self._top_logprobs(delta.token_id, logprobs) for delta, logprobs in told],
             "text_offset": [delta.text_offset for delta, _ in told],
         }
+
+    def _top_logprobs(self, chosen_id: TokenId, logprobs: Logprobs) -> dict[str, float]:
+        """The likeliest tokens and the chosen one, by text, which is the chosen or the likeliest one's.
+
+        Others of the same text are named by their ids, as vLLM names tokens where it is asked to.
+        """
+        chosen = self.tokenizer.token_text(chosen_id)
+        found: dict[str, float] = {}
+        for token_id, logprob in logprobs.top:
+            text = self.tokenizer.token_text(token_id)
+            is_taken = text in found or (text == chosen and token_id != chosen_id)
+            found[f"token_id:{token_id}" if is_taken else text] = logprob
+        return found if chosen in found else found | {chosen: logprobs.chosen}
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
@@ -76,7 +90,8 @@ async def complete(
 ) -> web.StreamResponse:
     """Check, admit and run a request, and send its answer in the endpoint's shape, `n` choices a prompt."""
     server = http.app[SERVER]
-    answer_id = f"{shape_type.id_prefix}-{uuid4().hex}"
+    answer_id = f"{shape_type.id_prefix}-{new_id()}"
+    note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
     by_prompt = _choices(server, fields, prompts, answer_id, user)
     asked = Asked(

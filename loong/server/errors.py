@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError
+from loong.server.request_ids import logged_name
 
 logger = logging.getLogger(__name__)
 
@@ -50,5 +51,5 @@ def as_api_error(error: Exception) -> ApiError:
         case LoongError():
             return ApiError(500, str(error) or type(error).__name__, "internal_error")
         case _:
-            logger.error("a request failed in a way that nobody foresaw", exc_info=error)
+            logger.error("request %s failed in a way that nobody foresaw", logged_name(), exc_info=error)
             return ApiError(500, "the server failed at this request; its log says how", "internal_error")

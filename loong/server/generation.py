@@ -10,6 +10,7 @@ from loong.core.events import ProducedToken
 from loong.core.request import FinishReason, Request
 from loong.server.context import Server
 from loong.server.output import Delta, Output, OutputOptions
+from loong.server.request_ids import logged_name
 from loong.server.spans import TRACEPARENT
 from loong.server.token_stream import TokenStream
 
@@ -51,11 +52,13 @@ async def generate(
     except LoongError as error:
         reason = FinishReason.ERROR
         for request_id, answer in answers.items():
-            logger.warning("request %s failed after %d tokens: %s", request_id, answer.num_tokens, error)
+            name = logged_name(request_id)
+            logger.warning("request %s failed after %d tokens: %s", name, answer.num_tokens, error)
         raise
     except (asyncio.CancelledError, GeneratorExit):
         for request_id, answer in answers.items() if reason is FinishReason.ABORT else ():
-            logger.info("request %s aborted after %d tokens: nobody listens", request_id, answer.num_tokens)
+            name = logged_name(request_id)
+            logger.info("request %s aborted after %d tokens: nobody listens", name, answer.num_tokens)
         raise
     finally:
         for answer in answers.values():

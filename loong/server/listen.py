@@ -15,6 +15,7 @@ from loong.core.errors import ConfigError
 from loong.server.bounded_site import BoundedSite
 from loong.server.context import SERVER
 from loong.server.origins import IS_LOOPBACK, is_loopback
+from loong.server.request_ids import HEADER, new_id
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,8 @@ def _with_readable_expect(handle: Handler) -> Handler:
 
     async def check_and_handle(request: web.BaseRequest) -> web.StreamResponse:
         if not request.headers.get("Expect", "").isascii():
-            raise web.HTTPExpectationFailed(text="the Expect header is not ASCII")
+            headers = {HEADER: new_id()}  # no application has seen it
+            raise web.HTTPExpectationFailed(text="the Expect header is not ASCII", headers=headers)
         return await handle(request)
 
     return check_and_handle

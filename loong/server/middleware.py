@@ -22,7 +22,7 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         if error.status < 400:
             raise
         code = error.reason.lower().replace(" ", "_")
-        message = _what_there_is(request) if error.status == 404 else error.text or error.reason
+        message = _explained(request, error)
         return _refusal(request, ApiError(error.status, message, code, headers=_kept_headers(error)))
     except (ConnectionError, HttpProcessingError):  # there is nobody to answer, or it was no HTTP
         raise
@@ -41,6 +41,18 @@ async def check_api_key(request: web.Request, handler: Handler) -> web.StreamRes
             raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         request[KEY_NUMBER] = number
     return await handler(request)
+
+
+def _explained(request: web.Request, error: web.HTTPException) -> str:
+    """What to say of an error of the web framework's."""
+    match error:
+        case web.HTTPNotFound():
+            return _what_there_is(request)
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return f"{request.path} takes {allowed}, but the method is {error.method}"
+        case _:
+            return error.text or error.reason
 
 
 def _what_there_is(request: web.Request) -> str:

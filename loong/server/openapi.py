@@ -1,6 +1,6 @@
 """The API as one OpenAPI document, made of the schemas that requests and answers are held to."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import loong
-from loong.core.request import SAMPLING_LIMITS
 from loong.server import answer_schemas as answers
 from loong.server import schemas
+from loong.server.free_json import VALUE_NAME, VALUE_SCHEMA
 from loong.server.middleware import OPEN_PATHS
 from loong.server.parsing import HARMLESS, NEUTRAL
 
@@ -194,15 +194,15 @@ def _component_schemas() -> Json:
         name: _as_parsed(schema, is_generation=is_generation.get(name, False))
         for name, schema in asked["$defs"].items()
     }
-    return {**told["$defs"], **parsed}
+    return {**told["$defs"], **parsed, VALUE_NAME: VALUE_SCHEMA}
 
 
 def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
-    """A schema with what parsing adds: limits, nulls that count as absent, and fields of no effect."""
+    """A schema with what parsing adds: nulls that count as absent, and fields of no effect."""
     if "properties" not in schema:
         return schema
     properties = {
-        name: _or_null(_limited(name, field)) if name not in schema.get("required", ()) else field
+        name: _or_null(field) if name not in schema.get("required", ()) else field
         for name, field in schema["properties"].items()
     }
     if is_generation:
@@ -212,21 +212,6 @@ def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
             for name, value in NEUTRAL.items()
         }
     return {**schema, "properties": properties}
-
-
-def _limited(name: str, field: Mapping[str, Any]) -> Json:
-    if name not in SAMPLING_LIMITS or "minimum" in field:
-        return {**field}
-    low, high = SAMPLING_LIMITS[name]
-    options = [_limited_number(option, low, high) for option in field.get("anyOf", [field])]
-    return {**field, "anyOf": options} if "anyOf" in field else options[0]
-
-
-def _limited_number(option: Mapping[str, Any], low: float, high: float) -> Json:
-    if option.get("type") not in ("integer", "number"):
-        return {**option}
-    kind = int if option["type"] == "integer" else float
-    return {**option, "minimum": kind(low)} | ({} if high == float("inf") else {"maximum": kind(high)})
 
 
 def _or_null(field: Json) -> Json:

@@ -3,13 +3,14 @@
 import secrets
 from collections.abc import Sequence
 
-from loong.core.request import SamplingParams, TokenId
+from loong.core.request import NUM_SEEDS, SamplingParams, TokenId
 from loong.server.engine_client import EngineLimits
 from loong.server.errors import ApiError, bad_request
+from loong.server.parsing import short
 from loong.server.prompts import Prompt, check_token_ids
 from loong.server.schemas import GenerationFields
 
-_SEEDS = 2**63
+_MAX_SHOWN = 8  # wrong names
 
 
 def sampling_params(
@@ -31,7 +32,7 @@ def sampling_params(
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         repetition_penalty=fields.repetition_penalty,
-        seed=secrets.randbelow(_SEEDS) if fields.seed is None else fields.seed % _SEEDS,
+        seed=secrets.randbelow(NUM_SEEDS) if fields.seed is None else fields.seed % NUM_SEEDS,
         stop_token_ids=tuple(dict.fromkeys((*fields.stop_token_ids, *eos))),
         num_logprobs=fields.num_logprobs,
         logit_bias=_logit_bias(fields, vocab_size),
@@ -40,12 +41,24 @@ def sampling_params(
 
 
 def _logit_bias(fields: GenerationFields, vocab_size: int) -> tuple[tuple[TokenId, float], ...]:
-    for token in fields.logit_bias:
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise bad_request(f"logit_bias must be by token ids, but has {token[:32]!r}", "logit_bias")
-    biases = {int(token): bias for token, bias in fields.logit_bias.items()}
-    check_token_ids("logit_bias", [*biases], vocab_size)
-    return tuple(biases.items())
+    wrong = [name for name in fields.logit_bias if not _is_token_id(name, vocab_size)]
+    if wrong:
+        shown = ", ".join(repr(short(name)) for name in wrong[:_MAX_SHOWN])
+        more = f" and {len(wrong) - _MAX_SHOWN} more" if len(wrong) > _MAX_SHOWN else ""
+        message = f"logit_bias must be by token ids from 0 to {vocab_size - 1}, but has {shown}{more}"
+        raise bad_request(message, "logit_bias")
+    return tuple((int(token), bias) for token, bias in fields.logit_bias.items())
+
+
+def _is_token_id(name: str, vocab_size: int) -> bool:
+    """Whether it is the decimal of a token id, as JSON writes it: a second way would be a second bias."""
+    return (
+        name.isascii()
+        and name.isdigit()
+        and len(name) < 10
+        and int(name) < vocab_size
+        and name == str(int(name))
+    )
 
 
 def _json_schema(fields: GenerationFields, eos_token_ids: Sequence[TokenId]) -> str | None:

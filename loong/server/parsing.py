@@ -4,19 +4,19 @@ What is not listed is refused by name, never ignored, except a few well-known fi
 the answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
+from loong.core.request import number_text
 from loong.server.errors import ApiError, bad_request
 from loong.server.schemas import Schema
 
 HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the value that asks for nothing
-    "best_of": 1,
     "suffix": "",
     "tools": [],
     "tool_choice": "none",
@@ -30,6 +30,7 @@ NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the valu
     "bad_words": [],
 }
 _MAX_NAME = 64  # characters
+_OURS, _NEEDED = "Value error, ", "Input should be "  # what pydantic begins messages with
 _LIKENESS = 0.75  # of two names, from which one may have been meant for the other
 
 Fields = TypeVar("Fields", bound=Schema)
@@ -58,8 +59,13 @@ def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str,
     return {
         name: value
         for name, value in content.items()
-        if name in schema.model_fields or (name not in HARMLESS and value != NEUTRAL.get(name))
+        if name in schema.model_fields or (name not in HARMLESS and not _is_neutral(name, value))
     }
+
+
+def _is_neutral(name: str, value: object) -> bool:
+    neutral = NEUTRAL.get(name)
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)  # true equals 1
 
 
 def short(name: str) -> str:
@@ -71,14 +77,19 @@ def _name_field(error: ErrorDetails, schema: type[Schema]) -> ApiError:
     names = [short(str(part)) for part in error["loc"]]
     field = names[0] if names else None
     path = ".".join(names)
-    if error["type"] != "extra_forbidden":
-        given = f", but it is {error['input']!r}" if isinstance(error["input"], int | float) else ""
-        return bad_request(f"{path}: {error['msg']}{given}", field)
-    but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else _meant(path, schema)
-    return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
+    if error["type"] == "extra_forbidden":
+        but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else _meant(names, schema)
+        return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
+    if error["type"] == "value_error":  # in our own words
+        return bad_request(f"{path}: {error['msg'].removeprefix(_OURS)}", field)
+    given, needed = error["input"], error["msg"].removeprefix(_NEEDED)
+    what = f"{path} must be {needed}" if needed != error["msg"] else f"{path}: {needed}"
+    return bad_request(
+        what + (f", but is {number_text(given)}" if isinstance(given, int | float) else ""), field
+    )
 
 
-def _meant(name: str, schema: type[Schema]) -> str:
-    """What to say of a name that is nearly another's."""
-    likely = get_close_matches(name, schema.model_fields, n=1, cutoff=_LIKENESS)
-    return f"; did you mean {likely[0]}?" if likely else ""
+def _meant(names: Sequence[str], schema: type[Schema]) -> str:
+    """What to say of a name that is nearly another's, unless it is within a field."""
+    likely = get_close_matches(names[0], schema.model_fields, n=1, cutoff=_LIKENESS)
+    return f"; did you mean {likely[0]}?" if likely and len(names) == 1 else ""

@@ -37,8 +37,11 @@ async def completion_prompts(fields: CompletionFields, tokenizer: Tokenizer, voc
     prompts = given if is_several else [given]
     if len(prompts) > MAX_PROMPTS:
         raise bad_request(f"prompt may hold {MAX_PROMPTS} prompts, but holds {len(prompts)}", "prompt")
-    all_token_ids = await _token_ids(prompts, tokenizer, add_special_tokens=fields.add_special_tokens)
     names = [f"prompt[{i}]" for i in range(len(prompts))] if len(prompts) > 1 else ["the prompt"]
+    for name, prompt in zip(names, prompts, strict=True):
+        if prompt in ("", []):
+            raise bad_request(f"{name} is empty; it needs at least one character or token id", "prompt")
+    all_token_ids = await _token_ids(prompts, tokenizer, add_special_tokens=fields.add_special_tokens)
     for name, token_ids in zip(names, all_token_ids, strict=True):
         await check_prompt_ids(name, token_ids, vocab_size, "prompt")
     if not fields.echo:

@@ -17,10 +17,12 @@ from pydantic import (
     model_validator,
 )
 from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
-from loong.core.request import MAX_CHOICES, MAX_LOGPROBS, MAX_PRIORITY
+from loong.core.request import LIMITS, MAX_TOKEN_ID, NUM_SEEDS
 from loong.server.errors import bad_request
+from loong.server.free_json import FreeObject
 
 MAX_PROMPTS = 256  # in one request
 MAX_STOP_STRINGS = 16
@@ -30,11 +32,19 @@ MAX_LOGIT_BIASES = 1024
 MAX_USER_LENGTH = 256  # characters
 MAX_MESSAGES = 4096
 
-_ID = {"type": "integer", "minimum": 0}
+_TEXT = {"type": "string", "minLength": 1}
+_ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 _IDS = {"type": "array", "items": _ID, "minItems": 1}
-_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS}
+_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS}
 _LISTS = {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS}
-_PROMPT = {"anyOf": [{"type": "string", "minLength": 1}, _TEXTS, _IDS, _LISTS]}
+_PROMPT = {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS]}
+
+
+def _within(name: str, least: int | None = None) -> FieldInfo:
+    """The limits that requests have, which the engine holds them to as well."""
+    low, high = LIMITS[name]
+    bounds: FieldInfo = Field(ge=low if least is None else least, le=high)
+    return bounds
 
 
 def _as_list(value: object) -> object:
@@ -45,6 +55,8 @@ def _as_parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+TokenIdField = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+LogitBias = Annotated[float, _within("logit_bias")]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 _StopList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 StopStrings = Annotated[_StopList, BeforeValidator(_as_list, StopString | _StopList)]
@@ -70,9 +82,14 @@ class StreamOptions(Schema):
     include_usage: bool = False
     """The counts of tokens in a last chunk, without choices."""
     continuous_usage_stats: bool = False
-    """The counts so far with every chunk."""
+    """The counts so far with every chunk, where `include_usage` is true."""
     include_obfuscation: bool = False
     """Padding against traffic analysis; there is none to include."""
+
+    @property
+    def has_counts_in_chunks(self) -> bool:
+        """Whether every chunk has the counts so far."""
+        return self.include_usage and self.continuous_usage_stats
 
 
 class JsonSchemaFormat(Schema):
@@ -80,7 +97,7 @@ class JsonSchemaFormat(Schema):
 
     name: Annotated[str, Field(max_length=256)] = ""
     description: str | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[FreeObject, Field(alias="schema")]
     """What cannot be kept to is refused by name. An object that names properties has no others unless
     `additionalProperties` says so. Formats are kept to in shape."""
     strict: bool | None = None
@@ -110,9 +127,9 @@ class ResponseFormat(Schema):
 class SLOFields(Schema):
     """Targets in seconds; to miss them ends nothing. One that is left out is the server's own."""
 
-    ttft: Annotated[float, Field(gt=0)] | None = None
+    ttft: Annotated[float, _within("ttft")] | None = None
     """From the request to its first token."""
-    tpot: Annotated[float, Field(gt=0)] | None = None
+    tpot: Annotated[float, _within("tpot")] | None = None
     """For each token after it."""
 
 
@@ -124,35 +141,37 @@ class GenerationFields(Schema, ABC):
 
     model: str | None = None
     """The name in `/v1/models`, or nothing."""
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, _within("max_tokens")] | None = None
     """The most tokens to produce. By default 16 for a completion, and for a chat whatever fits."""
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, _within("max_tokens")] | None = None
     """The same by its newer name, which wins."""
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[int, _within("min_tokens")] = 0
     """Before so many tokens nothing ends the answer."""
-    temperature: float = 1.0
+    temperature: Annotated[float, _within("temperature")] = 1.0
     """0 takes the likeliest token."""
-    top_p: float = 1.0
+    top_p: Annotated[float, _within("top_p")] = 1.0
     """Draw among the likeliest tokens that together have this probability."""
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, _within("top_k", least=-1)] = 0
     """Draw among so many of the likeliest tokens; 0 and -1: all."""
-    min_p: float = 0.0
+    min_p: Annotated[float, _within("min_p")] = 0.0
     """Draw among tokens that are at least so likely, of the likeliest one's probability."""
-    presence_penalty: float = 0.0
+    presence_penalty: Annotated[float, _within("presence_penalty")] = 0.0
     """Taken from the logit of each token that the answer has."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Annotated[float, _within("frequency_penalty")] = 0.0
     """Taken from the logit of a token for each time that the answer has it."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the answer."""
-    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] = {}
+    logit_bias: Annotated[dict[str, LogitBias], Field(max_length=MAX_LOGIT_BIASES)] = {}
     """What to add to the logits of tokens, by token id: from -100 to 100."""
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    n: Annotated[int, _within("n")] = 1
     """How many choices to give for each prompt."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    best_of: Annotated[int, _within("n")] | None = None
+    """As many as `n`: to choose from more is not supported."""
+    seed: Annotated[int, _within("seed", least=-NUM_SEEDS)] | None = None
     """Fixes every draw, whatever else runs; choices count up from it. By default each request draws one."""
     stop: StopStrings = []
     """The answer ends before the first of these strings."""
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    stop_token_ids: Annotated[list[TokenIdField], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
     """The answer ends with the first of these tokens, whose text is not told."""
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence token."""
@@ -161,7 +180,7 @@ class GenerationFields(Schema, ABC):
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
     """Whom the request is for: `--fairness user` shares between users, or between API keys where there are
     several."""
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    priority: Annotated[int, _within("priority")] = 0
     """The lower, the sooner: each step halves the time to the first token that the schedule allows."""
     slo: SLOFields | None = None
     """What to schedule the request for, instead of the server's own targets."""
@@ -174,11 +193,19 @@ class GenerationFields(Schema, ABC):
     return_token_ids: bool = False
     """Tell the ids of the prompt's and the answer's tokens too."""
 
+    @field_validator("best_of")
+    @classmethod
+    def _is_n(cls, best_of: int, info: ValidationInfo) -> int:
+        if best_of != (n := info.data.get("n", best_of)):
+            side = "below" if best_of < n else "above"
+            raise ValueError(f"{best_of} is {side} n, which is {n}; only as many as n are supported")
+        return best_of
+
     @field_validator("stream_options")
     @classmethod
     def _is_for_streams(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
         if not info.data.get("stream"):
-            raise ValueError("stream_options are for requests with stream set to true")
+            raise ValueError("only requests with stream set to true have them")
         return options
 
     @property
@@ -199,14 +226,16 @@ class CompletionFields(GenerationFields):
     """Begin a text with the tokens that the model expects there."""
     echo: bool = False
     """Begin the answer with the prompt. Not together with `logprobs`."""
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """Tell the log probability of each token, and those of so many of the likeliest."""
+    logprobs: Annotated[int, _within("logprobs")] | None = None
+    """Tell the log probability of each token, and those of so many of the likeliest. The token itself is
+    always among `top_logprobs`, which so has an entry more where it is none of the likeliest. There, of
+    several tokens with one text, all but the chosen or likeliest are named `token_id:ID`."""
 
     @field_validator("logprobs")
     @classmethod
     def _has_none_of_the_prompt(cls, logprobs: int | None, info: ValidationInfo) -> int | None:
         if logprobs is not None and info.data.get("echo"):
-            raise ValueError("logprobs of an echoed prompt are not supported: leave out logprobs or echo")
+            raise ValueError("those of an echoed prompt are not supported; leave out logprobs or echo")
         return logprobs
 
     @property
@@ -310,12 +339,12 @@ class ChatFields(GenerationFields):
     """End the prompt where the assistant's turn begins."""
     add_special_tokens: bool = False
     """Begin with the tokens that the model expects there, which most templates write themselves."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: FreeObject = {}
     """More names for the chat template."""
     logprobs: bool = False
     """Tell the log probability of each token."""
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
-    """And those of so many of the likeliest."""
+    top_logprobs: Annotated[int, _within("logprobs")] = 0
+    """And those of so many of the likeliest, whether or not the token is one of them."""
 
     @property
     def num_logprobs(self) -> int | None:
@@ -334,12 +363,13 @@ class TokenizeFields(Schema):
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
     """By default yes for a text, no for a chat."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: FreeObject = {}
     return_token_strs: bool = False
+    """Tell the vocabulary's piece of each token too, which need not be text."""
 
 
 class DetokenizeFields(Schema):
     """The body of `/detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenIdField]

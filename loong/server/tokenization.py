@@ -24,14 +24,17 @@ async def tokenize(http: web.Request) -> web.Response:
         token_ids = await server.tokenizer.encode(
             fields.prompt, add_special_tokens=fields.add_special_tokens is not False
         )
-    answer = {
-        "count": len(token_ids),
-        "max_model_len": server.engine.limits.max_model_len,
-        "tokens": token_ids,
-    }
+    pieces = None
     if fields.return_token_strs:
-        answer["token_strs"] = await asyncio.to_thread(list, map(server.tokenizer.token_text, token_ids))
-    return json_response(answer)
+        pieces = await asyncio.to_thread(list, map(server.tokenizer.piece, token_ids))
+    return json_response(
+        {
+            "count": len(token_ids),
+            "max_model_len": server.engine.limits.max_model_len,
+            "tokens": token_ids,
+            "token_strs": pieces,
+        }
+    )
 
 
 async def detokenize(http: web.Request) -> web.Response:

@@ -136,6 +136,10 @@ class Tokenizer:
         """Whether the token stands for one byte that its vocabulary has no piece for."""
         return token_id in self._fallback_byte_ids
 
+    def piece(self, token_id: TokenId) -> str:
+        """The vocabulary's own name of a token, which need not be its text; "" for an id with no token."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_text(self, token_id: TokenId) -> str:
         """What to call one token; one that is no whole text is shown as its bytes."""
         return self._named(token_id)[0]
@@ -155,7 +159,7 @@ class Tokenizer:
         return named
 
     def _bytes_of(self, token_id: TokenId) -> bytes:
-        token = self._backend.id_to_token(token_id) or ""
+        token = self.piece(token_id)
         if match := _FALLBACK_BYTE.fullmatch(token):
             return bytes.fromhex(match[1])
         text = self.decode([token_id], skip_special_tokens=False)

@@ -20,25 +20,31 @@ from loong.core.request import (
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
-        ("max_tokens", 0, "1 to inf"),
+        ("max_tokens", 0, "1 to 2147483647, but is 0"),
+        ("max_tokens", 2**31, "1 to 2147483647, but is 2147483648"),
+        ("max_tokens", -(10**400), "but is about -1e400"),
         ("min_tokens", 17, "0 to 16"),
+        ("min_tokens", -1, "0 to 2147483647"),
         ("temperature", -0.5, "0 to 100"),
         ("temperature", math.nan, "nan"),
         ("temperature", math.inf, "inf"),
         ("top_p", 0.0, "1e-09 to 1"),
         ("top_p", 1.5, "1.5"),
-        ("top_k", 0, "1 to inf"),
+        ("top_k", 0, "1 to 2147483647"),
+        ("top_k", 2**64, "but is about 1e19"),
         ("top_k", math.nan, "nan"),
         ("min_p", -0.1, "0 to 1"),
         ("presence_penalty", 2.5, "-2 to 2"),
         ("frequency_penalty", -3.0, "-2 to 2"),
         ("repetition_penalty", 0.0, "1e-09 to 100"),
-        ("seed", -1, "0 to"),
+        ("seed", -1, "0 to 9223372036854775807, but is -1"),
+        ("seed", 2**63, "but is 9223372036854775808"),
         ("num_logprobs", 21, "0 to 20"),
+        ("logit_bias", ((1, 5.0), (2, math.nan)), "-100 to 100, but is nan"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_with_its_name_and_the_bounds(
-    name: str, value: float, shown: str
+    name: str, value: object, shown: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=shown) as caught:
         SamplingParams(**{name: value})  # type: ignore[arg-type]  # the names differ in type
@@ -136,12 +142,25 @@ def test_a_request_in_flight_or_over_cannot_be_planned(view: RequestView) -> Non
     assert not view.is_plannable
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
-def test_targets_that_nothing_can_meet_are_refused(seconds: float) -> None:
-    with pytest.raises(InvalidRequestError, match="ttft must be above 0"):
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-7, 2e9, math.inf, math.nan])
+def test_targets_out_of_bounds_are_refused(seconds: float) -> None:
+    with pytest.raises(InvalidRequestError, match=r"ttft must be from 1e-06 to 1e\+09, but is"):
         SLO(seconds, 1.0)
-    with pytest.raises(InvalidRequestError, match="tpot must be above 0"):
-        SLO(math.inf, seconds)
+    with pytest.raises(InvalidRequestError, match=r"tpot must be from 1e-06 to 1e\+09, but is"):
+        SLO(1.0, seconds)
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**64])
+def test_token_ids_that_no_model_has_are_refused_by_the_name_of_what_holds_them(token_id: int) -> None:
+    for name, params in (
+        ("stop_token_ids", SamplingParams(stop_token_ids=(3, token_id))),
+        ("logit_bias", SamplingParams(logit_bias=((token_id, 1.0),))),
+    ):
+        with pytest.raises(
+            InvalidRequestError, match=f"{name} holds token id .*from 0 to 2147483647"
+        ) as caught:
+            Request("r", (1,), params, 0.0)
+        assert caught.value.param == name
 
 
 def test_choices_are_requests_whose_seeds_count_up() -> None:

@@ -171,3 +171,4 @@ async def test_an_unreadable_expectation_is_refused(serving: Serving, path: str)
             request_head(path, "Content-Length: 2", "Expect: X").replace(b": X", b": \x80") + b"{}"
         )
         assert await connection.status() == 417
+        assert b"X-Request-Id: " in await connection.reader.readuntil(b"\r\n\r\n")

@@ -62,6 +62,7 @@ async def until_told(url: str) -> None:
     head, _, body = told.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 7" in head
+    assert b"X-Request-Id: " in head
     assert json.loads(body)["error"]["message"] == "2 connections are open, and no more may be"
 
 

@@ -1,10 +1,14 @@
 """A short while of what `benchmarks/fuzz.py` does for long."""
 
+import asyncio
 from collections.abc import Iterator
 
+import httpx
 import pytest
-from fuzzing import check_answer, check_frame, frames, requests, server_in_a_thread
+from extremes import extremes, wrong_answers
+from fuzzing import check_answer, check_frame, frames, requests, server_in_a_thread, unharmed_server
 from hypothesis import HealthCheck, given, settings
+from served import Served
 
 from loong.server.tokenizer import Tokenizer
 
@@ -15,10 +19,27 @@ def address(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with unharmed_server(tmp_path_factory.mktemp("fuzz")) as running:
+        yield running
+
+
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(request_bytes=requests())
 def test_no_request_is_the_servers_fault(address: tuple[str, int], request_bytes: bytes) -> None:
     check_answer(address, request_bytes)
+
+
+def test_no_extreme_of_any_field_is_the_servers_fault_and_refusals_name_it(server: Served) -> None:
+    described = httpx.get(f"{server.url}/openapi.json", timeout=20).json()
+    assert not asyncio.run(wrong_answers(server.url, extremes(described)))
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(request_bytes=requests(is_damaged=False))
+def test_no_request_harms_an_engine(server: Served, request_bytes: bytes) -> None:
+    check_answer(server.address, request_bytes)
 
 
 @given(frame=frames())

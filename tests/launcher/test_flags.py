@@ -9,7 +9,7 @@ import pytest
 
 from loong.launcher.cli import main
 from loong.launcher.embedded import ENTRY
-from loong.launcher.flags import or_auto, part, positive, ratio, seconds, share, token_count
+from loong.launcher.flags import or_auto, part, positive, ratio, seconds, share, token_count, wait_seconds
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,15 @@ def test_what_is_no_time_is_refused_by_name(text: str) -> None:
     assert seconds("0.5") == 0.5
     with pytest.raises(argparse.ArgumentTypeError, match=f"^{text!r} is no number of seconds above 0"):
         seconds(text)
+
+
+def test_a_wait_may_be_of_no_time() -> None:
+    assert [wait_seconds(text) for text in ("0", "0.5")] == [0.0, 0.5]
+    for text in ("-1", "", "x", "nan", "inf"):
+        with pytest.raises(
+            argparse.ArgumentTypeError, match=f"^{text!r} is no number of seconds of 0 or more"
+        ):
+            wait_seconds(text)
 
 
 def test_a_share_is_a_ratio_of_at_most_1() -> None:

@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 from http_answers import error_of, events_of, get_json, post
+from listening import serving_with
 from openai import AsyncOpenAI, OpenAI
 from scripted_engine import ScriptedEngine, Serving, say
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from loong.core.request import SLO, FinishReason
 from loong.server.engine_client import EngineLimits
+from loong.server.tokenizer import Tokenizer
 
 PATH = "/v1/completions"
 TEXT = "日本 and é, 👍🏽 ok"
@@ -246,6 +250,41 @@ async def test_logprobs_name_tokens_and_where_they_begin(serving: Serving) -> No
     }
 
 
+@pytest.mark.parametrize(
+    ("top", "expected"),
+    [
+        ((), {"a": -0.5}),
+        (((98, -0.1), (99, -0.2)), {"b": -0.1, "c": -0.2, "a": -0.5}),
+        (((98, -0.1), (97, -0.5)), {"b": -0.1, "a": -0.5}),
+    ],
+)
+async def test_the_chosen_token_is_among_the_likeliest_of_completions_but_not_of_chats(
+    serving: Serving, top: tuple[tuple[int, float], ...], expected: dict[str, float]
+) -> None:
+    engine = ScriptedEngine(say("a"), top_logprobs=lambda token_id: top)
+    async with serving(engine) as url:
+        completion = (await post(url, PATH, prompt="x", logprobs=len(top))).json()["choices"][0]
+        body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": len(top)}
+        chat = (await post(url, "/v1/chat/completions", **body)).json()["choices"][0]
+    (told,) = completion["logprobs"]["top_logprobs"]
+    assert [*told.items()] == [*expected.items()]
+    assert [entry["logprob"] for entry in chat["logprobs"]["content"][0]["top_logprobs"]] == [
+        p for _, p in top
+    ]
+
+
+async def test_tokens_of_one_text_do_not_hide_one_another() -> None:
+    vocabulary = {"a": 0, "b": 1, "\u2581a": 2, "\u2581b": 3, "\u2581": 4}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="a"))
+    backend.decoder = decoders.Metaspace()
+    top = ((2, -0.1), (1, -0.2), (3, -0.3), (4, -4.0))
+    engine = ScriptedEngine(lambda request: [0], top_logprobs=lambda token_id: top)
+    async with serving_with(Tokenizer(backend))(engine) as url:
+        answer = (await post(url, PATH, prompt=[1], logprobs=4, max_tokens=1)).json()
+    (told,) = answer["choices"][0]["logprobs"]["top_logprobs"]
+    assert told == {"token_id:2": -0.1, "b": -0.2, "token_id:3": -0.3, "": -4.0, "a": -0.5}
+
+
 async def test_an_engine_that_gives_a_request_up_says_so(serving: Serving) -> None:
     engine = ScriptedEngine(say("ab"), last_reason=FinishReason.ABORT)
     async with serving(engine) as url:
@@ -259,6 +298,7 @@ async def test_an_engine_that_gives_a_request_up_says_so(serving: Serving) -> No
         ({}, [None, None]),
         ({"include_usage": True}, [None, None, 2]),
         ({"include_usage": True, "continuous_usage_stats": True}, [1, 2, 2]),
+        ({"continuous_usage_stats": True}, [None, None]),
     ],
 )
 async def test_a_stream_tells_counts_when_asked(
@@ -268,8 +308,8 @@ async def test_a_stream_tells_counts_when_asked(
         events = events_of(await post(url, PATH, prompt="x", stream=True, stream_options=options))
     told: list[dict[str, Any] | None] = [event.get("usage") for event in events]
     assert [usage and usage["completion_tokens"] for usage in told] == usages
-    if options:
-        assert events[-1]["choices"] == []
+    assert (events[-1]["choices"] == []) == ("include_usage" in options)
+    assert all(("usage" in event) == ("include_usage" in options) for event in events)
 
 
 async def test_the_official_client_streams(serving: Serving) -> None:

@@ -10,14 +10,17 @@ import pytest
 import schemathesis
 from http_answers import error_of, events_of, get_json, post
 from hypothesis import settings
+from json_places import bodies, places
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from scripted_engine import ScriptedEngine, Serving, say
 
+from loong.core.request import LIMITS, NUM_SEEDS
 from loong.server.answer_schemas import ChatCompletionChunk, Completion, Error
 from loong.server.api_reference import api_reference
 from loong.server.app import create_app
 from loong.server.listen import bound_socket, serve
 from loong.server.openapi import document
+from loong.server.parsing import HARMLESS
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -96,3 +99,27 @@ async def test_what_is_not_here_is_told_with_what_is(serving: Serving, path: str
         error = await error_of(url, path, 404, model="tiny", input="a")
     assert path in error["message"]
     assert "/v1/chat/completions" in error["message"]
+
+
+def test_every_number_of_every_body_has_both_bounds() -> None:
+    unbounded = [
+        (address, place.path)
+        for address, schema in bodies(document()).items()
+        for place in places(schema, document())
+        if not place.is_bounded and place.path[-1] not in HARMLESS
+    ]
+    assert not unbounded
+
+
+def test_the_bounds_are_those_that_the_engine_holds_requests_to() -> None:
+    numbers = {
+        place.path[-1]: place.schema
+        for schema in bodies(document()).values()
+        for place in places(schema, document())
+        if place.is_number and isinstance(place.path[-1], str)
+    }
+    own = {name: LIMITS[name] for name in numbers.keys() & LIMITS.keys()}
+    own |= {"max_completion_tokens": LIMITS["max_tokens"], "best_of": LIMITS["n"]}
+    told = {name: (numbers[name]["minimum"], numbers[name]["maximum"]) for name in own}
+    assert told == own | {"top_k": (-1, LIMITS["top_k"][1]), "seed": (-NUM_SEEDS, NUM_SEEDS - 1)}
+    assert own.keys() >= LIMITS.keys() - {"logit_bias"}  # of which the numbers have names of their own

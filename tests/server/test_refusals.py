@@ -42,6 +42,10 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("stream", "yes"),
         ("prompt", 5),
         ("prompt", []),
+        ("prompt", ""),
+        ("prompt", [""]),
+        ("prompt", ["a", ""]),
+        ("prompt", [[]]),
         ("prompt", [True]),
         ("prompt", [1, "a"]),
         ("prompt", [[1], "a"]),
@@ -67,6 +71,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("slo", {"ttft": 0}),
         ("slo", {"tpot": -1}),
         ("best_of", 3),
+        ("length_penalty", True),  # which equals 1
         ("suffix", "x"),
         ("guided_regex", "a*"),
         ("stream_options", {"include_usage": 1}),
@@ -128,6 +133,35 @@ async def test_a_field_that_is_nearly_another_is_told_which(
     assert error["message"] == expected
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, but is 0"),
+        ({"top_k": 2**64}, "top_k must be less than or equal to 2147483647, but is about 1e19"),
+        ({"temperature": True}, "temperature must be a valid number, but is True"),
+        ({"echo": True, "logprobs": 0}, "logprobs: those of an echoed prompt are not supported; leave out"),
+        ({"stream_options": {}}, "stream_options: only requests with stream set to true have them"),
+        ({"stream": True, "stream_options": {"stream": True}}, "stream_options.stream is not supported"),
+        ({"n": 3, "best_of": 2}, "best_of: 2 is below n, which is 3"),
+        ({"best_of": 2}, "best_of: 2 is above n, which is 1"),
+        ({"prompt": ["a", ""]}, "prompt[1] is empty"),
+        (
+            {"logit_bias": {"a": 1, "5": 1, "-1": 1, "264": 1, "05": 1}},
+            "logit_bias must be by token ids from 0 to 263, but has 'a', '-1', '264', '05'",
+        ),
+        ({"logit_bias": {str(n): 1 for n in range(264, 300)}}, "'270', '271' and 28 more"),
+    ],
+    ids=str,
+)
+async def test_a_refusal_says_in_plain_words_what_is_wrong(
+    serving: Serving, wrong: dict[str, object], message: str
+) -> None:
+    async with serving(ScriptedEngine()) as url:
+        error = await error_of(url, PATH, 400, **{"prompt": "a"} | wrong)
+    assert message in error["message"]
+    assert not any(words in error["message"] for words in ("Value error", "did you mean", "Input should"))
+
+
 async def test_a_long_name_is_cut_where_it_is_refused(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, PATH, 400, prompt="a", **{"n" * 10_000: 1})
@@ -156,6 +190,7 @@ async def test_a_missing_prompt_is_named(serving: Serving) -> None:
     [
         ("n", 1),
         ("best_of", 1),
+        ("best_of", None),
         ("echo", False),
         ("logit_bias", {}),
         ("response_format", {"type": "text"}),
@@ -190,6 +225,12 @@ async def test_an_unknown_model_is_not_found(serving: Serving) -> None:
         assert (await client.get(f"{url}/v1/models/gpt-9")).json()["error"]["code"] == "model_not_found"
 
 
+async def test_a_best_of_that_is_n_asks_for_nothing(serving: Serving) -> None:
+    async with serving(ScriptedEngine()) as url:
+        answer = (await post(url, PATH, prompt="a", n=2, best_of=2)).json()
+    assert len(answer["choices"]) == 2
+
+
 async def test_unknown_paths_and_methods_are_told_alike(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         missing = await client.get(f"{url}/nothing")
@@ -197,6 +238,7 @@ async def test_unknown_paths_and_methods_are_told_alike(serving: Serving) -> Non
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
     assert (wrong.status_code, wrong.headers["Allow"]) == (405, "POST")
     assert wrong.json()["error"]["code"] == "method_not_allowed"
+    assert wrong.json()["error"]["message"] == f"{PATH} takes POST, but the method is GET"
 
 
 @pytest.mark.parametrize(

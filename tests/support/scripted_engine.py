@@ -10,7 +10,7 @@ from typing import TypeAlias
 from loong.core.errors import ClusterError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.request import FinishReason, Request, TokenId
+from loong.core.request import MAX_LOGPROBS, FinishReason, Request, TokenId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory
 from loong.server.engine_client import EngineLimits, Health, PutToken
@@ -33,6 +33,11 @@ def say(text: str) -> Reply:
     return lambda request: [*text.encode()]
 
 
+def chosen_and_others(token_id: TokenId) -> Sequence[tuple[TokenId, float]]:
+    """The likeliest tokens: the chosen one is the first."""
+    return [(token_id ^ i, -0.5 - i) for i in range(MAX_LOGPROBS)]
+
+
 @dataclass
 class ScriptedEngine:
     """An `Engine`. Before token number `pause_at` it waits for `resume`; at `fail_at` it fails."""
@@ -43,6 +48,7 @@ class ScriptedEngine:
     fail_at: int | None = None
     failure: ClusterError = field(default_factory=lambda: ClusterError("instance 3 is lost"))
     last_reason: FinishReason = FinishReason.LENGTH  # when the reply is over
+    top_logprobs: Callable[[TokenId], Sequence[tuple[TokenId, float]]] = chosen_and_others
     is_alive: bool = True
     cluster: Snapshot = AT_REST
     past: ClusterHistory = ClusterHistory()  # noqa: RUF009  it is frozen
@@ -103,7 +109,7 @@ class ScriptedEngine:
         num_logprobs = request.sampling_params.num_logprobs
         if num_logprobs is None:
             return None
-        return Logprobs(-0.5, tuple((token_id ^ i, -0.5 - i) for i in range(num_logprobs)))
+        return Logprobs(-0.5, tuple(self.top_logprobs(token_id)[:num_logprobs]))
 
     def health(self) -> Health:
         return Health(self.is_alive, "ok" if self.is_alive else "no step ended for 60 s")

@@ -30,6 +30,13 @@ class Served:
     log_path: Path
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Its host and port."""
+        url = httpx.URL(self.url)
+        assert url.port is not None
+        return url.host, url.port
+
+    @property
     def log(self) -> str:
         """All it has said."""
         return self.log_path.read_text()
