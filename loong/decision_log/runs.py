@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from loong.core.request import RequestId
 from loong.decision_log.lines import Arrived, Chunk, Decode, Ended, FirstToken, Line, Planned
 
+MAX_DOPS = 64  # changes of DoP that are kept of a request
+
 
 @dataclass(slots=True)
 class RequestRun:
-    """Times are seconds of the run's clock, None for what has not happened. `dops` are in their order."""
+    """Times are seconds of the run's clock, None for what has not happened. `dops` are the last, in order."""
 
     request_id: RequestId
     num_prompt_tokens: int
@@ -89,6 +91,7 @@ class RequestRuns:
                         begun.started_at = plan.time
                 if not run.dops or run.dops[-1] != batch.dop:
                     run.dops.append(batch.dop)
+                    del run.dops[:-MAX_DOPS]
 
     def _end(self, ended: Ended) -> None:
         if (run := self._live.pop(ended.request_id, None)) is not None:
