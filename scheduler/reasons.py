@@ -14,12 +14,16 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch
-from loong.scheduler.dispatch import Dispatched, Prefill
+from loong.scheduler.dispatch import Dispatched, Prefill, Refusal
 from loong.scheduler.group import Group
 from loong.scheduler.survey import Survey
 
 PUT_OFF = "it is put off, as not all prompts can be in time and most can without it"
 NO_PLACE = "too little KV is free on the instances that it could have now"
+HELD_BACK = "free slots are kept for others, so that these can end"
+PARKED = "others that can be in time fill its instances, which need not wait for each other meanwhile"
+DEFERRED = frozenset({PUT_OFF, HELD_BACK, PARKED, Refusal.PUT_OFF.value, Refusal.OVERTAKING.value})
+"""Why requests wait that a policy puts behind others; all other reasons are about KV, instances and steps."""
 
 BatchOf: TypeAlias = Mapping[RequestId, BatchPlan]
 """The batches of a plan by each of their requests."""
@@ -113,14 +117,12 @@ def reasons_while_busy(survey: Survey) -> Iterator[Decision]:
 
 def reason_to_hold_back(request_ids: Set[RequestId]) -> Decision:
     """Why requests at rest do not go on, though instances are free."""
-    reason = "free slots are kept for others, so that these can end"
-    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), reason)
+    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), HELD_BACK)
 
 
 def reason_to_park(request_ids: Set[RequestId]) -> Decision:
     """Why late prompts rest, whatever is free."""
-    reason = "others that can be in time fill its instances, which need not wait for each other meanwhile"
-    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), reason)
+    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PARKED)
 
 
 def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> Decision:

@@ -1,17 +1,24 @@
 """What ran when, and what KV moved: for people to look at."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loong.core.events import BatchFinished, Event, InstanceLost, MigrationFinished
 from loong.core.instance import ESPGroup
 from loong.core.instructions import Instruction, MoveKV, RunBatch
+from loong.core.latest import Latest
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
+
+MAX_BATCH_BYTES = 2**25  # of the slices of batches that are kept
+MAX_MOVE_BYTES = 2**22
+_SLICE_BYTES = 512  # of a slice without requests and instances
+_INSTANCE_BYTES = 192  # of what a slice says of an instance
+_ID_BYTES = 64  # of a request's id, without its letters
+_MOVE_BYTES = 320
 
 TokensOf = tuple[tuple[InstanceId, int], ...]
 """Tokens in the pools of some instances."""
@@ -84,9 +91,9 @@ class ClusterHistory:
 class Timeline:
     """An observer of the loop that keeps the last batches and migrations."""
 
-    def __init__(self, max_slices: int = 50_000) -> None:
-        self._batches: deque[BatchSlice] = deque(maxlen=max_slices)
-        self._moves: deque[KVMove] = deque(maxlen=max_slices)
+    def __init__(self, max_batch_bytes: int = MAX_BATCH_BYTES, max_move_bytes: int = MAX_MOVE_BYTES) -> None:
+        self._batches = Latest(max_batch_bytes, _size_of_slice)
+        self._moves = Latest(max_move_bytes, _size_of_move)
         self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}  # and when they were told
         self._ended: list[BatchSlice] = []  # since the last plan, as if their pools held what was reserved
         self._rests = Rests()
@@ -145,6 +152,16 @@ class Timeline:
         instances = [snapshot.instance[i] for i in told.plan.group.instance_ids]
         self._kv_capacity.update((i.instance_id, i.kv_capacity) for i in instances)
         return tuple((i.instance_id, i.kv_used + writes.get(i.instance_id, 0)) for i in instances)
+
+
+def _size_of_slice(piece: BatchSlice) -> int:
+    """Return the bytes of a slice, counting ids as if no other slice had them."""
+    num_ids, num_letters = len(piece.request_ids), sum(map(len, piece.request_ids))
+    return _SLICE_BYTES + _INSTANCE_BYTES * piece.group.dop + _ID_BYTES * num_ids + num_letters
+
+
+def _size_of_move(move: KVMove) -> int:
+    return _MOVE_BYTES + len(move.request_id)
 
 
 def _with_pools_of(snapshot: Snapshot, ended: BatchSlice) -> BatchSlice:

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from loong.core.decision import DecisionKind
 from loong.core.request import RequestId
 from loong.decision_log.lines import Arrived, Chunk, Decode, Ended, FirstToken, Line, Planned
+
+MAX_DOPS = 64  # changes of DoP that are kept of a request
 
 
 @dataclass(slots=True)
 class RequestRun:
-    """Times are seconds of the run's clock, None for what has not happened. `dops` are in their order."""
+    """Times are seconds of the run's clock, None for what has not happened. `dops` are the last, in order."""
 
     request_id: RequestId
     num_prompt_tokens: int
@@ -23,6 +26,8 @@ class RequestRun:
     end: str | None = None
     num_output_tokens: int = 0  # known at the end
     dops: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+    waits_for: str | None = None  # why it did not run when that was last said, since its last preemption
 
     @property
     def ttft(self) -> float | None:
@@ -78,7 +83,12 @@ class RequestRuns:
             case _:
                 pass
 
+    def live_run(self, request_id: RequestId) -> RequestRun | None:
+        """Return the run of a request that is not over; None if there is none."""
+        return self._live.get(request_id)
+
     def _run(self, plan: Planned) -> None:
+        self._note_waits(plan)
         for batch in plan.batches:
             parts: tuple[Chunk | Decode, ...] = (*batch.chunks, *batch.decodes)
             for part in parts:
@@ -89,6 +99,17 @@ class RequestRuns:
                         begun.started_at = plan.time
                 if not run.dops or run.dops[-1] != batch.dop:
                     run.dops.append(batch.dop)
+                    del run.dops[:-MAX_DOPS]
+
+    def _note_waits(self, plan: Planned) -> None:
+        for preempted in plan.preempted:
+            if (run := self._live.get(preempted.request_id)) is not None:
+                run.num_preemptions, run.waits_for = run.num_preemptions + 1, None
+        for reason in plan.reasons:
+            if reason.kind == DecisionKind.WAIT.value:
+                for request_id in reason.request_ids:
+                    if (run := self._live.get(request_id)) is not None:
+                        run.waits_for = reason.chosen
 
     def _end(self, ended: Ended) -> None:
         if (run := self._live.pop(ended.request_id, None)) is not None:

@@ -39,7 +39,8 @@ def cluster_of(
 ) -> Cluster:
     """What is told of an engine of this process, with nothing counted yet."""
     registry = CollectorRegistry()
-    registry.register(ClusterCollector(settings.served_model_name, engine.snapshot))
+    is_deferred = insight.is_deferred if insight is not None else lambda _: False
+    registry.register(ClusterCollector(settings.served_model_name, engine.snapshot, is_deferred))
     ProcessCollector(registry=registry)
     return Cluster(engine, Admission(settings), settings, registry, tracing, insight)
 

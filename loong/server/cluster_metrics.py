@@ -1,6 +1,6 @@
 """What of a cluster Prometheus is told at the time it asks."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from loong.core.instance import ElasticInstance
+from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 
 _DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
@@ -23,11 +24,19 @@ _INSTANCE_GAUGES: tuple[tuple[str, str, Callable[[ElasticInstance], float]], ...
 
 
 class ClusterCollector(Collector):
-    """What a snapshot tells, at the time it is asked for."""
+    """What a snapshot tells, at the time it is asked for.
 
-    def __init__(self, model_name: str, snapshot: Callable[[], Snapshot]) -> None:
+    `is_deferred` tells of a request whether it waits because the policy puts it behind others.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        snapshot: Callable[[], Snapshot],
+        is_deferred: Callable[[RequestId], bool],
+    ) -> None:
         self._model_name = model_name
-        self._snapshot = snapshot
+        self._snapshot, self._is_deferred = snapshot, is_deferred
 
     def collect(self) -> Iterator[Metric]:
         """Take a snapshot and say it in metrics."""
@@ -37,6 +46,7 @@ class ClusterCollector(Collector):
         running_ids = {view.request_id for view in snapshot.running} | snapshot.ending_ids
         yield self._gauge("vllm:num_requests_running", "Requests being computed.", len(running_ids))
         yield self._gauge("vllm:num_requests_waiting", "Requests without KV.", len(snapshot.waiting))
+        yield self._waiting_by_reason(snapshot.waiting)
         yield self._gauge(
             "vllm:kv_cache_usage_perc", "KV in use; 1 is all.", used / capacity if capacity else 0
         )
@@ -64,6 +74,16 @@ class ClusterCollector(Collector):
     def _counter(self, name: str, what: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(name, what, labels=("model_name",))
         family.add_metric((self._model_name,), value)
+        return family
+
+    def _waiting_by_reason(self, waiting: Sequence[RequestView]) -> GaugeMetricFamily:
+        num_deferred = sum(self._is_deferred(view.request_id) for view in waiting)
+        labels = ("model_name", "reason")
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Requests without KV, by why they wait.", labels=labels
+        )
+        family.add_metric((self._model_name, "capacity"), len(waiting) - num_deferred)
+        family.add_metric((self._model_name, "deferred"), num_deferred)
         return family
 
     def _group_sizes(self, num_batches_by_dop: Mapping[int, int]) -> HistogramMetricFamily:

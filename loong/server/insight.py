@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from loong.core.cost_model import CostModel
 from loong.core.plan import IterationPlan
+from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRun, RequestRuns
 from loong.scheduler.policy import Policy
+from loong.scheduler.reasons import DEFERRED
 from loong.server.spans import Spans
 
 MAX_OVER = 500
@@ -57,6 +59,11 @@ class Insight:
             return made
 
         return plan
+
+    def is_deferred(self, request_id: RequestId) -> bool:
+        """Return whether a request waits because the policy puts it behind others."""
+        run = self.runs.live_run(request_id)
+        return run is not None and run.waits_for in DEFERRED
 
     def target_of(self, run: RequestRun) -> Targets:
         """What a request is promised: each of its own targets, or else the policy's."""

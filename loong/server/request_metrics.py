@@ -4,6 +4,7 @@ from loong.core.request import FinishReason
 from loong.server.metrics import E2E_SECONDS, ITL_SECONDS, TOKENS, TTFT_SECONDS, MetricFamilies
 
 _MAX_UNCOUNTED = 32
+ADMISSION_CODES = ("queue_full", "rate_limit_exceeded", "shutting_down", "too_many_bodies")
 SERVED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
 
@@ -23,6 +24,8 @@ class RequestMetrics:
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self._success = labeled("vllm:request_success", "Requests that ended, by reason.", "finished_reason")
         self._refused = labeled("loong:request_refused", "Requests answered with an error.", "code")
+        rejected = labeled("vllm:admission_rejections", "Requests refused for want of room.", "reason")
+        self._rejected = {code: rejected.labels(self._model_name, code) for code in ADMISSION_CODES}
 
     def saw_first_token(self, ttft: float, num_prompt_tokens: int) -> None:
         """Count a first token, and the prompt that was processed for it: 0 if for another choice too."""
@@ -55,3 +58,5 @@ class RequestMetrics:
     def saw_refusal(self, code: str) -> None:
         """Count a request that was answered with an error."""
         self._refused.labels(self._model_name, code).inc()
+        if (rejected := self._rejected.get(code)) is not None:
+            rejected.inc()

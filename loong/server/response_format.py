@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sys
 from collections import OrderedDict
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -28,15 +29,16 @@ class SchemaChecker:
         self._process: asyncio.subprocess.Process | None = None
         self._why_unusable = ""  # what the process says if it can make no grammar at all
         self._turn = asyncio.Lock()
-        self._checks: OrderedDict[str, asyncio.Task[str]] = OrderedDict()  # why not, or "", by schema
+        self._checks: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()  # why not, or "", by digest
 
     async def check(self, schema: str) -> None:
         """Raise a 400 that says why answers cannot be held to a schema."""
         if self._folder is None:
             raise _refusal("needs a model folder with a tokenizer.json", "unsupported_parameter")
-        if (num_bytes := len(schema.encode())) > MAX_SCHEMA_BYTES:
-            raise _refusal(f"the schema has {num_bytes} bytes, and {MAX_SCHEMA_BYTES} are the most")
-        if why := await asyncio.shield(self._task(schema)):  # a client that leaves does not end it
+        written = schema.encode()
+        if len(written) > MAX_SCHEMA_BYTES:
+            raise _refusal(f"the schema has {len(written)} bytes, and {MAX_SCHEMA_BYTES} are the most")
+        if why := await asyncio.shield(self._task(written)):  # a client that leaves does not end it
             raise _refusal(why, "invalid_schema")
 
     async def close(self) -> None:
@@ -46,32 +48,33 @@ class SchemaChecker:
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
         await self._stop()
 
-    def _task(self, schema: str) -> asyncio.Task[str]:
-        task = self._checks.get(schema)
+    def _task(self, schema: bytes) -> asyncio.Task[str]:
+        digest = sha256(schema).digest()  # so that what is known of a schema takes no room for it
+        task = self._checks.get(digest)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             if sum(not check.done() for check in self._checks.values()) >= _MAX_PENDING:
                 message = f"{_MAX_PENDING} schemas are being checked; come back later"
                 raise ApiError(503, message, "queue_full", headers={"Retry-After": "1"})
-            task = self._checks[schema] = asyncio.create_task(self._checked(schema))
+            task = self._checks[digest] = asyncio.create_task(self._checked(schema, digest))
             if len(self._checks) > _MAX_KNOWN:
                 self._checks.popitem(last=False)
         return task
 
-    async def _checked(self, schema: str) -> str:
+    async def _checked(self, schema: bytes, digest: bytes) -> str:
         async with self._turn:
             try:
                 return await self._ask(schema)
             except TimeoutError:
                 await self._stop()
-                self._checks.pop(schema, None)  # at another time it may be quicker
+                self._checks.pop(digest, None)  # at another time it may be quicker
                 return f"no grammar could be made of the schema within {self.max_seconds:g} s"
 
-    async def _ask(self, schema: str) -> str:
+    async def _ask(self, schema: bytes) -> str:
         is_new = self._process is None
         process = self._process or await self._start()
         assert process.stdin is not None
         try:
-            process.stdin.write(msgspec.json.encode(schema) + b"\n")
+            process.stdin.write(msgspec.json.encode(schema.decode()) + b"\n")
             return await self._answer(process, self.max_seconds)
         except (ConnectionError, msgspec.DecodeError):  # it ended
             await self._stop()

@@ -5,6 +5,7 @@ from loong.server.insight import Targets
 from loong.server.metrics import E2E_SECONDS, ITL_SECONDS, TOKENS, MetricFamilies
 from loong.server.request_metrics import SERVED
 
+_PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
 _PLAN_SECONDS = tuple(digit * 10**power for power in range(-5, 0) for digit in (1, 2, 5))
 
 
@@ -35,6 +36,9 @@ class RunMetrics:
             "vllm:request_max_num_generation_tokens", "Output tokens of a choice.", TOKENS
         )
         self._asked = histogram("vllm:request_params_max_tokens", "Output tokens asked for.", TOKENS)
+        self._preemptions = histogram(
+            "vllm:request_num_preemptions", "Times that a request lost its KV.", _PREEMPTIONS
+        )
         self._scheduler = histogram("loong:scheduler_seconds", "To make one plan.", _PLAN_SECONDS)
         self._in_time = families.labeled(
             "loong:slo_requests", "Latencies of served requests against their targets.", "latency", "outcome"
@@ -56,6 +60,7 @@ class RunMetrics:
         self._inference.observe(run.ended_at - run.started_at)
         self._longest.observe(run.num_output_tokens)
         self._asked.observe(run.max_tokens)
+        self._preemptions.observe(run.num_preemptions)
         if run.tpot is not None:
             self._tpot.observe(run.tpot)
         for name, got, promised in (("ttft", run.ttft, target.ttft), ("tpot", run.tpot, target.tpot)):

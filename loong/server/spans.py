@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 MAX_PARENTS = 100_000
+MAX_TRACEPARENT = 128  # characters; the first version of the format has 55
 _NANOSECONDS = 1e9
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
@@ -44,7 +45,8 @@ def otlp_exporter(endpoint: str) -> "SpanExporter":
 async def note_traceparent(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Keep whose child a client says its request is, for who answers it."""
     traceparent = request.headers.get("traceparent", "")
-    TRACEPARENT.set(traceparent if traceparent and traceparent.isascii() else None)
+    is_kept = 0 < len(traceparent) <= MAX_TRACEPARENT and traceparent.isascii()
+    TRACEPARENT.set(traceparent if is_kept else None)
     return await handler(request)
 
 

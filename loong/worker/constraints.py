@@ -8,7 +8,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from sys import getsizeof
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -23,31 +25,47 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NUM_GRAMMARS = 32
+MAX_BYTES = 2**28  # of grammars, as xgrammar counts them, with their schemas
 _NUM_MATCHERS = 1024
 _BITS = 32  # of a word of a mask
 
 
-class Constraints:
-    """Grammars, compiled in a thread, and how far the outputs of requests have come in theirs."""
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far a request's output has come in the grammar of its schema."""
 
-    def __init__(self, folder: Path | None, vocab_size: int) -> None:
+    schema: str
+    matcher: "GrammarMatcher"
+    num_tokens: int
+
+
+class Constraints:
+    """Grammars, compiled in a thread, and how far the outputs of requests have come in theirs.
+
+    The grammars used last are kept, as many as fit `max_bytes` but always the newest; a request whose grammar
+    was dropped has it compiled again.
+    """
+
+    def __init__(self, folder: Path | None, vocab_size: int, max_bytes: int = MAX_BYTES) -> None:
         """Take the folder of the model's tokenizer, which is read when first needed."""
-        self._folder, self._vocab_size = folder, vocab_size
+        self._folder, self._vocab_size, self._max_bytes = folder, vocab_size, max_bytes
         self._compiler: GrammarCompiler | None = None
         self._thread = ThreadPoolExecutor(1)
-        self._lock = Lock()
+        self._lock = Lock()  # guards all below
         self._grammars: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
-        self._matchers: OrderedDict[RequestId, tuple[GrammarMatcher, int]] = OrderedDict()
+        self._sizes: dict[str, int] = {}  # in bytes, of grammars that are compiled
+        self._progress: OrderedDict[RequestId, _Progress] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all grammars that are kept, with their schemas."""
+        return sum(self._sizes.values())
 
     def prepare(self, schema: str) -> "Future[CompiledGrammar]":
         """Begin to compile a schema's grammar, unless it is there; from any thread."""
         with self._lock:
-            grammar = self._grammars.get(schema)
-            if grammar is None or (grammar.done() and grammar.exception() is not None):
+            if schema not in self._grammars:
                 self._grammars[schema] = self._thread.submit(self._compile, schema)
-                if len(self._grammars) > _NUM_GRAMMARS:
-                    self._grammars.popitem(last=False)
             self._grammars.move_to_end(schema)
             return self._grammars[schema]
 
@@ -76,8 +94,9 @@ class Constraints:
         return words[0]
 
     def forget(self, request_id: RequestId) -> None:
-        """The request has ended."""
-        self._matchers.pop(request_id, None)
+        """The request has ended, or has lost its KV; from any thread."""
+        with self._lock:
+            self._progress.pop(request_id, None)
 
     def _matcher(
         self,
@@ -89,21 +108,45 @@ class Constraints:
         """The request's, brought to the end of its output."""
         from xgrammar import GrammarMatcher  # an extra, and slow to import
 
-        matcher, num_taken = self._matchers.pop(request_id, (None, 0))
-        if matcher is None or num_taken > len(output_token_ids):
-            grammar = self.prepare(schema).result()
-            matcher, num_taken = GrammarMatcher(grammar, override_stop_tokens=list(stop_token_ids)), 0
-        for token_id in output_token_ids[num_taken:]:
-            if not matcher.accept_token(token_id):
+        grammar = self.prepare(schema).result()
+        with self._lock:
+            progress = self._progress.pop(request_id, None)
+        if progress is None or progress.num_tokens > len(output_token_ids):
+            matcher = GrammarMatcher(grammar, override_stop_tokens=list(stop_token_ids))
+            progress = _Progress(schema, matcher, 0)
+        for token_id in output_token_ids[progress.num_tokens :]:
+            if not progress.matcher.accept_token(token_id):
                 raise ValueError(f"its output has token {token_id}, which the schema does not allow")
-        self._matchers[request_id] = matcher, len(output_token_ids)
-        if len(self._matchers) > _NUM_MATCHERS:
-            self._matchers.popitem(last=False)
-        return matcher
+        with self._lock:
+            if schema in self._grammars:  # else it was dropped meanwhile
+                self._progress[request_id] = _Progress(schema, progress.matcher, len(output_token_ids))
+            if len(self._progress) > _NUM_MATCHERS:
+                self._progress.popitem(last=False)
+        return progress.matcher
 
     def _compile(self, schema: str) -> "CompiledGrammar":
+        try:
+            grammar = self._grammar_compiler().compile(schema)
+        except BaseException:
+            with self._lock:
+                del self._grammars[schema]  # at another time it may succeed
+            raise
+        with self._lock:
+            self._sizes[schema] = grammar.memory_size_bytes + getsizeof(schema)
+            while self.num_bytes > self._max_bytes and len(self._sizes) > 1:
+                others = (other for other in self._grammars if other in self._sizes and other != schema)
+                self._drop(next(others))
+        return grammar
+
+    def _grammar_compiler(self) -> GrammarCompiler:
         if self._compiler is None:
             if self._folder is None:
                 raise ValueError("the workers were given no tokenizer")
             self._compiler = GrammarCompiler(self._folder, self._vocab_size)
-        return self._compiler.compile(schema)
+        return self._compiler
+
+    def _drop(self, schema: str) -> None:
+        """Drop a grammar, and the matchers that hold it."""
+        del self._grammars[schema], self._sizes[schema]
+        for request_id in [i for i, progress in self._progress.items() if progress.schema == schema]:
+            del self._progress[request_id]

@@ -160,6 +160,8 @@ class Worker:
         self._constraints.prepare(command.json_schema).add_done_callback(tell)
 
     def _release(self, command: ReleaseKV) -> None:
+        if command.positions is None:  # it has ended, or will be computed again
+            self._constraints.forget(command.owner_id)
         for instance_id in command.instance_ids:
             pool = self._pools.get(instance_id)
             if pool is not None and command.positions is None:

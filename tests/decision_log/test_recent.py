@@ -9,9 +9,11 @@ from simulation import timed_request
 
 from loong.core.events import RequestAborted, RequestArrived
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.plan import IterationPlan, Preemption
+from loong.decision_log.lines import Arrived, Batch, Decode, Planned
 from loong.decision_log.log import DecisionLog
 from loong.decision_log.recent import RecentLines, index_of
-from loong.decision_log.runs import RequestRun, RequestRuns
+from loong.decision_log.runs import MAX_DOPS, RequestRun, RequestRuns
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.words import told
 
@@ -28,6 +30,27 @@ def test_a_request_is_followed_from_its_arrival_to_its_end() -> None:
     assert [run.request_id for run in runs.live] == ["r001"]
     (run,) = over
     assert (run.started_at, run.ended_at, run.end, run.tpot) == (0.0, 3.0, "abort", None)
+
+
+def test_a_request_keeps_the_last_of_its_changes_of_dop() -> None:
+    runs = RequestRuns()
+    runs(Arrived(0.0, "r", 1, 9999, ()), b"")
+    for number in range(1000):
+        batch = Batch(number, (0,), 1 + number % 2, decodes=(Decode("r", number, 0),))
+        runs(Planned(0.0, (), (), (batch,)), b"")
+    (run,) = runs.live
+    assert len(run.dops) == MAX_DOPS
+    assert run.dops[-2:] == [1, 2]
+
+
+def test_preemptions_of_a_request_are_counted() -> None:
+    over: list[RequestRun] = []
+    teller = Teller(DecisionLog(None, listeners=[RequestRuns([over.append])]), INSTANCES)
+    prefill_two(teller)
+    plan = IterationPlan(preemptions=(Preemption("r000"),))
+    teller.tell(RequestAborted(3.0, "r001"), plan)
+    teller.tell(RequestAborted(4.0, "r000"))
+    assert {run.request_id: run.num_preemptions for run in over} == {"r000": 1, "r001": 0}
 
 
 def test_a_story_is_told_of_lines_in_memory() -> None:

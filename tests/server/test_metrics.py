@@ -1,5 +1,6 @@
 """What Prometheus, and Grafana boards made for vLLM, find at /metrics."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,27 +14,45 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.decision_log.lines import Arrived, Batch, Cause, Chunk, Ended, FirstToken, Planned
+from loong.core.placement import Placement
+from loong.core.request import RequestView
+from loong.core.snapshot import Snapshot
+from loong.decision_log.lines import (
+    Arrived,
+    Batch,
+    Cause,
+    Chunk,
+    Ended,
+    FirstToken,
+    Line,
+    Planned,
+    Preempted,
+    Reason,
+)
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
+from loong.scheduler.reasons import HELD_BACK, NO_PLACE, PUT_OFF
 from loong.server.insight import Insight, Targets
 
-# Every series that the queries of vLLM's published Grafana board name, with the labels that they use.
+# Every series that the queries of vLLM's published Grafana boards name and that is here, with their labels.
 BOARD = {
     "vllm:e2e_request_latency_seconds_bucket": {"model_name", "le"},
     "vllm:e2e_request_latency_seconds_count": {"model_name"},
     "vllm:e2e_request_latency_seconds_sum": {"model_name"},
     "vllm:generation_tokens_total": {"model_name"},
+    "vllm:admission_rejections_total": {"model_name", "reason"},
     "vllm:inter_token_latency_seconds_bucket": {"model_name", "le"},
     "vllm:inter_token_latency_seconds_count": {"model_name"},
     "vllm:inter_token_latency_seconds_sum": {"model_name"},
     "vllm:kv_cache_usage_perc": {"model_name"},
     "vllm:num_requests_running": {"model_name"},
     "vllm:num_requests_waiting": {"model_name"},
+    "vllm:num_requests_waiting_by_reason": {"model_name", "reason"},
     "vllm:prompt_tokens_total": {"model_name"},
     "vllm:request_decode_time_seconds_sum": {"model_name"},
     "vllm:request_generation_tokens_bucket": {"model_name", "le"},
     "vllm:request_max_num_generation_tokens_sum": {"model_name"},
+    "vllm:request_num_preemptions_bucket": {"model_name", "le"},
     "vllm:request_prefill_time_seconds_sum": {"model_name"},
     "vllm:request_prompt_tokens_bucket": {"model_name", "le"},
     "vllm:request_queue_time_seconds_sum": {"model_name"},
@@ -47,23 +66,27 @@ OTHER_UNITS = {"ms", "milliseconds", "minutes", "hours", "us", "kb", "mb", "gb",
 
 
 def one_request(insight: Insight) -> None:
-    """A request that waits 1 s, prefills for 2 and decodes 9 tokens in 4.5."""
+    """A request that waits 1 s, prefills for 2 and decodes 9 tokens in 4.5; it is preempted once."""
     chunk = Chunk("r", 0, 6, {0: 6}, {0: 6})
     for line in (
         Arrived(1.0, "r", 6, 20, ()),
         Planned(2.0, (Cause("request_arrived"),), (), (Batch(1, (0,), 1, (chunk,)),)),
         FirstToken(4.0, "r"),
+        Planned(5.0, (Cause("batch_finished"),), (), preempted=(Preempted("r", {0: 6}),)),
         Ended(8.5, "r", "stop", 10),
     ):
         insight.runs(line, b"")
 
 
+def insight_of_nothing() -> Insight:
+    errors, targets = {"decode": 0.5}, Targets(2.5, 0.6)
+    return Insight("esp", RecentLines(), RequestRuns(), lambda: errors, lambda _num_tokens: targets)
+
+
 @asynccontextmanager
 async def busy_server(serving: Serving) -> AsyncIterator[str]:
     """A server that has done something of every kind."""
-    insight = Insight(
-        "esp", RecentLines(), RequestRuns(), lambda: {"decode": 0.5}, lambda _num_tokens: Targets(2.5, 0.6)
-    )
+    insight = insight_of_nothing()
     async with serving(ScriptedEngine(), insight) as url:
         await post(url, "/v1/completions", prompt="abc", max_tokens=5)
         await post(url, "/v1/completions", prompt="abc", max_tokens=10**9)
@@ -101,6 +124,8 @@ async def test_times_of_a_request_are_told_apart(serving: Serving) -> None:
     for name, seconds in expected.items():
         assert values[f"vllm:request_{name}_time_seconds_sum", None, None] == seconds
     assert values["vllm:request_time_per_output_token_seconds_sum", None, None] == 0.5
+    assert values["vllm:request_num_preemptions_sum", None, None] == 1
+    assert values["vllm:request_num_preemptions_count", None, None] == 1
     assert values["loong:slo_requests_total", "ttft", "missed"] == 1
     assert values["loong:slo_requests_total", "tpot", "met"] == 1
 
@@ -109,6 +134,54 @@ async def test_refusals_are_counted_by_code(serving: Serving) -> None:
     (refused,) = (family for family in await families(serving) if family.name == "loong:request_refused")
     counted = [sample for sample in refused.samples if sample.name.endswith("_total")]
     assert [(sample.labels["code"], sample.value) for sample in counted] == [("context_length_exceeded", 1)]
+
+
+async def by_reason(url: str, family: str) -> dict[str, float]:
+    """The samples of a family by their reason."""
+    (found,) = (one for one in parse_text((await told(url)).text) if one.name == family)
+    return {
+        sample.labels["reason"]: sample.value
+        for sample in found.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+async def test_rejections_at_admission_are_counted_by_reason(serving: Serving) -> None:
+    engine = ScriptedEngine(pause_at=0)
+    async with serving(engine, insight_of_nothing(), max_waiting_requests=1) as url:
+        reasons = {"queue_full", "rate_limit_exceeded", "shutting_down", "too_many_bodies"}
+        assert await by_reason(url, "vllm:admission_rejections") == dict.fromkeys(reasons, 0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(post(url, "/v1/completions", prompt="abc", max_tokens=5))
+            await engine.paused.wait()
+            refused = await post(url, "/v1/completions", prompt="abc", max_tokens=5, n=2)
+            await post(url, "/v1/completions", prompt="abc", max_tokens=0)  # at no time it may be served
+            engine.resume.set()
+        assert refused.status_code == 503
+        counted = await by_reason(url, "vllm:admission_rejections")
+    assert counted == dict.fromkeys(reasons, 0) | {"queue_full": 1}
+
+
+async def test_requests_that_wait_are_told_apart_by_reason(serving: Serving) -> None:
+    """Of four, one is put off, one was but has been preempted since, one has no place, one gave no reason."""
+    ids = ("put off", "preempted", "no place", "new")
+    views = tuple(RequestView(i, 6, 0, 20, 0.0, None, Placement()) for i in ids)
+    engine, insight = ScriptedEngine(), insight_of_nothing()
+    async with serving(engine, insight) as url:
+        assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 0, "deferred": 0}
+        engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views)
+        reasons = (
+            Reason("wait", ("put off", "preempted", "gone"), PUT_OFF),
+            Reason("wait", ("no place",), NO_PLACE),
+            Reason("dispatch", ("new",), HELD_BACK),
+        )
+        causes = (Cause("request_arrived"),)
+        lines: list[Line] = [Arrived(0.0, i, 6, 20, ()) for i in ids]
+        lines.append(Planned(0.5, causes, (), reasons=reasons))
+        lines.append(Planned(0.6, causes, (), preempted=(Preempted("preempted", {0: 6}),)))
+        for line in lines:
+            insight.runs(line, b"")
+        assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 3, "deferred": 1}
 
 
 async def test_the_exposition_keeps_the_rules_of_prometheus(serving: Serving) -> None:

@@ -1,8 +1,10 @@
 """A real process checks schemas here; tests of grammars and workers hold answers to them."""
 
+import gc
 import json
 import os
 import signal
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,22 @@ async def test_a_schema_is_not_blamed_for_a_process_that_had_ended(tokenizer: To
         await checker.check(json.dumps({"type": "null"}))
     finally:
         await checker.close()
+
+
+async def test_what_is_known_of_schemas_takes_no_room_for_them(tokenizer: Tokenizer) -> None:
+    num_schemas, num_letters = 16, 60_000
+    checker = SchemaChecker(tokenizer.folder, 264)
+    try:
+        await checker.check('{"type":"null"}')
+        tracemalloc.start()
+        for number in range(num_schemas):
+            await checker.check(json.dumps({"const": number, "title": "x" * num_letters}))
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        await checker.close()
+    assert held < num_schemas * num_letters / 4
 
 
 async def test_a_schema_that_no_answer_fits_is_refused_in_few_words(tokenizer: Tokenizer) -> None:

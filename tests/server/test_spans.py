@@ -76,6 +76,22 @@ async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) ->
     assert second.parent is None
 
 
+async def test_a_parent_of_any_length_is_not_kept(serving: Serving) -> None:
+    exporter, engine = InMemorySpanExporter(), ScriptedEngine()
+    spans = Spans(exporter, "tiny", clock_start=0.0)
+    insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)
+    async with serving(engine, insight) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+        for num_letters in (5, 5000):
+            headers = {"traceparent": f"01-{TRACE}-{PARENT}-01-{'a' * num_letters}"}
+            await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
+    for request in engine.requests:
+        spans.saw_run(over(request.request_id))
+    spans.close()
+    first, second = (span for span in exporter.get_finished_spans() if span.name == "llm_request")
+    assert first.parent is not None
+    assert second.parent is None
+
+
 async def test_a_parent_that_is_no_text_is_passed_over(serving: Serving) -> None:
     spans = Spans(InMemorySpanExporter(), "tiny", clock_start=0.0)
     insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)

@@ -1,0 +1,261 @@
+"""Does a server that runs for long stay as it is?
+
+A server of the tiny model on four CPU instances is asked for streams at times drawn at random. Most are left
+after a number of tokens drawn at random, some are read to the end, some are refused. A few have several
+choices, logprobs, or one of many schemas. Memory, descriptors and threads of all its processes are sampled
+meanwhile. At the end no KV may be held. "Growth" is the slope of memory over the last third of the streams.
+"""
+
+import asyncio
+import json
+import random
+import re
+import socket
+import struct
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import linear_regression
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.request import urlopen
+
+import uvloop
+from result import print_result, script_parser
+from streams import child_pid
+
+from loong.launcher.embedded import ServerConfig, embedded_server
+
+NUM_INSTANCES = 4
+NUM_AT_ONCE = 64  # streams that are open at a time, at most
+MAX_TOKENS = 64
+NUM_SCHEMAS = 200
+READ_SECONDS = 120.0  # within which a stream has its next token
+FREE_SECONDS = 20.0  # for all KV to be free at the end
+KINDS = ("server", "workers", "schemas")  # of processes: the server is the engine and its API
+NUM_ROWS = 16  # of the table
+PART_LEFT, PART_REFUSED = 0.7, 0.05  # the others are read to the end
+
+Ask = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The server after so many seconds and streams: MiB by kind of process, and what all hold."""
+
+    seconds: float
+    num_streams: int
+    memory_mib: Mapping[str, float]
+    num_descriptors: int
+    num_threads: int
+
+    @property
+    def all_mib(self) -> float:
+        """Memory of all processes."""
+        return sum(self.memory_mib.values())
+
+
+class Soak:
+    """What is asked of one server, and what came of it."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        self.url, self._pid = url, pid
+        host, port = url.removeprefix("http://").split(":")
+        self._address = host, int(port)
+        self.outcomes: Counter[str] = Counter()
+        self._begun_at = time.monotonic()
+
+    @property
+    def num_streams(self) -> int:
+        """Those that are over."""
+        return self.outcomes.total()
+
+    async def ask(self, num_streams: int, seconds: float) -> None:
+        """Ask for streams, spread over that time, or for longer if the server is slower."""
+        rate, open_streams = num_streams / seconds, asyncio.Semaphore(NUM_AT_ONCE)
+        begin = due = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_streams):
+                await open_streams.acquire()
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                group.create_task(self._stream()).add_done_callback(lambda _: open_streams.release())
+                due = max(due, begin) + random.expovariate(rate)
+
+    async def sampled(self, seconds: float) -> list[Sample]:
+        """Samples that far apart, until cancelled."""
+        samples: list[Sample] = []
+        try:
+            while True:
+                samples.append(self.sample())
+                await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            return samples
+
+    def sample(self) -> Sample:
+        """Return the server as it is now."""
+        memory, num_descriptors, num_threads = defaultdict[str, float](float), 0, 0
+        for pid in _with_children(self._pid):
+            status = Path(f"/proc/{pid}/status").read_text()
+            resident, threads = (
+                int(re.findall(rf"{name}:\s+(\d+)", status)[0]) for name in ("VmRSS", "Threads")
+            )
+            memory[_kind(pid)] += resident / 1024
+            num_descriptors += len([*Path(f"/proc/{pid}/fd").iterdir()])
+            num_threads += threads
+        seconds = time.monotonic() - self._begun_at
+        return Sample(seconds, self.num_streams, memory, num_descriptors, num_threads)
+
+    def kv_tokens(self) -> float:
+        """Tokens of KV that are held."""
+        with urlopen(f"{self.url}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        return sum(map(float, re.findall(r"^loong:instance_kv_tokens{.*} (\S+)$", text, re.MULTILINE)))
+
+    async def _stream(self) -> None:
+        is_refused, is_left = random.random() < PART_REFUSED, random.random() < PART_LEFT
+        path, ask = _refused() if is_refused else _served()
+        num_read = random.randint(1, ask["max_tokens"] - 1) if is_left else None
+        body = json.dumps(ask).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._address[0]}\r\nContent-Type: application/json\r\n"
+        reader, writer = await asyncio.open_connection(*self._address)
+        try:
+            writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            outcome = await self._read(reader, num_read)
+            if outcome == "left" and random.random() < 0.5:  # vanish: what comes now is answered with a reset
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        except (OSError, TimeoutError) as error:
+            outcome = type(error).__name__
+        finally:
+            writer.close()
+        self.outcomes[outcome] += 1
+
+    async def _read(self, reader: asyncio.StreamReader, num_tokens: int | None) -> str:
+        """What became of a stream of which so many events are read; None: all."""
+        status = (await asyncio.wait_for(reader.readline(), READ_SECONDS)).split()[1].decode()
+        num_read, is_done = 0, False
+        while line := await asyncio.wait_for(reader.readline(), READ_SECONDS):
+            if line.startswith(b'data: {"error"'):
+                return "failed"
+            is_done |= line.startswith(b"data: [DONE]")
+            num_read += line.startswith(b"data: {")
+            if num_tokens is not None and num_read > num_tokens:
+                return "left"
+        return "finished" if is_done else status
+
+
+def _served() -> tuple[str, Ask]:
+    """A request that is answered: of completions or a chat, and of any kind."""
+    kind = random.random()
+    ask: dict[str, Any] = {"max_tokens": random.randint(4, MAX_TOKENS), "stream": True, "ignore_eos": True}
+    if kind < 0.05:
+        ask["n"] = random.randint(2, 4)
+    elif kind < 0.1:
+        ask |= {"response_format": _schema(), "ignore_eos": False}
+    has_logprobs = 0.1 <= kind < 0.15
+    words = " ".join(str(random.getrandbits(16)) for _ in range(random.randint(1, 40)))
+    if "response_format" in ask or random.random() < 0.5:
+        chat = {"messages": [{"role": "user", "content": words}], "logprobs": has_logprobs}
+        return "/v1/chat/completions", {**ask, **chat}
+    return "/v1/completions", {**ask, "prompt": words} | ({"logprobs": 3} if has_logprobs else {})
+
+
+def _refused() -> tuple[str, Ask]:
+    """A request that is not: a field that does not exist, a value out of bounds, or a prompt too long."""
+    ask: dict[str, Any] = {"prompt": "hello", "max_tokens": 8, "stream": True}
+    wrong = random.choice(
+        ({f"no_{random.getrandbits(32)}": 1}, {"temperature": -1}, {"prompt": [5] * 2**17}, {"model": "none"})
+    )
+    return "/v1/completions", {**ask, **wrong}
+
+
+def _schema() -> Ask:
+    """One of many."""
+    names = [f"field_{random.randrange(NUM_SCHEMAS)}"]
+    properties = {name: {"enum": ["yes", "no"]} for name in names}
+    schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def _with_children(pid: int) -> list[int]:
+    """This process and all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in _with_children(int(child)))]
+
+
+def _kind(pid: int) -> str:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    if b"check_process" in command:
+        return "schemas"
+    return "server" if b"\0serve\0" in command else "workers"
+
+
+async def soak(soak: Soak, num_streams: int, seconds: float, sample_seconds: float) -> list[Sample]:
+    sampling = asyncio.create_task(soak.sampled(sample_seconds))
+    await asyncio.sleep(0)
+    try:
+        await soak.ask(num_streams, seconds)
+    finally:
+        sampling.cancel()
+    samples = await sampling
+    begin = time.monotonic()
+    while kv_tokens := await asyncio.to_thread(soak.kv_tokens):
+        if time.monotonic() > begin + FREE_SECONDS:
+            raise SystemExit(f"{kv_tokens:g} tokens of KV are held {FREE_SECONDS:g} s after all have left")
+        await asyncio.sleep(0.1)
+    return [*samples, soak.sample()]
+
+
+def growth_kib(samples: Sequence[Sample]) -> float:
+    """KiB a stream, of all processes over the last third of the streams."""
+    last = [sample for sample in samples if sample.num_streams >= samples[-1].num_streams * 2 / 3]
+    slope, _ = linear_regression([one.num_streams for one in last], [one.all_mib for one in last])
+    return 1024 * slope
+
+
+def print_table(samples: Sequence[Sample]) -> None:
+    print("minutes  streams   server  workers  schemas  all MiB  descriptors  threads")
+    for sample in (*samples[: -1 : max(1, len(samples) // NUM_ROWS)], samples[-1]):
+        memory = [sample.memory_mib.get(kind, 0.0) for kind in KINDS]
+        print(f"{sample.seconds / 60:>7.1f}{sample.num_streams:>9,}", end="")
+        print("".join(f"{mib:>9,.0f}" for mib in (*memory, sample.all_mib)), end="")
+        print(f"{sample.num_descriptors:>13}{sample.num_threads:>9}")
+
+
+def main() -> None:
+    parser = script_parser("soak", __doc__)
+    parser.add_argument("--streams", type=int, default=20_000, help="in all (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="over which they come (%(default)s)")
+    parser.add_argument("--sample-seconds", type=float, default=10.0, help="(%(default)s)")
+    args = parser.parse_args()
+    random.seed(0)
+    with TemporaryDirectory() as folder:
+        config = ServerConfig(None, NUM_INSTANCES, 1, ("--kv-cache-tokens", "4096"), start_timeout=120.0)
+        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
+            one = Soak(url, child_pid())
+            samples = uvloop.run(soak(one, args.streams, 60 * args.minutes, args.sample_seconds))
+    print_table(samples)
+    growth, outcomes = growth_kib(samples), dict(one.outcomes.most_common())
+    print(f"\nof {one.num_streams:,} streams: {outcomes}; growth {growth:.2f} KiB a stream")
+    numbers = {
+        "num_streams": one.num_streams,
+        "seconds": samples[-1].seconds,
+        "outcomes": outcomes,
+        "growth_kib_per_stream": growth,
+        "columns": ["seconds", "num_streams", *KINDS, "num_descriptors", "num_threads"],
+        "samples": [
+            [
+                *(round(s.seconds), s.num_streams),
+                *(round(s.memory_mib.get(kind, 0.0), 1) for kind in KINDS),
+                *(s.num_descriptors, s.num_threads),
+            ]
+            for s in samples
+        ],
+    }
+    print_result("soak", numbers, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
