@@ -29,8 +29,8 @@ _WHY = {
     413: "The body is too long.",
     415: "The body is compressed, or its Content-Type is not JSON.",
     429: "This API key has as many requests in flight as it may have; `Retry-After` says when to come back.",
-    500: "The engine failed, or gave the request up.",
-    503: "The queue is full, and `Retry-After` says when to come back; or the engine does not make progress.",
+    500: "The request failed; others go on.",
+    503: "The queue is full, the server stops, or the engine does; `Retry-After` says when to come back.",
 }
 _OF_BODIES = (400, 404, 408, 413, 415, 503)
 
