@@ -34,7 +34,7 @@ MAX_TOKENS = 64
 NUM_SCHEMAS = 200
 READ_SECONDS = 120.0  # within which a stream has its next token
 FREE_SECONDS = 20.0  # for all KV to be free at the end
-KINDS = ("server", "workers", "schemas")  # of processes: the server is the engine and its API
+KINDS = ("server", "workers", "schemas")  # of processes: the server is the engine and its APIs
 NUM_ROWS = 16  # of the table
 PART_LEFT, PART_REFUSED = 0.7, 0.05  # the others are read to the end
 
@@ -189,7 +189,7 @@ def _kind(pid: int) -> str:
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     if b"check_process" in command:
         return "schemas"
-    return "server" if b"\0serve\0" in command else "workers"
+    return "workers" if b"loong.worker" in command else "server"
 
 
 async def soak(soak: Soak, num_streams: int, seconds: float, sample_seconds: float) -> list[Sample]:
@@ -229,10 +229,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=20_000, help="in all (%(default)s)")
     parser.add_argument("--minutes", type=float, default=30.0, help="over which they come (%(default)s)")
     parser.add_argument("--sample-seconds", type=float, default=10.0, help="(%(default)s)")
+    parser.add_argument("--extra-server-args", default="", help="for `loong serve`, as one word")
     args = parser.parse_args()
     random.seed(0)
+    server_args = ("--kv-cache-tokens", "4096", *args.extra_server_args.split())
     with TemporaryDirectory() as folder:
-        config = ServerConfig(None, NUM_INSTANCES, 1, ("--kv-cache-tokens", "4096"), start_timeout=120.0)
+        config = ServerConfig(None, NUM_INSTANCES, 1, server_args, start_timeout=120.0)
         with embedded_server(config, "esp", Path(folder) / "server.log") as url:
             one = Soak(url, child_pid())
             samples = uvloop.run(soak(one, args.streams, 60 * args.minutes, args.sample_seconds))

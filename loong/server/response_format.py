@@ -16,7 +16,7 @@ MAX_SCHEMA_BYTES = 2**16
 MAX_SECONDS = 2.0  # for one schema, which every worker then takes too
 _START_SECONDS = 60.0
 _MAX_PENDING = 64
-_MAX_KNOWN = 1024
+MAX_KNOWN = 1024
 _PROCESS = "from loong.grammar.check_process import main; main()"
 
 
@@ -56,7 +56,7 @@ class SchemaChecker:
                 message = f"{_MAX_PENDING} schemas are being checked; come back later"
                 raise ApiError(503, message, "queue_full", headers={"Retry-After": "1"})
             task = self._checks[digest] = asyncio.create_task(self._checked(schema, digest))
-            if len(self._checks) > _MAX_KNOWN:
+            if len(self._checks) > MAX_KNOWN:
                 self._checks.popitem(last=False)
         return task
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 2**28  # of grammars, as xgrammar counts them, with their schemas
-_NUM_MATCHERS = 1024
+NUM_MATCHERS = 1024
 _BITS = 32  # of a word of a mask
 
 
@@ -120,7 +120,7 @@ class Constraints:
         with self._lock:
             if schema in self._grammars:  # else it was dropped meanwhile
                 self._progress[request_id] = _Progress(schema, progress.matcher, len(output_token_ids))
-            if len(self._progress) > _NUM_MATCHERS:
+            if len(self._progress) > NUM_MATCHERS:
                 self._progress.popitem(last=False)
         return progress.matcher
 

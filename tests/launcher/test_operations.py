@@ -1,0 +1,35 @@
+"""What docs/operations.md says of memory is so."""
+
+from pathlib import Path
+
+from loong.core import timeline
+from loong.decision_log import recent, runs
+from loong.server import insight, response_format, spans
+from loong.worker import constraints
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+TABLE = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.split("\n## Memory\n")[1].split("\n## ")[0].splitlines()
+    if line.startswith("|")
+]
+
+
+def row(start: str) -> str:
+    """What is said of what is kept, and its bound."""
+    (found,) = (cells for cells in TABLE if cells[0].startswith(start))
+    return f"{found[0]}: {found[2]}"
+
+
+def test_every_bound_is_the_one_that_holds() -> None:
+    assert row("the last decisions").endswith(f": {recent.MAX_BYTES >> 20} MiB")
+    assert row("the last batches").endswith(f": {timeline.MAX_BATCH_BYTES >> 20} MiB")
+    assert row("the last moves").endswith(f": {timeline.MAX_MOVE_BYTES >> 20} MiB")
+    assert f": {constraints.MAX_BYTES >> 20} MiB" in row("the grammars")
+    assert f"last {insight.MAX_OVER} requests, each with its last {runs.MAX_DOPS} changes" in row(
+        "the last 5"
+    )
+    assert f"{spans.MAX_PARENTS:,} headers" in row("with `--otlp")
+    assert f"at most {spans.MAX_TRACEPARENT} characters" in row("with `--otlp")
+    assert f"last {response_format.MAX_KNOWN:,} schemas" in row("which of the last")
+    assert f": {constraints.NUM_MATCHERS:,} of them" in row("how far outputs")
