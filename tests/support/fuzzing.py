@@ -140,7 +140,7 @@ def requests(draw: st.DrawFn, *, is_damaged: bool = True) -> bytes:
     body = json.dumps(fields).encode()
     body = draw(damaged(body)) if is_damaged else body
     head = (
-        f"{draw(st.sampled_from(['POST', 'POST', 'POST', 'POST', 'GET', 'PUT', 'HEAD']))} {path} HTTP/1.1",
+        f"{draw(st.sampled_from([*['POST'] * 12, 'GET', 'PUT', 'HEAD']))} {path} HTTP/1.1",
         "Host: localhost",
         "Connection: close",
         "Content-Type: application/json",
