@@ -1,11 +1,13 @@
 """Does a server that runs for long stay as it is?
 
-A server of the tiny model on four CPU instances is asked for streams at times drawn at random. Most are left
-after a number of tokens drawn at random, some are read to the end, some are refused. A few have several
-choices, logprobs, or one of many schemas. Memory, descriptors and threads of all its processes are sampled
-meanwhile. At the end no KV may be held. "Growth" is the slope of memory over the last third of the streams.
+With each policy, a server of the tiny model on up to four CPU instances is asked for streams at times drawn
+at random. Most are left after a number of tokens drawn at random, some are read to the end, some are refused.
+A few have several choices, logprobs, or one of many schemas. Memory, descriptors and threads of all its
+processes are sampled meanwhile. At the end no KV may be held. "Growth" is the slope of memory over the last
+third of the streams.
 """
 
+import argparse
 import asyncio
 import json
 import random
@@ -27,6 +29,7 @@ from result import print_result, script_parser
 from streams import child_pid
 
 from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.scheduler.policy import POLICIES
 
 NUM_INSTANCES = 4
 NUM_AT_ONCE = 64  # streams that are open at a time, at most
@@ -60,8 +63,8 @@ class Sample:
 class Soak:
     """What is asked of one server, and what came of it."""
 
-    def __init__(self, url: str, pid: int) -> None:
-        self.url, self._pid = url, pid
+    def __init__(self, url: str, pid: int, max_words: int) -> None:
+        self.url, self._pid, self._max_words = url, pid, max_words
         host, port = url.removeprefix("http://").split(":")
         self._address = host, int(port)
         self.outcomes: Counter[str] = Counter()
@@ -115,7 +118,7 @@ class Soak:
 
     async def _stream(self) -> None:
         is_refused, is_left = random.random() < PART_REFUSED, random.random() < PART_LEFT
-        path, ask = _refused() if is_refused else _served()
+        path, ask = _refused() if is_refused else _served(self._max_words)
         num_read = random.randint(1, ask["max_tokens"] - 1) if is_left else None
         body = json.dumps(ask).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {self._address[0]}\r\nContent-Type: application/json\r\n"
@@ -146,7 +149,7 @@ class Soak:
         return "finished" if is_done else status
 
 
-def _served() -> tuple[str, Ask]:
+def _served(max_words: int) -> tuple[str, Ask]:
     """A request that is answered: of completions or a chat, and of any kind."""
     kind = random.random()
     ask: dict[str, Any] = {"max_tokens": random.randint(4, MAX_TOKENS), "stream": True, "ignore_eos": True}
@@ -155,7 +158,7 @@ def _served() -> tuple[str, Ask]:
     elif kind < 0.1:
         ask |= {"response_format": _schema(), "ignore_eos": False}
     has_logprobs = 0.1 <= kind < 0.15
-    words = " ".join(str(random.getrandbits(16)) for _ in range(random.randint(1, 40)))
+    words = " ".join(str(random.getrandbits(16)) for _ in range(random.randint(1, max_words)))
     if "response_format" in ask or random.random() < 0.5:
         chat = {"messages": [{"role": "user", "content": words}], "logprobs": has_logprobs}
         return "/v1/chat/completions", {**ask, **chat}
@@ -226,22 +229,40 @@ def print_table(samples: Sequence[Sample]) -> None:
 
 def main() -> None:
     parser = script_parser("soak", __doc__)
+    parser.add_argument("--policy", default="esp", help="one or several, with commas (%(default)s)")
     parser.add_argument("--streams", type=int, default=20_000, help="in all (%(default)s)")
     parser.add_argument("--minutes", type=float, default=30.0, help="over which they come (%(default)s)")
+    parser.add_argument(
+        "--prompt-words", type=int, default=40, help="of up to 6 tokens, at most (%(default)s)"
+    )
     parser.add_argument("--sample-seconds", type=float, default=10.0, help="(%(default)s)")
     parser.add_argument("--extra-server-args", default="", help="for `loong serve`, as one word")
     args = parser.parse_args()
-    random.seed(0)
+    for policy in args.policy.split(","):
+        random.seed(0)
+        run_policy(policy, args)
+
+
+def run_policy(policy: str, args: argparse.Namespace) -> None:
+    """Soak a server of one policy, and print what was seen."""
     server_args = ("--kv-cache-tokens", "4096", *args.extra_server_args.split())
+    num_instances = min(NUM_INSTANCES, POLICIES[policy].max_instances or NUM_INSTANCES)
     with TemporaryDirectory() as folder:
-        config = ServerConfig(None, NUM_INSTANCES, 1, server_args, start_timeout=120.0)
-        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
-            one = Soak(url, child_pid())
+        config = ServerConfig(None, num_instances, 1, server_args, start_timeout=120.0)
+        with embedded_server(config, policy, Path(folder) / "server.log") as url:
+            one = Soak(url, child_pid(), args.prompt_words)
             samples = uvloop.run(soak(one, args.streams, 60 * args.minutes, args.sample_seconds))
+            log = (Path(folder) / "server.log").read_text()
     print_table(samples)
     growth, outcomes = growth_kib(samples), dict(one.outcomes.most_common())
-    print(f"\nof {one.num_streams:,} streams: {outcomes}; growth {growth:.2f} KiB a stream")
+    num_errors = log.count(" ERROR ")
+    print(
+        f"\n{policy}: of {one.num_streams:,} streams: {outcomes}; growth {growth:.2f} KiB a stream; ", end=""
+    )
+    print(f"{num_errors} errors in the log")
     numbers = {
+        "policy": policy,
+        "num_errors": num_errors,
         "num_streams": one.num_streams,
         "seconds": samples[-1].seconds,
         "outcomes": outcomes,
