@@ -31,9 +31,10 @@ def note_answer_id(request: web.Request, answer_id: str) -> None:
         _REQUEST_ID.set(answer_id)
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:  # noqa: ARG001 (a signal)
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Write the id into the head of an answer, before that is sent."""
-    response.headers[HEADER] = _REQUEST_ID.get()
+    noted = _REQUEST_ID.get("")  # by no middleware if what a request expects was refused
+    response.headers[HEADER] = noted or _clients_id(request) or new_id()
 
 
 def logged_name(request_id: RequestId | None = None) -> str:

@@ -109,6 +109,8 @@ _HEADERS = (
     "X-Request-Id: \udcff",
     "X-Request-Id: " + "a" * 500,
     "Expect: 100-continue",
+    "Expect: \udcff",
+    "Expect: nonsense",
     "Upgrade: websocket",
     "Cookie: a=b",
     "X: " + "a" * 500,
