@@ -14,7 +14,7 @@ _REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 
 def new_id() -> str:
-    """An id that nothing else has."""
+    """Return an id that nothing else has."""
     return uuid4().hex
 
 
@@ -38,7 +38,7 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
 
 
 def logged_name(request_id: RequestId | None = None) -> str:
-    """What the log calls a request: by its id in the engine, and by its client's if it came with one."""
+    """Return the name of a request in the log: its id in the engine, and its client's if it has one."""
     noted = _REQUEST_ID.get("without an id")
     if request_id is None or request_id.startswith(noted):
         return request_id or noted

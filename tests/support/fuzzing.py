@@ -55,7 +55,7 @@ _DOCUMENT = document()
 
 
 def values_of(schema: Json) -> SearchStrategy[Any]:
-    """Values that a schema of the API's document allows, mostly small ones."""
+    """Return a strategy of values that a schema of the API's document allows, mostly small ones."""
     match schema:
         case {"$ref": reference}:
             return _values_of_reference(reference)
