@@ -55,7 +55,7 @@ def fuzz(examples: SearchStrategy[bytes], check: Callable[[bytes], None], number
 
 @contextmanager
 def health_watched(url: str) -> Iterator[Counter[int]]:
-    """How often `/health` was answered with which status while the context lasts; 0 is no answer."""
+    """Count the statuses of `/health` while the context lasts; 0 is no answer."""
     statuses: Counter[int] = Counter()
     is_over = Event()
 
@@ -77,7 +77,7 @@ def health_watched(url: str) -> Iterator[Counter[int]]:
 
 
 def fuzz_an_engine(number: int) -> dict[str, object]:
-    """Send so many requests to a server of a real engine; what was sent, and what it said of its health."""
+    """Send requests to a server of a real engine; return how many of each kind, and of healthy probes."""
     with tempfile.TemporaryDirectory() as folder, unharmed_server(Path(folder)) as server:
         described = httpx.get(f"{server.url}/openapi.json", timeout=60).json()
         at_extremes = list(extremes(described))[:number]

@@ -54,7 +54,7 @@ def seconds(text: str) -> float:
 
 
 def wait_seconds(text: str) -> float:
-    """A time of 0 or more."""
+    """Return a time of 0 or more."""
     try:
         value = float(text)
     except ValueError:

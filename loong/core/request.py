@@ -132,7 +132,7 @@ _always_given = attrgetter(*_ALWAYS_GIVEN)
 
 
 def number_text(number: float) -> str:
-    """How messages show a number: an integer of more than 64 bits by its size alone."""
+    """Return a number as messages show it: an integer of more than 64 bits by its magnitude alone."""
     if isinstance(number, int):
         is_long = abs(number) >= 2**64
         return f"about {'-' * (number < 0)}1e{round(log10(abs(number)))}" if is_long else str(number)

@@ -58,9 +58,10 @@ class CompletionShape(AnswerShape):
         }
 
     def _top_logprobs(self, chosen_id: TokenId, logprobs: Logprobs) -> dict[str, float]:
-        """The likeliest tokens and the chosen one, by text, which is the chosen or the likeliest one's.
+        """Return the log probabilities of the likeliest tokens and of the chosen one, by text.
 
-        Others of the same text are named by their ids, as vLLM names tokens where it is asked to.
+        Of tokens with equal text, the chosen or else the likeliest one has it. The others are named by their
+        ids, as vLLM does with `return_tokens_as_token_ids`.
         """
         chosen = self.tokenizer.token_text(chosen_id)
         found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Objects that clients may write as they like: their numbers are bounded, and nothing else."""
+"""JSON objects of any shape, such as JSON schemas, of which only the numbers are bounded."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias

@@ -44,7 +44,7 @@ async def check_api_key(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _explained(request: web.Request, error: web.HTTPException) -> str:
-    """What to say of an error of the web framework's."""
+    """Return the message for an error that the web framework raised."""
     match error:
         case web.HTTPNotFound():
             return _what_there_is(request)

@@ -51,7 +51,7 @@ def _logit_bias(fields: GenerationFields, vocab_size: int) -> tuple[tuple[TokenI
 
 
 def _is_token_id(name: str, vocab_size: int) -> bool:
-    """Whether it is the decimal of a token id, as JSON writes it: a second way would be a second bias."""
+    """Return whether a key is a token id in its shortest form: two forms would be two biases of one token."""
     return (
         name.isascii()
         and name.isdigit()

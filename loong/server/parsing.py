@@ -64,6 +64,7 @@ def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str,
 
 
 def _is_neutral(name: str, value: object) -> bool:
+    """Return whether a field that is not supported asks for nothing."""
     neutral = NEUTRAL.get(name)
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)  # true equals 1
 

@@ -14,7 +14,7 @@ _REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 
 def new_id() -> str:
-    """An id that nothing else has."""
+    """Return an id that nothing else has."""
     return uuid4().hex
 
 
@@ -31,13 +31,14 @@ def note_answer_id(request: web.Request, answer_id: str) -> None:
         _REQUEST_ID.set(answer_id)
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:  # noqa: ARG001 (a signal)
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Write the id into the head of an answer, before that is sent."""
-    response.headers[HEADER] = _REQUEST_ID.get()
+    noted = _REQUEST_ID.get("")  # by no middleware if what a request expects was refused
+    response.headers[HEADER] = noted or _clients_id(request) or new_id()
 
 
 def logged_name(request_id: RequestId | None = None) -> str:
-    """What the log calls a request: by its id in the engine, and by its client's if it came with one."""
+    """Return the name of a request in the log: its id in the engine, and its client's if it has one."""
     noted = _REQUEST_ID.get("without an id")
     if request_id is None or request_id.startswith(noted):
         return request_id or noted

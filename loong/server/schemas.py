@@ -41,7 +41,7 @@ _PROMPT = {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS]}
 
 
 def _within(name: str, least: int | None = None) -> FieldInfo:
-    """The limits that requests have, which the engine holds them to as well."""
+    """Return the bounds of a field, which are those that the engine checks."""
     low, high = LIMITS[name]
     bounds: FieldInfo = Field(ge=low if least is None else least, le=high)
     return bounds
@@ -88,7 +88,7 @@ class StreamOptions(Schema):
 
     @property
     def has_counts_in_chunks(self) -> bool:
-        """Whether every chunk has the counts so far."""
+        """Return whether every chunk has the counts so far."""
         return self.include_usage and self.continuous_usage_stats
 
 
@@ -227,9 +227,9 @@ class CompletionFields(GenerationFields):
     echo: bool = False
     """Begin the answer with the prompt. Not together with `logprobs`."""
     logprobs: Annotated[int, _within("logprobs")] | None = None
-    """Tell the log probability of each token, and those of so many of the likeliest. The token itself is
-    always among `top_logprobs`, which so has an entry more where it is none of the likeliest. There, of
-    several tokens with one text, all but the chosen or likeliest are named `token_id:ID`."""
+    """Tell the log probability of each token, and those of so many of the likeliest. `top_logprobs` always
+    has the sampled token, as one entry more if it is not among the likeliest. Of tokens with equal text, the
+    sampled or else the likeliest one is named by it, and the others are named `token_id:ID`."""
 
     @field_validator("logprobs")
     @classmethod
@@ -344,7 +344,7 @@ class ChatFields(GenerationFields):
     logprobs: bool = False
     """Tell the log probability of each token."""
     top_logprobs: Annotated[int, _within("logprobs")] = 0
-    """And those of so many of the likeliest, whether or not the token is one of them."""
+    """And those of so many of the likeliest. The sampled token is not added to them."""
 
     @property
     def num_logprobs(self) -> int | None:
@@ -365,7 +365,7 @@ class TokenizeFields(Schema):
     """By default yes for a text, no for a chat."""
     chat_template_kwargs: FreeObject = {}
     return_token_strs: bool = False
-    """Tell the vocabulary's piece of each token too, which need not be text."""
+    """Return the vocabulary's piece of each token too, which need not be text."""
 
 
 class DetokenizeFields(Schema):

@@ -137,7 +137,7 @@ class Tokenizer:
         return token_id in self._fallback_byte_ids
 
     def piece(self, token_id: TokenId) -> str:
-        """The vocabulary's own name of a token, which need not be its text; "" for an id with no token."""
+        """Return the vocabulary's piece of a token, which need not be its text; "" if there is none."""
         return self._backend.id_to_token(token_id) or ""
 
     def token_text(self, token_id: TokenId) -> str:

@@ -165,10 +165,12 @@ async def test_who_leaves_before_the_answer_begins_leaves_no_word_in_the_log(
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/nothing"])
-async def test_an_unreadable_expectation_is_refused(serving: Serving, path: str) -> None:
+@pytest.mark.parametrize("expected", [b"\x80", b"nonsense"])
+async def test_an_expectation_that_is_not_met_is_refused(
+    serving: Serving, path: str, expected: bytes
+) -> None:
     async with serving(ScriptedEngine()) as url, raw_connection(url) as connection:
-        await connection.send(
-            request_head(path, "Content-Length: 2", "Expect: X").replace(b": X", b": \x80") + b"{}"
-        )
+        head = request_head(path, "Content-Length: 2", "Expect: IT")
+        await connection.send(head.replace(b"IT", expected) + b"{}")
         assert await connection.status() == 417
         assert b"X-Request-Id: " in await connection.reader.readuntil(b"\r\n\r\n")

@@ -55,7 +55,7 @@ class Extreme:
 
 
 def extremes(document: Json) -> Iterator[Extreme]:
-    """Every place of every body with every extreme; what is tried of several bodies alike, of the first."""
+    """Yield every place of every body with every extreme; a place that several bodies share, of the first."""
     seen: set[tuple[object, ...]] = set()
     for address, schema in bodies(document).items():
         texts: dict[tuple[str | int, ...], dict[str, None]] = {}  # by place, each once
@@ -71,7 +71,7 @@ def extremes(document: Json) -> Iterator[Extreme]:
 
 
 def _texts(place: Place) -> Sequence[str]:
-    """What is tried there, as JSON, and more."""
+    """Return the values to try there, as JSON and as what is none."""
     if not place.is_number:
         return ("1", "-0.0", "18446744073709551616", "1e308", "NaN", *_OTHERS)
     low, high = place.schema["minimum"], place.schema["maximum"]
@@ -92,7 +92,7 @@ def _at(
 
 
 def _nested(path: Sequence[str | int], beside: Json) -> object:
-    """Lists and objects around the value, the innermost of which has more."""
+    """Return lists and objects around the value; the innermost has more fields."""
     if not path:
         return _VALUE
     name, *rest = path
@@ -103,7 +103,7 @@ def _nested(path: Sequence[str | int], beside: Json) -> object:
 
 
 async def wrong_answers(url: str, requests: Iterable[Extreme], at_once: int = 16) -> Sequence[str]:
-    """Send all; tell of every answer that is neither a success nor a refusal that names the field."""
+    """Send all; return a line for each answer that is no success and no refusal that names the field."""
     left, wrong = iter(requests), list[str]()
     async with ClientSession() as session:
 
@@ -120,7 +120,7 @@ async def wrong_answers(url: str, requests: Iterable[Extreme], at_once: int = 16
 
 
 def _what_is_wrong(fields: Collection[str], status: int, text: str) -> str | None:
-    """What to say of an answer, if it is none that may be."""
+    """Return why an answer breaks the law; None if it keeps it."""
     if status >= 500 or '"server_error"' in text:
         return None if status == 503 else f"{status} {text[:300]}"
     if status < 300:

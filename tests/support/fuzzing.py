@@ -63,7 +63,7 @@ _DOCUMENT = document()
 
 
 def values_of(schema: Json) -> SearchStrategy[Any]:
-    """Values that a schema of the API's document allows, mostly small ones."""
+    """Return a strategy of values that a schema of the API's document allows, mostly small ones."""
     match schema:
         case {"$ref": reference}:
             return _values_of_reference(reference)
@@ -122,6 +122,8 @@ _HEADERS = (
     "X-Request-Id: \udcff",
     "X-Request-Id: " + "a" * 500,
     "Expect: 100-continue",
+    "Expect: \udcff",
+    "Expect: nonsense",
     "Upgrade: websocket",
     "Cookie: a=b",
     "X: " + "a" * 500,

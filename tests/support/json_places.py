@@ -10,19 +10,19 @@ FREE_NAME = "5"  # where any name will do; in a logit bias it is a token id
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands, by names of fields and 0 for the item of a list; and one schema of its."""
+    """A place in a body, by names of fields and 0 for the item of a list, and a schema of its value."""
 
     path: tuple[str | int, ...]
     schema: Json
 
     @property
     def is_number(self) -> bool:
-        """Whether a number may stand there."""
+        """Return whether a number may stand there."""
         return self.schema.get("type") in ("integer", "number")
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the schema leaves no number, and no unknown value, without bounds."""
+        """Return whether the schema leaves no number, and no unknown value, without bounds."""
         if self.is_number:
             return {"minimum", "maximum"} <= self.schema.keys()
         is_closed = (
@@ -33,7 +33,7 @@ class Place:
 
 
 def bodies(document: Json) -> Mapping[str, Json]:
-    """The schema of each body that a document describes, by its address."""
+    """Return the schema of each body that a document describes, by its address."""
     return {
         path: operation["requestBody"]["content"]["application/json"]["schema"]
         for path, operations in document["paths"].items()
@@ -43,7 +43,7 @@ def bodies(document: Json) -> Mapping[str, Json]:
 
 
 def resolved(schema: Json, document: Json) -> Json:
-    """A schema itself, where another may refer to it."""
+    """Return the schema that another refers to, or itself."""
     if "$ref" not in schema:
         return schema
     found: Json = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[-1]]
@@ -53,7 +53,7 @@ def resolved(schema: Json, document: Json) -> Json:
 def places(
     schema: Json, document: Json, path: tuple[str | int, ...] = (), within: tuple[str, ...] = ()
 ) -> Iterator[Place]:
-    """Every place within a body, once for each schema it may have; a schema within itself only once."""
+    """Yield every place within a body, once for each schema that it may have; recursion ends at once."""
     reference = schema.get("$ref", "")
     if reference in within:
         return

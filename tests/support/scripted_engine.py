@@ -34,7 +34,7 @@ def say(text: str) -> Reply:
 
 
 def chosen_and_others(token_id: TokenId) -> Sequence[tuple[TokenId, float]]:
-    """The likeliest tokens: the chosen one is the first."""
+    """Return the likeliest tokens, the chosen one first."""
     return [(token_id ^ i, -0.5 - i) for i in range(MAX_LOGPROBS)]
 
 

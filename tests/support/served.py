@@ -31,7 +31,7 @@ class Served:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Its host and port."""
+        """Return its host and port."""
         url = httpx.URL(self.url)
         assert url.port is not None
         return url.host, url.port
