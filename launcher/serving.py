@@ -113,7 +113,11 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
         clock_start=clock_start,
         listeners=(insight.recent, insight.runs),
     ) as logs:
-        cluster = replace(config.cluster, attention_tiles=chosen_tiles(config.cost_model))
+        cluster = replace(
+            config.cluster,
+            attention_tiles=chosen_tiles(config.cost_model),
+            log_format=config.log_format,
+        )
         async with local_workers(cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream

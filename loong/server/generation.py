@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
-from loong.core.request import FinishReason, Request
+from loong.core.request import FinishReason, Request, RequestId
 from loong.server.context import Server
 from loong.server.output import Delta, Output, OutputOptions
 from loong.server.spans import TRACEPARENT
@@ -50,16 +50,22 @@ async def generate(
                 yield delta
     except LoongError as error:
         reason = FinishReason.ERROR
-        for request_id, answer in answers.items():
-            logger.warning("request %s failed after %d tokens: %s", request_id, answer.num_tokens, error)
+        logger.warning("request %s failed after %d tokens: %s", request.request_id, _count(answers), error)
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        for request_id, answer in answers.items() if reason is FinishReason.ABORT else ():
-            logger.info("request %s aborted after %d tokens: nobody listens", request_id, answer.num_tokens)
+        if reason is FinishReason.ABORT:  # one line, however many choices it has
+            logger.info(
+                "request %s aborted after %d tokens: nobody listens", request.request_id, _count(answers)
+            )
         raise
     finally:
         for answer in answers.values():
             answer.end(reason)
+
+
+def _count(answers: "Mapping[RequestId, _Answer]") -> int:
+    """Return the number of tokens of all choices that have not ended."""
+    return sum(answer.num_tokens for answer in answers.values())
 
 
 class _Answer:

@@ -1,12 +1,13 @@
 """`loong serve` as its users run it: a real process with real workers, sockets and signals."""
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +57,30 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, *arguments: str) -> Iterator[Served]:
-    """Serve until the context ends; fails the test if that leaves a worker behind."""
+def served(
+    directory: Path,
+    *arguments: str,
+    redirections: str = "",
+    environment: Mapping[str, str] | None = None,
+    stderr: int = subprocess.STDOUT,
+) -> Iterator[Served]:
+    """Serve until the context ends; fails the test if that leaves a worker behind.
+
+    `redirections` are a shell's. `stderr` is a descriptor, which is closed here once the server has it.
+    """
     port = free_port()
     log_path = directory / "server.log"
     with log_path.open("wb") as log:
         command = [sys.executable, "-c", ENTRY, "serve", "--port", str(port), *arguments]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=directory)
+        process = subprocess.Popen(
+            ["sh", "-c", f'exec "$@" {redirections}', "sh", *command],
+            stdout=log,
+            stderr=stderr,
+            cwd=directory,
+            env={**os.environ, **(environment or {})},
+        )
+    if stderr != subprocess.STDOUT:
+        os.close(stderr)
     server = Served(process, f"http://127.0.0.1:{port}", log_path)
     try:
         wait_until(lambda: _is_up(server), START_SECONDS, f"the server to start:\n{server.log}")
