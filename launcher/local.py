@@ -120,10 +120,10 @@ def _remove_leftovers() -> None:
 
 def _check_socket_path(directory: Path) -> None:
     """Sockets have short names: the longest must fit beside the directory's."""
-    longest = len(str(directory / "worker-0000-00"))
+    longest = len(os.fsencode(directory / "worker-0000-00"))
     if longest > MAX_SOCKET_PATH:
         raise ConfigError(
-            f"sockets in {directory} would have paths of {longest} characters, but {MAX_SOCKET_PATH} are "
+            f"sockets in {directory} would have paths of {longest} bytes, but {MAX_SOCKET_PATH} are "
             "the most; set TMPDIR to a shorter one"
         )
 

@@ -43,6 +43,7 @@ from loong.wire import (
     WorkerFailed,
     WorkerReady,
     WriteTrace,
+    address,
     decode_command,
     encode,
 )
@@ -70,7 +71,7 @@ class Reports:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.connect(endpoint)
+        self._socket.connect(address(endpoint))
 
     def send(self, report: Report) -> None:
         """Queue one report; it leaves in order."""
@@ -115,7 +116,7 @@ class Worker:
         """Take commands until told to shut down, once all workers are there."""
         self._fabric.wait_for_peers()
         commands = self._context.socket(zmq.PULL)
-        commands.bind(self._config.commands_endpoint)
+        commands.bind(address(self._config.commands_endpoint))
         reports = self._reports()
         for loop in (self._run_batches, self._run_migrations):
             threading.Thread(target=loop, daemon=True).start()
