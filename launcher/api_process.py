@@ -20,6 +20,7 @@ from loong.server.remote.client import RemoteEngineClient
 from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
+from loong.stacks import stacks_on_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ def main() -> None:
     config = config_of(sys.stdin.buffer.readline(), ApiProcessConfig)
     log_to_stderr(config.log_format)
     listener, channel = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:])
-    uvloop.run(_answer(config, listener, channel))
+    with stacks_on_request("an API process"):
+        uvloop.run(_answer(config, listener, channel))
 
 
 async def _answer(config: ApiProcessConfig, listener: socket.socket, channel: socket.socket) -> None:

@@ -63,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     chosen = words[0] if words and words[0] in COMMANDS else None
+    if chosen == "serve":  # before its modules start threads, which inherit what is blocked
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     parser, commands = build_parser(COMMANDS if chosen is None else [chosen])
     defaults = {action.dest: action.default for action in commands[chosen].actions} if chosen else {}
     if chosen in CONFIGURABLE:

@@ -31,6 +31,7 @@ from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.tiles import TileSizes
+from loong.stacks import stacks_on_request
 from loong.wire import (
     GrammarDone,
     Heartbeat,
@@ -254,8 +255,9 @@ def main() -> None:
     world = World(config.num_instances, config.tp_size)
     rank = world.rank(config.instance_id, config.tp_rank)
     fabric = SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)
-    Worker(config, fabric, context).serve()
-    os._exit(0)  # threads may be in the middle of their work, and have nobody to tell
+    with stacks_on_request(f"the worker of instance {config.instance_id}, rank {config.tp_rank}"):
+        Worker(config, fabric, context).serve()
+        os._exit(0)  # threads may be in the middle of their work, and have nobody to tell
 
 
 def _die_with_parent(stdin: FileIO) -> None:
