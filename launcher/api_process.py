@@ -1,18 +1,17 @@
 """An API process: answers clients on a socket that it shares with others, of an engine in its parent."""
 
 import gc
-import signal
 import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from loong.child import config_of, leave_signals_to_parent
 from loong.launcher.front import LAST_WORDS_SECONDS
-from loong.launcher.logs import configure_logging
+from loong.logs import log_to_stderr
 from loong.server.app import create_remote_app
 from loong.server.engine_client import EngineLimits
 from loong.server.large_json import compile_ahead
@@ -21,6 +20,7 @@ from loong.server.remote.client import RemoteEngineClient
 from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
+from loong.stacks import stacks_on_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class ApiProcessConfig:
 def main() -> None:
     """Answer until the engine's process closes the channel; arguments: descriptors of listener and channel.
 
-    Signals are for that process, which is told to drain: whoever ends a service may send them to all.
+    Signals that end a service are for that process.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    config = msgspec.json.decode(sys.stdin.readline(), type=ApiProcessConfig)
-    configure_logging(config.log_format)
+    leave_signals_to_parent()
+    config = config_of(sys.stdin.buffer.readline(), ApiProcessConfig)
+    log_to_stderr(config.log_format)
     listener, channel = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:])
-    uvloop.run(_answer(config, listener, channel))
+    with stacks_on_request("an API process"):
+        uvloop.run(_answer(config, listener, channel))
 
 
 async def _answer(config: ApiProcessConfig, listener: socket.socket, channel: socket.socket) -> None:

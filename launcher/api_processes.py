@@ -8,19 +8,17 @@ last. The engine's process owns the sockets, so those that wait at a process tha
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket, socketpair
 from tempfile import TemporaryDirectory
 
-import msgspec
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from loong.core.errors import ClusterError
 from loong.launcher.api_process import ApiProcessConfig
-from loong.launcher.child_processes import guarded, how_it_ended, stop
+from loong.launcher.child_processes import ChildProcess, guarded, how_it_ended, stop
 from loong.launcher.front import LAST_WORDS_SECONDS, Front
 from loong.server.admission import Admission
 from loong.server.cluster import Cluster
@@ -31,7 +29,7 @@ from loong.server.remote.connection import ApiConnection
 
 logger = logging.getLogger(__name__)
 
-_PROCESS = "from loong.launcher.api_process import main; main()"
+_PROCESS = "loong.launcher.api_process"
 _START_SECONDS = 120.0
 
 
@@ -48,8 +46,8 @@ class ApiProcesses:
     ) -> None:
         self.admission = admission
         self._config, self._engine, self._listeners = config, engine, listeners
-        self._environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
-        self._running: dict[int, tuple[asyncio.subprocess.Process, ApiConnection]] = {}  # by number
+        self._environment = {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
+        self._running: dict[int, tuple[ChildProcess, ApiConnection]] = {}  # by number
         self._is_stopping = False
         self._watching: list[asyncio.Task[None]] = []
 
@@ -85,18 +83,16 @@ class ApiProcesses:
         ours, theirs = socketpair()
         with theirs:
             descriptors = (self._listeners[number].fileno(), theirs.fileno())
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-c", _PROCESS, *map(str, descriptors)),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=descriptors,
-                env=self._environment,
-                start_new_session=True,
+            process = ChildProcess(
+                _PROCESS,
+                self._config,
+                arguments=map(str, descriptors),
+                descriptors=descriptors,
+                environment=self._environment,
             )
         connection = ApiConnection(self._engine, self.admission)
         await connection.open(ours)
         self._running[number] = process, connection
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(self._config) + b"\n")
         waits = [asyncio.create_task(e.wait()) for e in (connection.is_listening, connection.has_ended)]
         await asyncio.wait(waits, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

@@ -1,6 +1,6 @@
 """The `loong` command."""
 
-import os
+import errno
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,7 @@ import loong
 from loong.core.errors import LoongError
 from loong.launcher.config_file import add_config_flag, apply_config_file
 from loong.launcher.parser import CommandParser
+from loong.launcher.standard_streams import give_up_lost_streams, open_missing_streams
 
 COMMANDS = {  # each a module with `add_parser`
     "serve": "loong.launcher.serve",
@@ -26,6 +27,7 @@ COMMANDS = {  # each a module with `add_parser`
 }
 CONFIGURABLE = ("serve", "bench", "simulate", "profile")  # by a file
 
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EXAMPLES = """\
 examples:
   loong serve                                   a tiny built-in model on four CPU instances, no download
@@ -37,27 +39,40 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    words = _with_dashes(sys.argv[1:] if arguments is None else arguments)
-    chosen = words[0] if words and words[0] in COMMANDS else None
-    parser, commands = build_parser(COMMANDS if chosen is None else [chosen])
-    defaults = {action.dest: action.default for action in commands[chosen].actions} if chosen else {}
+    open_missing_streams()
     try:
-        if chosen in CONFIGURABLE:
-            apply_config_file(commands[chosen], words)
-        args = parser.parse_args(words)
-        args.chosen = {
-            dest: value for dest, value in vars(args).items() if value != defaults.get(dest, value)
-        }
-        code: int = args.run(args)
-        sys.stdout.flush()
+        try:
+            return _run(_with_dashes(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads has seen enough, as `head` may have
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return 128 + signal.SIGPIPE
     except LoongError as error:
         print(f"loong: error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` may have
+        give_up_lost_streams()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        give_up_lost_streams()
+        if error.errno not in _NOT_WRITTEN:
+            raise
+        print(f"loong: error: output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _run(words: Sequence[str]) -> int:
+    chosen = words[0] if words and words[0] in COMMANDS else None
+    if chosen == "serve":  # before its modules start threads, which inherit what is blocked
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    parser, commands = build_parser(COMMANDS if chosen is None else [chosen])
+    defaults = {action.dest: action.default for action in commands[chosen].actions} if chosen else {}
+    if chosen in CONFIGURABLE:
+        apply_config_file(commands[chosen], words)
+    args = parser.parse_args(words)
+    args.chosen = {dest: value for dest, value in vars(args).items() if value != defaults.get(dest, value)}
+    code: int = args.run(args)
     return code
 
 

@@ -4,27 +4,24 @@ import asyncio
 import logging
 import os
 import shutil
-import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-import msgspec
-
 from loong.core.errors import ConfigError
 from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.child_processes import guarded, how_it_ended, stop
+from loong.launcher.child_processes import ChildProcess, guarded, how_it_ended, stop
 from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_LEAD = Lead()
-_WORKER = "from loong.worker.process import main; main()"
+_WORKER = "loong.worker.process"
 MAX_SOCKET_PATH = 107
 _LAST_WORDS_SECONDS = 0.3
 
@@ -51,6 +48,7 @@ class ClusterConfig:
     fabric: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
     tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         for name in ("num_instances", "tp_size", "kv_capacity"):
@@ -86,7 +84,7 @@ async def local_workers(
         _check_socket_path(Path(directory))
         endpoints = _endpoints(config, Path(directory))
         executor = WorkersExecutor(endpoints, lead)
-        processes: list[asyncio.subprocess.Process] = []
+        processes: list[ChildProcess] = []
         is_ready = False
         tasks = [
             guarded(executor.read_reports(), executor.fail),
@@ -95,7 +93,7 @@ async def local_workers(
         try:
             for instance_id, tp_rank in endpoints.commands:
                 worker_config = _worker_config(config, endpoints, Path(directory), instance_id, tp_rank)
-                process = await _start(worker_config)
+                process = ChildProcess(_WORKER, worker_config, environment=ENVIRONMENT)
                 processes.append(process)
                 tasks.append(guarded(_watch(process, instance_id, executor), executor.fail))
             await executor.wait_until_ready(config.start_timeout)
@@ -122,34 +120,21 @@ def _remove_leftovers() -> None:
 
 def _check_socket_path(directory: Path) -> None:
     """Sockets have short names: the longest must fit beside the directory's."""
-    longest = len(str(directory / "worker-0000-00"))
+    longest = len(os.fsencode(directory / "worker-0000-00"))
     if longest > MAX_SOCKET_PATH:
         raise ConfigError(
-            f"sockets in {directory} would have paths of {longest} characters, but {MAX_SOCKET_PATH} are "
+            f"sockets in {directory} would have paths of {longest} bytes, but {MAX_SOCKET_PATH} are "
             "the most; set TMPDIR to a shorter one"
         )
 
 
-async def _start(config: WorkerConfig) -> asyncio.subprocess.Process:
-    """One worker, out of reach of this terminal's signals; closing its standard input ends it."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-c", _WORKER),
-        stdin=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(config) + b"\n")
-    return process
-
-
-async def _watch(process: asyncio.subprocess.Process, instance_id: int, executor: WorkersExecutor) -> None:
+async def _watch(process: ChildProcess, instance_id: int, executor: WorkersExecutor) -> None:
     code = await process.wait()
     await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
     executor.lose(instance_id, f"its process {process.pid} {how_it_ended(code)}")
 
 
-def _kill(processes: Iterable[asyncio.subprocess.Process]) -> None:
+def _kill(processes: Iterable[ChildProcess]) -> None:
     for process in processes:
         if process.returncode is None:
             process.kill()
@@ -187,4 +172,5 @@ def _worker_config(
         fabric=config.fabric,
         attention_tiles=config.attention_tiles,
         tokenizer_folder=config.tokenizer_folder,
+        log_format=config.log_format,
     )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import loong
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
-from loong.launcher.logs import FORMATS, configure_logging
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.logs import FORMATS, queued_log
 from loong.scheduler.policy import POLICIES
 
 if TYPE_CHECKING:
@@ -51,8 +51,12 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; 0 if that ended well, 1 if the engine failed."""
     if args.trace_dir is not None:
         make_folder("--trace-dir", args.trace_dir)
+    with queued_log(args.log_format):
+        return _serve(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
     start = perf_counter()
-    configure_logging(args.log_format)
     logger.info("%s", told_choices(args.chosen))
     from loong.server.listen import bound_socket  # `--help` can do without it
 

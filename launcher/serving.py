@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import signal
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +33,9 @@ from loong.launcher.garbage import look_rarely_for_garbage
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.run_logs import LogFiles, run_logs
+from loong.launcher.state_dump import StateDump
 from loong.launcher.status_line import log_status
+from loong.launcher.stop_signals import StopSignals
 from loong.model.config import ModelConfig
 from loong.recording.lines import VERSION, Setting
 from loong.recording.refused import RefusedPlans
@@ -56,6 +57,7 @@ from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
 from loong.server.spans import Spans, otlp_exporter
 from loong.server.tokenizer import Tokenizer
+from loong.stacks import stacks_on_request
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class ServeConfig:
 
 
 def serve_until_stopped(config: ServeConfig, listener: socket) -> int:
-    """Serve on a bound socket until SIGINT or SIGTERM, which drain; a second one forces.
+    """Serve on a bound socket until SIGINT, SIGTERM or SIGHUP, which drain; a second one forces.
 
     Returns 0 after a drain, 1 if the engine failed, 130 if it was forced.
     """
@@ -97,6 +99,12 @@ def serve_until_stopped(config: ServeConfig, listener: socket) -> int:
 
 
 async def _serve(config: ServeConfig, listener: socket) -> int:
+    dump = StateDump()
+    with stacks_on_request("the engine's process", dump.request):
+        return await _serve_dumping(config, listener, dump)
+
+
+async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump) -> int:
     limits = _limits(config)
     policy = make_policy(config.policy_name, config.policy)
     base = _cost_model(config, limits)
@@ -106,7 +114,7 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
     tokenizer.make_ahead()
     compile_ahead()
     allow_many_connections()
-    signals = _StopSignals()
+    signals = StopSignals()
     start, clock_start = perf_counter(), time()
     insight = _insight(config, cost_model, recalibration, clock_start)
     setting = _setting(config, base)
@@ -116,8 +124,12 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
         clock_start=clock_start,
         listeners=(insight.recent, insight.runs),
     ) as logs:
-        cluster = replace(config.cluster, attention_tiles=chosen_tiles(config.cost_model))
         looking = asyncio.create_task(asyncio.to_thread(log_missing_grammars))  # while the workers load
+        cluster = replace(
+            config.cluster,
+            attention_tiles=chosen_tiles(config.cost_model),
+            log_format=config.log_format,
+        )
         async with local_workers(cluster) as executor:
             await looking
             logger.info("workers ready after %.1f s", perf_counter() - start)
@@ -129,6 +141,7 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
             refusals = Refusals(RefusedPlans(setting, Path(gettempdir())).record)
             scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers, refusals)
             engine = Engine(scheduling, executor, limits, timeline)
+            dump.snapshot = engine.snapshot
             running = asyncio.create_task(engine.run())
             signals.num_heeded = 1  # the first of several API processes takes requests while others start
             async with _front(config, engine, tokenizer, insight, listener, executor) as front:
@@ -205,7 +218,7 @@ def _setting(config: ServeConfig, cost_model: WorkCostModel) -> Setting:
     )
 
 
-async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> None:
+async def _until_over(running: asyncio.Task[None], signals: StopSignals) -> None:
     """Wait for a signal or the engine's failure, whichever is first."""
     running.add_done_callback(_log_failure)
     told_to_stop = asyncio.create_task(signals.first.wait())
@@ -215,7 +228,7 @@ async def _until_over(running: asyncio.Task[None], signals: "_StopSignals") -> N
         await asyncio.wait([told_to_stop], timeout=FAILURE_GRACE_SECONDS)
 
 
-async def _drain(config: ServeConfig, front: Front, signals: "_StopSignals") -> int:
+async def _drain(config: ServeConfig, front: Front, signals: StopSignals) -> int:
     """Refuse new connections and requests, and let open ones finish, for a while; what is left then fails.
 
     Returns the exit code.
@@ -240,32 +253,6 @@ def _log_failure(running: asyncio.Task[None]) -> None:
         logger.error("the engine failed: %s", error)
     elif error is not None:
         logger.error("the engine failed, by a bug of its own:", exc_info=error)
-
-
-class _StopSignals:
-    """SIGINT and SIGTERM: the first asks for a drain, the second for its end, any other cancels the task.
-
-    Only the first `num_heeded` are left to whoever waits for them; one beyond those cancels.
-    """
-
-    def __init__(self) -> None:
-        self.first, self.second = asyncio.Event(), asyncio.Event()
-        self.num_heeded = 0
-        self._task = asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._take)
-
-    def _take(self) -> None:
-        heeded = (self.first, self.second)[: self.num_heeded]
-        event = next((event for event in heeded if not event.is_set()), None)
-        if event is not None:
-            event.set()
-            if self.num_heeded == 1:
-                logger.info("stopping once all API processes are up; a second signal stops at once")
-        elif self._task is not None:
-            what = "open requests are dropped" if self.first.is_set() else "the server was not up yet"
-            logger.warning("stopping at once, as told; %s", what)
-            self._task.cancel()
 
 
 def _cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostModel:

@@ -5,6 +5,7 @@ type, or with fields that do not fit, is refused before anything is done. A `ran
 its three numbers, so that it cannot be taken for a sequence of token ids. Sequences arrive as lists.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from struct import Struct
@@ -183,6 +184,11 @@ def _decode_other(kind: type, value: Any) -> object:  # Any: what msgpack found 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 _envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+
+
+def address(endpoint: str) -> Any:  # Any: pyzmq takes bytes, though its types name only str
+    """Return where a socket binds or connects to: a path in it may be of any bytes."""
+    return os.fsencode(endpoint)
 
 
 def encode(message: object) -> bytes:

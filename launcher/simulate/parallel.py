@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
 from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.standard_streams import give_up_lost_streams
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -25,6 +26,18 @@ def _done(
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_jobs, context, initializer=look_rarely_for_garbage) as pool:
-        futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        futures = {pool.submit(_attempt, work, task): index for index, task in enumerate(tasks)}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after a failure nobody waits for the others
+
+
+def _attempt(work: Callable[[Task], Result], task: Task) -> Result:
+    """Return the result. A process whose output cannot be written fails here, and not again at its end."""
+    try:
+        return work(task)
+    except OSError:
+        give_up_lost_streams()
+        raise

@@ -44,6 +44,7 @@ from loong.wire import (
     WorkerFailed,
     WorkerReady,
     WriteTrace,
+    address,
     decode_report,
     encode,
 )
@@ -63,7 +64,7 @@ class WorkersExecutor:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
         self._reports.setsockopt(zmq.RCVHWM, 0)
-        self._reports.bind(endpoints.reports)
+        self._reports.bind(address(endpoints.reports))
         self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
         self._events = Stream[Event | Drained | BaseException]()
         self._ending: Drained | BaseException | None = None  # what came after the last event
@@ -85,7 +86,7 @@ class WorkersExecutor:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.LINGER, 1000)
-        socket.connect(endpoint)
+        socket.connect(address(endpoint))
         return socket
 
     @property

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from loong.core.instance import ElasticInstance
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
+from loong.logs import num_dropped_records
 
 _DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
 
@@ -61,6 +62,9 @@ class ClusterCollector(Collector):
         )
         yield self._counter(
             "loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", stats.num_retained_tokens
+        )
+        yield self._counter(
+            "loong:log_records_dropped", "Records of the log that nobody read in time.", num_dropped_records()
         )
         yield self._group_sizes(stats.num_batches_by_dop)
         for name, what, value in _INSTANCE_GAUGES:

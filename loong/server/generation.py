@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
-from loong.core.request import FinishReason, Request
+from loong.core.request import FinishReason, Request, RequestId
 from loong.server.context import Server
 from loong.server.output import Delta, Output, OutputOptions
 from loong.server.request_ids import logged_name
@@ -51,18 +51,22 @@ async def generate(
                 yield delta
     except LoongError as error:
         reason = FinishReason.ERROR
-        for request_id, answer in answers.items():
-            name = logged_name(request_id)
-            logger.warning("request %s failed after %d tokens: %s", name, answer.num_tokens, error)
+        name, num_tokens = logged_name(request.request_id), _count(answers)
+        logger.warning("request %s failed after %d tokens: %s", name, num_tokens, error)
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        for request_id, answer in answers.items() if reason is FinishReason.ABORT else ():
-            name = logged_name(request_id)
-            logger.info("request %s aborted after %d tokens: nobody listens", name, answer.num_tokens)
+        if reason is FinishReason.ABORT:  # one line, however many choices it has
+            name, num_tokens = logged_name(request.request_id), _count(answers)
+            logger.info("request %s aborted after %d tokens: nobody listens", name, num_tokens)
         raise
     finally:
         for answer in answers.values():
             answer.end(reason)
+
+
+def _count(answers: "Mapping[RequestId, _Answer]") -> int:
+    """Return the number of tokens of all choices that have not ended."""
+    return sum(answer.num_tokens for answer in answers.values())
 
 
 class _Answer:

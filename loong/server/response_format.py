@@ -17,7 +17,11 @@ MAX_SECONDS = 2.0  # for one schema, which every worker then takes too
 _START_SECONDS = 60.0
 _MAX_PENDING = 64
 MAX_KNOWN = 1024
-_PROCESS = "from loong.grammar.check_process import main; main()"
+_PROCESS = """\
+from loong.child import leave_signals_to_parent
+leave_signals_to_parent()  # before what takes a while to import
+from loong.grammar.check_process import main
+main()"""
 
 
 class SchemaChecker:

@@ -41,6 +41,7 @@ class WorkerConfig:
     fabric: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
     tokenizer_folder: str | None = None
+    log_format: str = "text"
 
     @property
     def host_id(self) -> InstanceId:

@@ -6,11 +6,10 @@ the process: the engine decides what becomes of its work.
 """
 
 import gc
+import logging
 import os
-import signal
 import sys
 import threading
-import traceback
 from concurrent.futures import Future
 from io import FileIO
 from pathlib import Path
@@ -18,19 +17,21 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, assert_never
 
-import msgspec
 import torch
 import zmq
 
+from loong.child import config_of, leave_signals_to_parent
 from loong.core.errors import LoongError
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.logs import log_to_stderr
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.tiles import TileSizes
+from loong.stacks import stacks_on_request
 from loong.wire import (
     GrammarDone,
     Heartbeat,
@@ -43,6 +44,7 @@ from loong.wire import (
     WorkerFailed,
     WorkerReady,
     WriteTrace,
+    address,
     decode_command,
     encode,
 )
@@ -59,6 +61,8 @@ from loong.worker.transfer import SegmentMover
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
 
+logger = logging.getLogger(__name__)
+
 HEARTBEAT_SECONDS = 1.0
 
 
@@ -68,7 +72,7 @@ class Reports:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.connect(endpoint)
+        self._socket.connect(address(endpoint))
 
     def send(self, report: Report) -> None:
         """Queue one report; it leaves in order."""
@@ -113,7 +117,7 @@ class Worker:
         """Take commands until told to shut down, once all workers are there."""
         self._fabric.wait_for_peers()
         commands = self._context.socket(zmq.PULL)
-        commands.bind(self._config.commands_endpoint)
+        commands.bind(address(self._config.commands_endpoint))
         reports = self._reports()
         for loop in (self._run_batches, self._run_migrations):
             threading.Thread(target=loop, daemon=True).start()
@@ -241,10 +245,11 @@ def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:
 
 def main() -> None:
     """Be the worker whose config is the first line of standard input; end when that is closed."""
+    leave_signals_to_parent()
     stdin = FileIO(sys.stdin.fileno(), closefd=False)  # a buffer has a lock, which a reading thread holds
-    config = msgspec.json.decode(stdin.readline(), type=WorkerConfig)
+    config = config_of(stdin.readline(), WorkerConfig)
+    log_to_stderr(config.log_format)
     threading.Thread(target=_die_with_parent, args=(stdin,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the engine's to handle
     torch.set_num_threads(config.num_threads)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     threading.excepthook = lambda args: _fail(config, args.exc_value)
@@ -252,8 +257,9 @@ def main() -> None:
     world = World(config.num_instances, config.tp_size)
     rank = world.rank(config.instance_id, config.tp_rank)
     fabric = SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)
-    Worker(config, fabric, context).serve()
-    os._exit(0)  # threads may be in the middle of their work, and have nobody to tell
+    with stacks_on_request(f"the worker of instance {config.instance_id}, rank {config.tp_rank}"):
+        Worker(config, fabric, context).serve()
+        os._exit(0)  # threads may be in the middle of their work, and have nobody to tell
 
 
 def _die_with_parent(stdin: FileIO) -> None:
@@ -266,7 +272,7 @@ def _die_with_parent(stdin: FileIO) -> None:
 def _fail(config: WorkerConfig, error: BaseException | None) -> None:
     """Report an error that nobody here can act on, and end at once: other threads may hang in it."""
     if error is not None and not isinstance(error, LoongError):
-        traceback.print_exception(error)
+        logger.error("instance %d, rank %d cannot go on", config.instance_id, config.tp_rank, exc_info=error)
     message = str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its own: others' sockets are in use
     reports = Reports(context, config.reports_endpoint)

@@ -30,7 +30,7 @@ def test_the_log_says_so_once_at_the_start_and_requests_with_a_schema_are_refuse
     tmp_path: Path, code: str, reason: str, flags: tuple[str, ...]
 ) -> None:
     variables = broken_package(tmp_path, "xgrammar", code)
-    with served(tmp_path, "--num-instances", "1", *flags, variables=variables) as server:
+    with served(tmp_path, "--num-instances", "1", *flags, environment=variables) as server:
         assert server.log.count("xgrammar") == 1
         (line,) = [line for line in server.log.splitlines() if "xgrammar" in line]
         assert line.endswith(f"response_format json_object and json_schema are refused: {reason}")

@@ -251,7 +251,7 @@ def test_a_worker_that_stops_ends_streams_with_an_error(tmp_path: Path) -> None:
         assert_gone([worker])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_open_requests_finish_and_leaves_nothing(tmp_path: Path, number: int) -> None:
     with served(tmp_path, "--num-instances", "2") as server:
         workers = server.worker_pids()

@@ -11,19 +11,65 @@ import pytest
 from loong.launcher.cli import main
 from loong.launcher.embedded import ENTRY
 
+DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 
-def test_whoever_has_seen_enough_may_stop_reading() -> None:
+
+def loong_with(redirections: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """A command started by a shell with these redirections."""
+    script = f'exec "$@" {redirections}'
+    return subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, "-c", ENTRY, *words],
+        env={**os.environ, "PYTHONUNBUFFERED": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("redirections", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_error(redirections: str) -> None:
+    result = loong_with(redirections, *DESCRIBE)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert ("Workload: mixed" in result.stdout) == (">&-" not in redirections)
+
+
+@pytest.mark.parametrize("words", [("serve", "--help"), DESCRIBE])
+@pytest.mark.parametrize("is_unbuffered", ["", "1"])
+def test_output_that_finds_no_room_ends_a_command_with_one_line(
+    words: tuple[str, ...], is_unbuffered: str
+) -> None:
+    result = loong_with(">/dev/full", *words, PYTHONUNBUFFERED=is_unbuffered)
+    if words == DESCRIBE or not is_unbuffered:  # argparse itself passes over what it cannot print
+        assert result.stderr == "loong: error: output cannot be written: No space left on device\n"
+        assert result.returncode == 1
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command() -> None:
     reading_end, writing_end = os.pipe()
     os.close(reading_end)
     result = subprocess.run(
-        [sys.executable, "-c", ENTRY, "workload", "describe", "mixed", "--num-requests", "3"],
-        stdout=writing_end,
-        stderr=subprocess.PIPE,
-        check=False,
+        [sys.executable, "-c", ENTRY, *DESCRIBE], stdout=writing_end, stderr=subprocess.PIPE, check=False
     )
     os.close(writing_end)
     assert result.returncode == 128 + signal.SIGPIPE
     assert not result.stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_of_several_processes() -> None:
+    words = ("simulate", "--num-requests", "3", "--rate", "1,2,3,4", "--jobs", "2")
+    with subprocess.Popen(
+        [sys.executable, "-c", ENTRY, *words],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as simulating:
+        assert simulating.stdout is not None
+        assert simulating.stderr is not None
+        assert simulating.stdout.readline().startswith("Simulated")
+        simulating.stdout.close()
+        assert not simulating.stderr.read()
+    assert simulating.returncode == 128 + signal.SIGPIPE
 
 
 def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -64,19 +64,30 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> Iterator[Served]:
-    """Serve until the context ends, with these environment variables besides the test's own.
+def served(
+    directory: Path,
+    *arguments: str,
+    redirections: str = "",
+    environment: Mapping[str, str] | None = None,
+    stderr: int = subprocess.STDOUT,
+) -> Iterator[Served]:
+    """Serve until the context ends; fails the test if that leaves a worker behind.
 
-    Fails the test if that leaves a worker behind.
+    `redirections` are a shell's. `stderr` is a descriptor, which is closed here once the server has it.
     """
     port = free_port()
     log_path = directory / "server.log"
     with log_path.open("wb") as log:
         command = [sys.executable, "-c", ENTRY, "serve", "--port", str(port), *arguments]
-        environment = {**os.environ, **(variables or {})}
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, cwd=directory, env=environment
+            ["sh", "-c", f'exec "$@" {redirections}', "sh", *command],
+            stdout=log,
+            stderr=stderr,
+            cwd=directory,
+            env={**os.environ, **(environment or {})},
         )
+    if stderr != subprocess.STDOUT:
+        os.close(stderr)
     server = Served(process, f"http://127.0.0.1:{port}", log_path)
     try:
         wait_until(lambda: _is_up(server), START_SECONDS, f"the server to start:\n{server.log}")

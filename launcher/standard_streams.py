@@ -1,0 +1,28 @@
+"""Standard input, output and error, of which a process may be given none that works."""
+
+import os
+import sys
+
+_MODES = {"stdin": "r", "stdout": "w", "stderr": "w"}  # in the order of their descriptors
+
+
+def open_missing_streams() -> None:
+    """Open the null device for each standard stream that is closed, before a socket gets its descriptor."""
+    for descriptor, (name, mode) in enumerate(_MODES.items()):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest descriptor that is free, which is this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, mode, closefd=False))
+
+
+def give_up_lost_streams() -> None:
+    """Let what cannot be written to output and error go nowhere, instead of failing again at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

@@ -1,0 +1,175 @@
+"""What signals, and a log that nobody reads, do to all processes of a server."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import openai
+import pytest
+from child_processes import children_of
+from served import Served, assert_gone, free_port, served, wait_until
+
+from loong.launcher.embedded import ENTRY
+
+SMALLEST_PIPE = 4096  # bytes
+
+
+class LogReader:
+    """Reads a server's log, a pipe that holds little, unless it is paused."""
+
+    def __init__(self) -> None:
+        self._receiving, self.sending = os.pipe()
+        fcntl.fcntl(self.sending, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
+        self._may_read = Event()
+        self._may_read.set()
+        self._pieces: list[bytes] = []
+        self._thread = Thread(target=self._read)
+        self._thread.start()
+
+    @property
+    def text(self) -> str:
+        """All that was read."""
+        return b"".join(self._pieces).decode()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Read nothing, but for what one call of the system takes."""
+        self._may_read.clear()
+        try:
+            yield
+        finally:
+            self._may_read.set()
+
+    def close(self) -> None:
+        """Read to the end; the server has ended."""
+        self._thread.join()
+        os.close(self._receiving)
+
+    def _read(self) -> None:
+        while piece := os.read(self._receiving, SMALLEST_PIPE):
+            self._pieces.append(piece)
+            self._may_read.wait()
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[LogReader]:
+    reader = LogReader()
+    yield reader
+    reader.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, reader: LogReader) -> Iterator[Served]:
+    with served(
+        tmp_path_factory.mktemp("signals"),
+        *("--num-instances", "2", "--api-server-count", "2"),
+        stderr=reader.sending,
+    ) as running:
+        yield running
+
+
+def stream_of(server: Served, num_tokens: int) -> openai.Stream[openai.types.Completion]:
+    """A stream of a number of tokens, of which one has come."""
+    stream = server.client.completions.create(
+        model="loong-tiny", prompt="x", max_tokens=num_tokens, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    return stream
+
+
+def answers(server: Served) -> bool:
+    return [chunk.choices[0].finish_reason for chunk in stream_of(server, 10)][-1] == "length"
+
+
+def processes_of(server: Served) -> list[int]:
+    return [server.process.pid, *server.worker_pids()]
+
+
+def num_dropped(server: Served) -> float:
+    return server.metric("loong:log_records_dropped_total")
+
+
+def fill_log(server: Served) -> None:
+    """Have more written than there is room for; each request is for some kilobytes."""
+    before = num_dropped(server)
+
+    def is_full() -> bool:
+        server.process.send_signal(signal.SIGUSR1)
+        return num_dropped(server) > before
+
+    wait_until(is_full, 60, "records to be dropped")
+
+
+def test_a_log_that_nobody_reads_stops_nobody_and_says_what_it_lacks(
+    server: Served, reader: LogReader
+) -> None:
+    with reader.paused():
+        for _ in range(60):
+            stream_of(server, 1000).close()
+        assert answers(server)
+        fill_log(server)
+        assert answers(server)
+    wait_until(lambda: "records of the log were dropped" in reader.text, 30, "the log to say so")
+    assert answers(server)
+
+
+def test_one_signal_shows_the_stacks_of_all_processes_and_the_schedulers_state(
+    server: Served, reader: LogReader
+) -> None:
+    begin = len(reader.text)
+    stream = stream_of(server, 60000)
+    for pid in processes_of(server):
+        os.kill(pid, signal.SIGUSR2)
+    server.process.send_signal(signal.SIGUSR1)
+    names = ("the engine's process", "the worker of instance 0", "the worker of instance 1", "an API process")
+    shown = [f"the threads of {name}" for name in names]
+    shown += ["the scheduler's state: 0 waiting, 1 running; 1 batches", "running: cmpl-"]
+    shown += ["BatchLoop.turn", "Worker.serve", "Runner.run"]
+    wait_until(lambda: all(one in reader.text[begin:] for one in shown), 10, f"{shown} in {reader.text}")
+    wait_until(lambda: reader.text[begin:].count("the threads of an API process") == 2, 10, "both")
+    stream.close()
+    assert answers(server)
+
+
+def test_a_signal_to_all_processes_lets_open_requests_finish_with_no_stream_and_in_a_folder_of_any_name(
+    tmp_path: Path,
+) -> None:
+    with (
+        tempfile.TemporaryDirectory(suffix="\udcff") as folder,  # ends in a byte that is no UTF-8
+        served(
+            tmp_path,
+            *("--num-instances", "2", "--api-server-count", "2"),
+            redirections="<&- >&- 2>&-",
+            environment={"TMPDIR": folder, "LC_ALL": "C"},
+        ) as server,
+    ):
+        processes = processes_of(server)
+        stream = stream_of(server, 400)
+        assert [*Path(folder).iterdir()]
+        for pid in processes:
+            os.kill(pid, signal.SIGTERM)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert server.process.wait(30) == 0
+        assert_gone(processes)
+        assert not [*Path(folder).iterdir()]
+
+
+def test_a_signal_to_all_processes_ends_a_start_cleanly(tmp_path: Path) -> None:
+    words = ("serve", "--port", str(free_port()), "--num-instances", "2")
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", ENTRY, *words], stderr=log, env=os.environ)
+    wait_until(lambda: len(children_of(process.pid)) == 2, 60, "workers to be started")
+    processes = [*children_of(process.pid), process.pid]
+    for pid in processes:
+        os.kill(pid, signal.SIGTERM)
+    assert process.wait(30) == 130
+    assert_gone(processes)
+    *_, last = (tmp_path / "log").read_text().splitlines()
+    assert last.endswith("stopping at once, as told; the server was not up yet")

@@ -1,0 +1,170 @@
+"""How the server's log looks, and what becomes of it when nobody reads."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from served import wait_until
+
+from loong.launcher.serve import told_choices
+from loong.logs import JsonLines, LineQueue, write_all
+
+MAX_BYTES = 1000
+NUM_LINES = 20_000  # more than a pipe and the queue take
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Both ends; the sending one is for the test to close."""
+    receiving, sending = os.pipe()
+    yield receiving, sending
+    os.close(receiving)
+
+
+def queue_to(descriptor: int) -> LineQueue:
+    return LineQueue(descriptor, lambda number: b"dropped %d\n" % number, MAX_BYTES)
+
+
+def read_all(descriptor: int) -> bytes:
+    """Read until nobody can write there any more."""
+    return b"".join(iter(lambda: os.read(descriptor, 2**16), b""))
+
+
+def test_a_notice_stands_for_the_lines_that_found_no_room(pipe: tuple[int, int]) -> None:
+    receiving, sending = pipe
+    queue = queue_to(sending)
+    for number in range(NUM_LINES):
+        queue.put(b"line %8d\n" % number)
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(read_all, receiving)
+        assert queue.close(60)
+        os.close(sending)
+    found, num_dropped = 0, 0
+    for line in reading.result().splitlines():
+        kind, number_or_count = line.split()
+        if kind == b"line":
+            assert int(number_or_count) == found
+            found += 1
+        else:
+            found += int(number_or_count)
+            num_dropped += int(number_or_count)
+    assert found == NUM_LINES
+    assert num_dropped == queue.num_dropped > 0
+
+
+def test_a_log_that_nobody_reads_is_given_up_at_the_end(pipe: tuple[int, int]) -> None:
+    receiving, sending = pipe
+    queue = queue_to(sending)
+    for number in range(NUM_LINES):
+        queue.put(b"line %8d\n" % number)
+    assert not queue.close(0)
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(read_all, receiving)
+        assert queue.close(60)
+        os.close(sending)
+    assert reading.result().endswith(b"\n")
+
+
+def test_lines_that_cannot_be_written_are_dropped_and_others_follow(pipe: tuple[int, int]) -> None:
+    receiving, sending = pipe
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    queue = queue_to(descriptor)
+    queue.put(b"first\n")
+    wait_until(lambda: queue.num_dropped == 1, 10, "the line to be dropped")
+    os.dup2(sending, descriptor)
+    os.close(sending)
+    queue.put(b"second\n")
+    assert queue.close(60)
+    os.close(descriptor)
+    assert read_all(receiving) == b"second\ndropped 1\n"
+
+
+def test_a_descriptor_that_does_not_block_takes_all(pipe: tuple[int, int]) -> None:
+    receiving, sending = pipe
+    os.set_blocking(sending, False)
+    data = bytes(range(256)) * 4096
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(read_all, receiving)
+        write_all(sending, data)
+        os.close(sending)
+    assert reading.result() == data
+
+
+PROGRAM = """
+import logging, subprocess, sys, warnings
+from loong.logs import child_stderr, num_dropped_records, queued_log
+
+with queued_log("json"):
+    logging.info("a record")
+    warnings.warn("a warning")
+    subprocess.run(["sh", "-c", "echo of a child >&2"], stderr=child_stderr())
+    print("stray", file=sys.stderr)
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        logging.exception("no number")
+    for _ in range(int(sys.argv[1])):
+        logging.info("%1000d", 1)
+    print(num_dropped_records())
+print("afterwards", file=sys.stderr)
+"""
+
+
+def program(num_lines: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", PROGRAM, str(num_lines)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_all_that_a_process_and_its_children_say_is_in_the_log() -> None:
+    with program(0) as running:
+        num_dropped, said = running.communicate()
+    assert int(num_dropped) == 0
+    *lines, last = said.splitlines()
+    assert last == "afterwards"
+    assert {"stray", "of a child"} < set(lines)
+    records = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [record["level"] for record in records] == ["INFO", "WARNING", "ERROR"]
+    assert "a warning" in records[1]["message"]
+    assert records[2]["exception"].endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_process_whose_log_nobody_reads_ends() -> None:
+    with program(2000) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert int(running.stdout.read()) > 1000
+        assert running.wait(60) == 0
+        assert "a record" in running.stderr.readline()
+
+
+def test_a_json_line_says_when_what_and_by_whom() -> None:
+    record = logging.LogRecord("loong.engine", logging.WARNING, "", 0, "%d of\n%s", (3, "ü"), None)
+    record.created = 86400.25
+    (line,) = JsonLines().format(record).splitlines()
+    assert json.loads(line) == {
+        "time": "1970-01-02T00:00:00.250+00:00",
+        "level": "WARNING",
+        "logger": "loong.engine",
+        "message": "3 of\nü",
+    }
+
+
+def test_a_json_line_holds_the_exception() -> None:
+    try:
+        int("no")
+    except ValueError:
+        record = logging.LogRecord("loong", logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    (line,) = JsonLines().format(record).splitlines()
+    assert json.loads(line)["exception"].endswith("'no'")
+
+
+def test_choices_are_told_without_secrets() -> None:
+    told = told_choices({"port": 8001, "api_key": ["hunter2"]})
+    assert "port 8001" in told
+    assert "api-key ***" in told
+    assert "hunter2" not in told
