@@ -67,7 +67,7 @@ def test_an_engine_that_is_killed_ends_streams_with_an_error_and_leaves_no_proce
         processes = server.worker_pids()
         stream = endless_stream(server)
         server.process.kill()
-        with pytest.raises(openai.APIError, match="the engine's process has ended"):
+        with pytest.raises(openai.APIError, match="the engine of this server has stopped"):
             list(stream)
         server.process.wait()
         assert_gone(processes)
