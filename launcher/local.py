@@ -19,6 +19,7 @@ from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.child_processes import guarded, how_it_ended, stop
+from loong.wire import HEARTBEAT_SECONDS
 from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class ClusterConfig:
 
     On `device` cuda, the ranks of instances take the GPUs of the host by turns, and `fabric`, one of FABRICS,
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
+    Each worker sends a heartbeat every `heartbeat` seconds.
     """
 
     model: str
@@ -47,6 +49,7 @@ class ClusterConfig:
     host_kv_capacity: int = 0
     deadline: float = 60.0
     start_timeout: float = 600.0
+    heartbeat: float = HEARTBEAT_SECONDS
     device: str = "cpu"
     fabric: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
@@ -85,7 +88,7 @@ async def local_workers(
     with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
         _check_socket_path(Path(directory))
         endpoints = _endpoints(config, Path(directory))
-        executor = WorkersExecutor(endpoints, lead)
+        executor = WorkersExecutor(endpoints, lead, config.heartbeat)
         processes: list[asyncio.subprocess.Process] = []
         is_ready = False
         tasks = [
@@ -183,6 +186,7 @@ def _worker_config(
         reports_endpoint=endpoints.reports,
         deadline=config.deadline,
         num_threads=1,
+        heartbeat=config.heartbeat,
         device=config.device,
         fabric=config.fabric,
         attention_tiles=config.attention_tiles,

@@ -18,6 +18,8 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 
+HEARTBEAT_SECONDS = 1.0  # from one heartbeat of a worker to the next
+
 
 class WireError(LoongError):
     """A frame is not a message of ours."""

@@ -26,11 +26,13 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.grammars import Grammars
+from loong.executor.heartbeats import Heartbeats
 from loong.executor.holding import Holding
 from loong.executor.in_order import InOrder
 from loong.executor.outstanding import Outstanding
 from loong.stream import Stream
 from loong.wire import (
+    HEARTBEAT_SECONDS,
     BatchDone,
     GrammarDone,
     Heartbeat,
@@ -48,17 +50,19 @@ from loong.wire import (
     encode,
 )
 
-MAX_SILENCE_SECONDS = 20.0  # of heartbeats that are a second apart
 MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
 
 
 class WorkersExecutor:
     """An `Executor` whose events are what the workers report, and what `post` adds.
 
-    Ends are foreseen by `lead` before they come; without it, none is.
+    Ends are foreseen by `lead` before they come; without it, none is. Workers send a heartbeat every
+    `heartbeat` seconds.
     """
 
-    def __init__(self, endpoints: Endpoints, lead: Lead | None = None) -> None:
+    def __init__(
+        self, endpoints: Endpoints, lead: Lead | None = None, heartbeat: float = HEARTBEAT_SECONDS
+    ) -> None:
         self._endpoints, self._lead = endpoints, lead
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
@@ -78,7 +82,7 @@ class WorkersExecutor:
         self._tracing: set[WorkerId] = set()  # those that are to write a trace, until `_traced`
         self._traced: asyncio.Future[None] | None = None
         self._grammars = Grammars(endpoints.commands)
-        self._last_heard = dict.fromkeys(endpoints.commands, monotonic())
+        self._heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self._started_at = monotonic()
 
     def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
@@ -95,8 +99,8 @@ class WorkersExecutor:
 
     @property
     def seconds_since_heard(self) -> float:
-        """How long the quietest worker has been silent."""
-        return monotonic() - min(self._last_heard.values())
+        """How long the quietest worker has been silent; a pause of this process does not count."""
+        return self._heartbeats.silent_seconds
 
     async def wait_until_ready(self, timeout: float) -> None:
         """Wait for every worker's weights and pools.
@@ -208,15 +212,13 @@ class WorkersExecutor:
         self._translate(decode_report(frame))
 
     async def watch_silence(self) -> None:
-        """Once all are ready, give up a worker that has been silent for too long; until cancelled."""
+        """Once all are ready, give up a worker that misses too many heartbeats; until cancelled."""
         await self._ready
-        self._last_heard = dict.fromkeys(self._last_heard, monotonic())
-        while True:
-            await asyncio.sleep(MAX_SILENCE_SECONDS / 10)
-            (instance_id, _), heard_at = min(self._last_heard.items(), key=lambda item: item[1])
-            if monotonic() - heard_at > MAX_SILENCE_SECONDS:
-                self.lose(instance_id, f"it was silent for {MAX_SILENCE_SECONDS:g} s")
-                return
+        while (lost := self._heartbeats.lost()) is None:
+            await asyncio.sleep(self._heartbeats.seconds)
+            self._heartbeats.count_missed()
+            self._drain()  # what came during a pause of this process
+        self.lose(lost[0], f"it was silent for {self._heartbeats.silent_seconds:g} s")
 
     def prepare_grammar(self, json_schema: str) -> asyncio.Future[None]:
         """Let all workers compile a schema, before a request that needs it is planned.
@@ -264,7 +266,7 @@ class WorkersExecutor:
                 if not self._not_ready and not self._ready.done():
                     self._ready.set_result(None)
             case Heartbeat():
-                self._last_heard[report.instance_id, report.tp_rank] = monotonic()
+                self._heartbeats.hear((report.instance_id, report.tp_rank))
             case BatchDone():
                 if reports := self._outstanding.end_batch(report):
                     self._end_batch(reports)

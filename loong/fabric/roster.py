@@ -18,6 +18,7 @@ from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostErro
 from loong.fabric.link import Link
 from loong.fabric.mailbox import Mailbox
 from loong.fabric.traffic import Plane
+from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
 
 _HELLO = struct.Struct("<II")  # rank, plane
@@ -54,7 +55,7 @@ class Roster:
             return next((peer for peer, link in links if link is None or link.is_lost), None)
 
         with self._changed:
-            if not self._changed.wait_for(lambda: missing() is None, self._deadline):
+            if not wait_for(self._changed, lambda: missing() is None, self._deadline):
                 peer = missing()
                 assert peer is not None
                 raise DeadlineError("joining", *self._world.place(peer), self._deadline)

@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 
 import torch
 from torch import Tensor
@@ -52,9 +51,8 @@ class _Transfer:
         """See Pending."""
         for sent in self.outgoing:
             sent.result()
-        deadline = monotonic() + self.seconds
         for address, tensor in self.incoming:
-            message = self.mailbox.take(address, self.peers, deadline, self.seconds)
+            message = self.mailbox.take(address, self.peers, self.seconds)
             destination = bytes_of(tensor)
             if len(message) != len(destination):
                 raise InvalidMessageError(

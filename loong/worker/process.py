@@ -59,8 +59,6 @@ from loong.worker.transfer import SegmentMover
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
 
-HEARTBEAT_SECONDS = 1.0
-
 
 class Reports:
     """The way to the engine. Sockets belong to one thread each, so every thread makes its own."""
@@ -121,8 +119,8 @@ class Worker:
         while True:
             if monotonic() >= beat_at:
                 reports.send(Heartbeat(self._config.instance_id, self._config.tp_rank))
-                beat_at = monotonic() + HEARTBEAT_SECONDS
-            if not commands.poll(round(HEARTBEAT_SECONDS * 1000)):
+                beat_at = monotonic() + self._config.heartbeat
+            if not commands.poll(max(1, round((beat_at - monotonic()) * 1000))):
                 continue
             command = decode_command(commands.recv())
             if isinstance(command, Shutdown):

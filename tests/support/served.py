@@ -18,6 +18,20 @@ from openai import OpenAI
 from loong.launcher.embedded import ENTRY
 
 START_SECONDS = 90.0
+HASTY_HEARTBEAT = 0.1  # seconds
+_HASTY_ENTRY = f"""
+from dataclasses import replace
+from loong.launcher import serving
+
+serve = serving.serve_until_stopped
+
+def serve_hastily(config, listener):
+    cluster = replace(config.cluster, heartbeat={HASTY_HEARTBEAT})
+    return serve(replace(config, cluster=cluster), listener)
+
+serving.serve_until_stopped = serve_hastily
+{ENTRY}
+"""
 
 
 @dataclass(frozen=True)
@@ -56,12 +70,16 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, *arguments: str) -> Iterator[Served]:
-    """Serve until the context ends; fails the test if that leaves a worker behind."""
+def served(directory: Path, *arguments: str, is_hasty: bool = False) -> Iterator[Served]:
+    """Serve until the context ends; fails the test if that leaves a worker behind.
+
+    One that is hasty has heartbeats of `HASTY_HEARTBEAT`, so a silent worker is soon given up.
+    """
     port = free_port()
     log_path = directory / "server.log"
     with log_path.open("wb") as log:
-        command = [sys.executable, "-c", ENTRY, "serve", "--port", str(port), *arguments]
+        entry = _HASTY_ENTRY if is_hasty else ENTRY
+        command = [sys.executable, "-c", entry, "serve", "--port", str(port), *arguments]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=directory)
     server = Served(process, f"http://127.0.0.1:{port}", log_path)
     try:
