@@ -16,7 +16,7 @@ import msgspec
 from loong.core.errors import ConfigError
 from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
-from loong.executor.endpoints import Endpoints
+from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.child_processes import guarded, how_it_ended, stop
 from loong.wire import HEARTBEAT_SECONDS
@@ -96,11 +96,10 @@ async def local_workers(
             guarded(executor.watch_silence(), executor.fail),
         ]
         try:
-            for instance_id, tp_rank in endpoints.commands:
-                worker_config = _worker_config(config, endpoints, Path(directory), instance_id, tp_rank)
-                process = await _start(worker_config)
+            for worker_id in endpoints.commands:
+                process = await _start(_worker_config(config, endpoints, Path(directory), worker_id))
                 processes.append(process)
-                tasks.append(guarded(_watch(process, instance_id, executor), executor.fail))
+                tasks.append(guarded(_watch(process, worker_id, executor), executor.fail))
             await executor.wait_until_ready(config.start_timeout)
             is_ready = True
             yield executor
@@ -146,10 +145,10 @@ async def _start(config: WorkerConfig) -> asyncio.subprocess.Process:
     return process
 
 
-async def _watch(process: asyncio.subprocess.Process, instance_id: int, executor: WorkersExecutor) -> None:
+async def _watch(process: asyncio.subprocess.Process, worker_id: WorkerId, executor: WorkersExecutor) -> None:
     code = await process.wait()
     await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
-    executor.lose(instance_id, f"its process {process.pid} {how_it_ended(code)}")
+    executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
 
 
 def _kill(processes: Iterable[asyncio.subprocess.Process]) -> None:
@@ -168,8 +167,9 @@ def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:
 
 
 def _worker_config(
-    config: ClusterConfig, endpoints: Endpoints, directory: Path, instance_id: int, tp_rank: int
+    config: ClusterConfig, endpoints: Endpoints, directory: Path, worker_id: WorkerId
 ) -> WorkerConfig:
+    instance_id, tp_rank = worker_id
     return WorkerConfig(
         instance_id=instance_id,
         tp_rank=tp_rank,
@@ -182,7 +182,7 @@ def _worker_config(
         kv_capacity=config.kv_capacity,
         host_kv_capacity=config.host_kv_capacity,
         run_directory=str(directory),
-        commands_endpoint=endpoints.commands[instance_id, tp_rank],
+        commands_endpoint=endpoints.commands[worker_id],
         reports_endpoint=endpoints.reports,
         deadline=config.deadline,
         num_threads=1,

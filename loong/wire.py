@@ -132,11 +132,12 @@ class TraceWritten:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker cannot go on."""
+    """A worker cannot go on; `blamed` is the worker (instance and rank) whose part it waited for, if any."""
 
     instance_id: InstanceId
     tp_rank: int
     message: str
+    blamed: tuple[InstanceId, int] | None = None
 
 
 Report: TypeAlias = (

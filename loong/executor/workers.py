@@ -29,6 +29,7 @@ from loong.executor.grammars import Grammars
 from loong.executor.heartbeats import Heartbeats
 from loong.executor.holding import Holding
 from loong.executor.in_order import InOrder
+from loong.executor.losses import Losses
 from loong.executor.outstanding import Outstanding
 from loong.stream import Stream
 from loong.wire import (
@@ -83,6 +84,7 @@ class WorkersExecutor:
         self._traced: asyncio.Future[None] | None = None
         self._grammars = Grammars(endpoints.commands)
         self._heartbeats = Heartbeats(endpoints.commands, heartbeat)
+        self._losses = Losses(self._declare_lost)
         self._started_at = monotonic()
 
     def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
@@ -118,8 +120,11 @@ class WorkersExecutor:
         """Put an event of this process into the stream."""
         self._events.put(event)
 
-    def lose(self, instance_id: InstanceId, reason: str) -> None:
-        """Tell that a worker of an instance is gone; of several reasons the first counts."""
+    def lose(self, worker_id: WorkerId, reason: str) -> None:
+        """Note that a worker is gone. The instance that is then lost is the one that failed first."""
+        self._losses.end(worker_id, reason)
+
+    def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
         if not self._ready.done():
             self._ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
         self.post(InstanceLost(self.now, instance_id, reason))
@@ -218,7 +223,7 @@ class WorkersExecutor:
             await asyncio.sleep(self._heartbeats.seconds)
             self._heartbeats.count_missed()
             self._drain()  # what came during a pause of this process
-        self.lose(lost[0], f"it was silent for {self._heartbeats.silent_seconds:g} s")
+        self.lose(lost, f"it was silent for {self._heartbeats.silent_seconds:g} s")
 
     def prepare_grammar(self, json_schema: str) -> asyncio.Future[None]:
         """Let all workers compile a schema, before a request that needs it is planned.
@@ -282,7 +287,7 @@ class WorkersExecutor:
                 if self._traced is not None and not self._tracing and not self._traced.done():
                     self._traced.set_result(None)
             case WorkerFailed():
-                self.lose(report.instance_id, report.message)
+                self._losses.take(report)
             case _:
                 assert_never(report)
 

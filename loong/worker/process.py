@@ -25,6 +25,7 @@ import zmq
 from loong.core.errors import LoongError
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
+from loong.fabric.errors import PeerError
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.model.load import load_model
@@ -264,9 +265,10 @@ def _fail(config: WorkerConfig, error: BaseException | None) -> None:
     if error is not None and not isinstance(error, LoongError):
         traceback.print_exception(error)
     message = str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
+    blamed = (error.instance_id, error.tp_rank) if isinstance(error, PeerError) else None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its own: others' sockets are in use
     reports = Reports(context, config.reports_endpoint)
-    reports.send(WorkerFailed(config.instance_id, config.tp_rank, message))
+    reports.send(WorkerFailed(config.instance_id, config.tp_rank, message, blamed))
     reports.close()
     context.term()  # once that has left
     os._exit(1)

@@ -59,4 +59,5 @@ REPORTS: tuple[Report, ...] = (
     GrammarDone(3, 0, 1, "no room"),
     TraceWritten(0, 1),
     WorkerFailed(0, 0, "no room"),
+    WorkerFailed(0, 0, "it was silent", (1, 0)),
 )
