@@ -19,6 +19,7 @@ from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, St
 from loong.core.placement import InstanceId
 
 HEARTBEAT_SECONDS = 1.0  # from one heartbeat of a worker to the next
+MAX_FRAME_BYTES = 1 << 30  # a batch of a million tokens has some MB; who sends more is disconnected
 
 
 class WireError(LoongError):
@@ -73,10 +74,11 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A worker's control thread is alive."""
+    """A worker's control thread is alive, and has dropped this many frames since its start."""
 
     instance_id: InstanceId
     tp_rank: int
+    num_stray_frames: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,17 @@ def _decode_other(kind: type, value: Any) -> object:  # Any: what msgpack found 
     raise TypeError(f"{kind.__name__} does not travel")
 
 
+# What msgspec raises, and what types of ours raise when they are made of values that do not fit.
+_NOT_OURS = (
+    msgspec.DecodeError,
+    ArithmeticError,
+    LookupError,
+    LoongError,
+    RecursionError,
+    StructError,
+    TypeError,
+    ValueError,
+)
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 _envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 
@@ -205,8 +218,10 @@ class Decoder(Generic[Message]):
         """The message of one frame."""
         try:
             name, body = _envelope.decode(frame)
+            if name not in self._decoders:
+                raise LookupError(f"its type is {name[:40]!r}")
             return self._decoders[name].decode(body)
-        except (msgspec.DecodeError, LookupError, StructError, TypeError, ValueError, LoongError) as error:
+        except _NOT_OURS as error:
             raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
 
 

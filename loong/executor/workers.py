@@ -31,9 +31,11 @@ from loong.executor.holding import Holding
 from loong.executor.in_order import InOrder
 from loong.executor.losses import Losses
 from loong.executor.outstanding import Outstanding
+from loong.stray_frames import StrayFrames
 from loong.stream import Stream
 from loong.wire import (
     HEARTBEAT_SECONDS,
+    MAX_FRAME_BYTES,
     BatchDone,
     GrammarDone,
     Heartbeat,
@@ -44,6 +46,7 @@ from loong.wire import (
     StartTrace,
     StepDone,
     TraceWritten,
+    WireError,
     WorkerFailed,
     WorkerReady,
     WriteTrace,
@@ -68,6 +71,7 @@ class WorkersExecutor:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
         self._reports.setsockopt(zmq.RCVHWM, 0)
+        self._reports.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._reports.bind(endpoints.reports)
         self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
         self._events = Stream[Event | Drained | BaseException]()
@@ -85,6 +89,8 @@ class WorkersExecutor:
         self._grammars = Grammars(endpoints.commands)
         self._heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self._losses = Losses(self._declare_lost)
+        self._strays = StrayFrames("the engine's socket for reports")
+        self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
 
     def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
@@ -103,6 +109,11 @@ class WorkersExecutor:
     def seconds_since_heard(self) -> float:
         """How long the quietest worker has been silent; a pause of this process does not count."""
         return self._heartbeats.silent_seconds
+
+    @property
+    def num_stray_frames(self) -> int:
+        """Frames that were dropped on the sockets of this process and of the workers."""
+        return self._strays.num_dropped + sum(self._num_strays.values())
 
     async def wait_until_ready(self, timeout: float) -> None:
         """Wait for every worker's weights and pools.
@@ -213,8 +224,32 @@ class WorkersExecutor:
             self.receive(self._reports.recv(zmq.NOBLOCK))
 
     def receive(self, frame: bytes) -> None:
-        """Turn one worker's report into events. Raises `InvalidEventError` if it contradicts another's."""
-        self._translate(decode_report(frame))
+        """Turn one worker's report into events; drop what is no report, or of nothing that we know.
+
+        Raises `InvalidEventError` if it contradicts another's.
+        """
+        try:
+            report = decode_report(frame)
+        except WireError as error:
+            self._strays.drop("a frame that is no report", str(error))
+            return
+        if self._is_expected(report):
+            self._translate(report)
+        else:
+            self._strays.drop(f"a {type(report).__name__} that nobody owes", repr(report))
+
+    def _is_expected(self, report: Report) -> bool:
+        """Return whether a report is of a worker of ours, and of work that it has not reported as done."""
+        if isinstance(report, StepDone):  # first, as most are
+            return report.batch_id in self._to_foresee
+        worker_id = report.instance_id, report.tp_rank
+        match report:
+            case BatchDone():
+                return self._outstanding.has_batch(report.batch_id, worker_id)
+            case MigrationDone():
+                return self._outstanding.has_migration(report.migration_id, worker_id)
+            case _:
+                return worker_id in self._endpoints.commands
 
     async def watch_silence(self) -> None:
         """Once all are ready, give up a worker that misses too many heartbeats; until cancelled."""
@@ -271,7 +306,9 @@ class WorkersExecutor:
                 if not self._not_ready and not self._ready.done():
                     self._ready.set_result(None)
             case Heartbeat():
-                self._heartbeats.hear((report.instance_id, report.tp_rank))
+                worker_id = report.instance_id, report.tp_rank
+                self._heartbeats.hear(worker_id)
+                self._num_strays[worker_id] = report.num_stray_frames
             case BatchDone():
                 if reports := self._outstanding.end_batch(report):
                     self._end_batch(reports)

@@ -180,6 +180,11 @@ class SocketFabric:
         batch, rank = self._current_batch(), self._counterpart(instance_id)
         return rank if rank == self.rank else self._link_in(batch, rank).rank
 
+    @property
+    def num_stray_frames(self) -> int:
+        """Frames that were dropped where peers join."""
+        return self._roster.strays.num_dropped
+
     def num_joins(self, rank: int) -> int:
         """How often a peer has joined."""
         return self._roster.num_joins(rank)

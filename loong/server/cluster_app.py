@@ -39,7 +39,7 @@ def cluster_of(
 ) -> Cluster:
     """What is told of an engine of this process, with nothing counted yet."""
     registry = CollectorRegistry()
-    registry.register(ClusterCollector(settings.served_model_name, engine.snapshot))
+    registry.register(ClusterCollector(settings.served_model_name, engine))
     ProcessCollector(registry=registry)
     return Cluster(engine, Admission(settings), settings, registry, tracing, insight)
 

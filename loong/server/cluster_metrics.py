@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from loong.core.instance import ElasticInstance
 from loong.core.snapshot import Snapshot
+from loong.server.engine_client import ClusterView
 
 _DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
 
@@ -25,13 +26,13 @@ _INSTANCE_GAUGES: tuple[tuple[str, str, Callable[[ElasticInstance], float]], ...
 class ClusterCollector(Collector):
     """What a snapshot tells, at the time it is asked for."""
 
-    def __init__(self, model_name: str, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, model_name: str, engine: ClusterView) -> None:
         self._model_name = model_name
-        self._snapshot = snapshot
+        self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
         """Take a snapshot and say it in metrics."""
-        snapshot = self._snapshot()
+        snapshot = self._engine.snapshot()
         stats = snapshot.stats
         capacity, used = snapshot.kv_capacity, snapshot.kv_used
         running_ids = {view.request_id for view in snapshot.running} | snapshot.ending_ids
@@ -51,6 +52,11 @@ class ClusterCollector(Collector):
         )
         yield self._counter(
             "loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", stats.num_retained_tokens
+        )
+        yield self._counter(
+            "loong:stray_frames",
+            "Frames on private sockets that were no messages, and were dropped.",
+            self._engine.num_stray_frames,
         )
         yield self._group_sizes(stats.num_batches_by_dop)
         for name, what, value in _INSTANCE_GAUGES:

@@ -86,6 +86,11 @@ class ClusterView(Protocol):
         """The cluster now, with the counts since the start."""
         ...
 
+    @property
+    def num_stray_frames(self) -> int:
+        """Frames on private sockets that were no messages, and were dropped."""
+        ...
+
     def history(self) -> ClusterHistory:
         """The last batches and migrations, oldest first."""
         ...

@@ -32,7 +32,9 @@ from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.tiles import TileSizes
+from loong.stray_frames import StrayFrames
 from loong.wire import (
+    MAX_FRAME_BYTES,
     GrammarDone,
     Heartbeat,
     MigrationDone,
@@ -41,6 +43,7 @@ from loong.wire import (
     Shutdown,
     StartTrace,
     TraceWritten,
+    WireError,
     WorkerFailed,
     WorkerReady,
     WriteTrace,
@@ -84,7 +87,9 @@ class Worker:
     def __init__(
         self, config: WorkerConfig, sockets: SocketFabric, context: "zmq.Context[zmq.Socket[bytes]]"
     ) -> None:
-        self._config, self._context = config, context
+        self._config, self._sockets, self._context = config, sockets, context
+        name = f"the commands' socket of rank {config.tp_rank} of instance {config.instance_id}"
+        self._strays = StrayFrames(name)
         self._backend = _make_backend(config)
         self._device = self._backend.device
         self._device.use()
@@ -112,6 +117,7 @@ class Worker:
         """Take commands until told to shut down, once all workers are there."""
         self._fabric.wait_for_peers()
         commands = self._context.socket(zmq.PULL)
+        commands.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         commands.bind(self._config.commands_endpoint)
         reports = self._reports()
         for loop in (self._run_batches, self._run_migrations):
@@ -119,11 +125,16 @@ class Worker:
         beat_at = monotonic()
         while True:
             if monotonic() >= beat_at:
-                reports.send(Heartbeat(self._config.instance_id, self._config.tp_rank))
+                num_strays = self._strays.num_dropped + self._sockets.num_stray_frames
+                reports.send(Heartbeat(self._config.instance_id, self._config.tp_rank, num_strays))
                 beat_at = monotonic() + self._config.heartbeat
             if not commands.poll(max(1, round((beat_at - monotonic()) * 1000))):
                 continue
-            command = decode_command(commands.recv())
+            try:
+                command = decode_command(commands.recv())
+            except WireError as error:
+                self._strays.drop("a frame that is no command", str(error))
+                continue
             if isinstance(command, Shutdown):
                 return
             self._take(command)

@@ -44,6 +44,7 @@ class ScriptedEngine:
     last_reason: FinishReason = FinishReason.LENGTH  # when the reply is over
     is_alive: bool = True
     cluster: Snapshot = AT_REST
+    num_stray_frames: int = 0
     past: ClusterHistory = ClusterHistory()  # noqa: RUF009  it is frozen
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     paused: asyncio.Event = field(default_factory=asyncio.Event)

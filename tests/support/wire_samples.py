@@ -51,7 +51,7 @@ COMMANDS: tuple[Command, ...] = (
 )
 REPORTS: tuple[Report, ...] = (
     WorkerReady(0, 1),
-    Heartbeat(0, 1),
+    Heartbeat(0, 1, 3),
     StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),
     BatchDone(1, 0, 0, 3),
     BatchDone(2, 0, 0, 1, (ProducedToken("r", 7), ProducedToken("s", 8, FinishReason.LENGTH))),
