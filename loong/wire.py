@@ -33,7 +33,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class PrepareGrammar:
-    """A request with this JSON schema is to come; the worker tells the number when it has a grammar."""
+    """A request with this JSON schema is to come; the command is done when the worker has a grammar."""
 
     number: int
     json_schema: str
@@ -43,12 +43,15 @@ class PrepareGrammar:
 class StartTrace:
     """The worker traces what it does, from its next step on."""
 
+    number: int
+
 
 @dataclass(frozen=True, slots=True)
-class WriteTrace:
-    """The worker ends its trace before its next step, and writes it to a file of this name."""
+class EndTrace:
+    """The worker ends its trace before its next step, and writes it to a file of this name, if any."""
 
-    path: str
+    number: int
+    path: str | None
 
 
 Command: TypeAlias = (
@@ -59,7 +62,7 @@ Command: TypeAlias = (
     | ReleaseKV
     | PrepareGrammar
     | StartTrace
-    | WriteTrace
+    | EndTrace
     | Shutdown
 )
 
@@ -115,21 +118,13 @@ class MigrationDone:
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarDone:
-    """A worker has the grammar of this number, or tells why it cannot be made."""
+class CommandDone:
+    """A worker has carried out the command of this number, or says why it cannot."""
 
     number: int
     instance_id: InstanceId
     tp_rank: int
     failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceWritten:
-    """A worker's trace is in its file."""
-
-    instance_id: InstanceId
-    tp_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +138,7 @@ class WorkerFailed:
 
 
 Report: TypeAlias = (
-    WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | GrammarDone | TraceWritten | WorkerFailed
+    WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | CommandDone | WorkerFailed
 )
 
 _COMMANDS: tuple[type[Command], ...] = (
@@ -154,7 +149,7 @@ _COMMANDS: tuple[type[Command], ...] = (
     ReleaseKV,
     PrepareGrammar,
     StartTrace,
-    WriteTrace,
+    EndTrace,
     Shutdown,
 )
 _REPORTS: tuple[type[Report], ...] = (
@@ -163,8 +158,7 @@ _REPORTS: tuple[type[Report], ...] = (
     StepDone,
     BatchDone,
     MigrationDone,
-    GrammarDone,
-    TraceWritten,
+    CommandDone,
     WorkerFailed,
 )
 

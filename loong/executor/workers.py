@@ -24,8 +24,8 @@ from loong.core.foresight import Lead
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
+from loong.executor.answers import Answers
 from loong.executor.endpoints import Endpoints, WorkerId
-from loong.executor.grammars import Grammars
 from loong.executor.heartbeats import Heartbeats
 from loong.executor.holding import Holding
 from loong.executor.in_order import InOrder
@@ -37,7 +37,8 @@ from loong.wire import (
     HEARTBEAT_SECONDS,
     MAX_FRAME_BYTES,
     BatchDone,
-    GrammarDone,
+    CommandDone,
+    EndTrace,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
@@ -45,15 +46,15 @@ from loong.wire import (
     Shutdown,
     StartTrace,
     StepDone,
-    TraceWritten,
     WireError,
     WorkerFailed,
     WorkerReady,
-    WriteTrace,
     decode_report,
     encode,
 )
 
+MAX_GRAMMAR_SECONDS = 60.0  # for all workers: one schema takes 2 s at most, but others may come before it
+MAX_TRACE_START_SECONDS = 120.0  # a worker begins between two steps, and no step takes longer
 MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
 
 
@@ -84,9 +85,7 @@ class WorkersExecutor:
         self._alarms: dict[int, asyncio.TimerHandle] = {}
         self._not_ready = set(endpoints.commands)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tracing: set[WorkerId] = set()  # those that are to write a trace, until `_traced`
-        self._traced: asyncio.Future[None] | None = None
-        self._grammars = Grammars(endpoints.commands)
+        self._answers = Answers(endpoints.commands)
         self._heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self._losses = Losses(self._declare_lost)
         self._strays = StrayFrames("the engine's socket for reports")
@@ -263,23 +262,36 @@ class WorkersExecutor:
     def prepare_grammar(self, json_schema: str) -> asyncio.Future[None]:
         """Let all workers compile a schema, before a request that needs it is planned.
 
-        What it returns is done when all have, and raises `ClusterError` if one cannot.
+        The future is done when all have, and raises `ClusterError` if one cannot, or not in time.
         """
-        number, done = self._grammars.begin()
+        number, done = self._answers.expect("make a grammar of the schema", MAX_GRAMMAR_SECONDS)
         self._send(self._endpoints.commands, encode(PrepareGrammar(number, json_schema)))
         return done
 
-    def start_trace(self) -> None:
-        """Let all workers trace what they do from now on."""
-        self._send(self._endpoints.commands, encode(StartTrace()))
+    async def start_traces(self) -> None:
+        """Let all workers trace what they do, and return once all have begun.
+
+        Raises `ClusterError` if one could not, or not in time; then none goes on.
+        """
+        number, begun = self._answers.expect("begin a trace", MAX_TRACE_START_SECONDS)
+        self._send(self._endpoints.commands, encode(StartTrace(number)))
+        try:
+            await begun
+        except ClusterError:
+            number, _ = self._answers.expect("drop a trace")
+            self._send(self._endpoints.commands, encode(EndTrace(number, None)))
+            raise
 
     async def write_traces(self, folder: Path) -> Mapping[WorkerId, Path]:
-        """Let all workers end their traces after what was submitted, and wait for the file of each."""
+        """Let all workers end their traces after what was submitted, and wait for the file of each.
+
+        Raises `ClusterError` if one cannot write it.
+        """
         files = {(i, rank): folder / f"worker-{i}-{rank}.json" for i, rank in self._endpoints.commands}
-        self._tracing, self._traced = set(files), asyncio.get_running_loop().create_future()
+        number, written = self._answers.expect("write its trace")
         for worker_id, path in files.items():
-            self._send([worker_id], encode(WriteTrace(str(path))))
-        await self._traced
+            self._send([worker_id], encode(EndTrace(number, str(path))))
+        await written
         return files
 
     def shut_down(self) -> None:
@@ -317,12 +329,8 @@ class WorkersExecutor:
             case MigrationDone():
                 if (is_committed := self._outstanding.end_migration(report)) is not None:
                     self.post(MigrationFinished(self.now, report.migration_id, is_committed))
-            case GrammarDone():
-                self._grammars.take(report)
-            case TraceWritten():
-                self._tracing.discard((report.instance_id, report.tp_rank))
-                if self._traced is not None and not self._tracing and not self._traced.done():
-                    self._traced.set_result(None)
+            case CommandDone():
+                self._answers.take(report)
             case WorkerFailed():
                 self._losses.take(report)
             case _:

@@ -22,8 +22,8 @@ from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
 from loong.stray_frames import StrayFrames
 
-_HELLO = struct.Struct("<8sII")  # what tells it from a stray frame, rank, plane
-_MARK = b"loong\x00\x01\n"
+_HELLO = struct.Struct("<8sII")  # mark, rank, plane
+_MARK = b"loong\x00\x01\n"  # which no stray frame begins with
 _WELCOME = b"\x01"
 _LONGEST_SOCKET_PATH = 107  # Linux, sun_path without its closing zero
 

@@ -35,18 +35,17 @@ from loong.model.tiles import TileSizes
 from loong.stray_frames import StrayFrames
 from loong.wire import (
     MAX_FRAME_BYTES,
-    GrammarDone,
+    CommandDone,
+    EndTrace,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
     Report,
     Shutdown,
     StartTrace,
-    TraceWritten,
     WireError,
     WorkerFailed,
     WorkerReady,
-    WriteTrace,
     decode_command,
     encode,
 )
@@ -109,7 +108,7 @@ class Worker:
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
         self._batches: SimpleQueue[RunBatch | None] = SimpleQueue()  # None: look for what to trace
-        self._tracing: SimpleQueue[StartTrace | WriteTrace] = SimpleQueue()
+        self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._lease_ends = LeaseEnds(config.deadline)
 
@@ -139,11 +138,11 @@ class Worker:
                 return
             self._take(command)
 
-    def _take(self, command: Instruction | PrepareGrammar | StartTrace | WriteTrace) -> None:
+    def _take(self, command: Instruction | PrepareGrammar | StartTrace | EndTrace) -> None:
         match command:
             case RunBatch():
                 self._batches.put(command)
-            case StartTrace() | WriteTrace():
+            case StartTrace() | EndTrace():
                 self._tracing.put(command)
                 self._batches.put(None)
             case ExtendLease():
@@ -164,7 +163,7 @@ class Worker:
             reports = self._reports()  # in whatever thread this is
             failure = "" if (error := prepared.exception()) is None else f"{type(error).__name__}: {error}"
             config = self._config
-            reports.send(GrammarDone(command.number, config.instance_id, config.tp_rank, failure))
+            reports.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
             reports.close()
 
         self._constraints.prepare(command.json_schema).add_done_callback(tell)
@@ -200,16 +199,21 @@ class Worker:
             loop.turn(self._batches)
 
     def _trace(self, tracer: Tracer, reports: Reports) -> None:
-        """Begin and end traces as told meanwhile."""
+        """Begin and end traces as commanded meanwhile."""
         while not self._tracing.empty():
-            match command := self._tracing.get():
-                case StartTrace():
-                    tracer.start()
-                case WriteTrace():
-                    tracer.write(Path(command.path))
-                    reports.send(TraceWritten(self._config.instance_id, self._config.tp_rank))
-                case _:
-                    assert_never(command)
+            failure, command = "", self._tracing.get()
+            try:
+                match command:
+                    case StartTrace():
+                        tracer.start()
+                    case EndTrace():
+                        tracer.end(None if command.path is None else Path(command.path))
+                    case _:
+                        assert_never(command)
+            except (OSError, RuntimeError) as error:  # of the disk or the profiler; batches can do without
+                failure = f"{type(error).__name__}: {error}"
+            config = self._config
+            reports.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
 
     def _run_migrations(self) -> None:
         reports = self._reports()

@@ -22,12 +22,11 @@ from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
 from loong.wire import (
     BatchDone,
-    GrammarDone,
+    CommandDone,
     Heartbeat,
     MigrationDone,
     Report,
     StepDone,
-    TraceWritten,
     WorkerFailed,
     WorkerReady,
     encode,
@@ -104,8 +103,7 @@ async def test_tokens_that_come_with_the_end_of_a_batch_are_told_before_it_as_ea
         Heartbeat(2, 0),
         WorkerReady(0, 2),
         WorkerFailed(-1, 0, "of nobody"),
-        GrammarDone(1, 2**64 - 1, 0),
-        TraceWritten(2, 0),
+        CommandDone(1, 2**64 - 1, 0),
         StepDone(8, 0, ()),
         BatchDone(8, 0, 0, 1),
         BatchDone(7, 1, 0, 1),  # which is not in the batch

@@ -19,7 +19,7 @@ from loong.fabric.roster import hello
 from loong.fabric.traffic import Plane
 from loong.wire import (
     BatchDone,
-    GrammarDone,
+    CommandDone,
     Heartbeat,
     MigrationDone,
     StepDone,
@@ -45,7 +45,7 @@ IMPOSSIBLE = (
     Heartbeat(9, 0),
     WorkerReady(0, 9),
     WorkerFailed(-1, 0, "of nobody"),
-    GrammarDone(1, 9, 9),
+    CommandDone(1, 9, 9),
     StepDone(1 << 40, 0, ()),
     BatchDone(1 << 40, 0, 0, 1),
     MigrationDone(1 << 40, 0, 0, is_committed=True),
