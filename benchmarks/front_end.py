@@ -79,6 +79,7 @@ class ReadyEngine:
     """An `Engine` that has every token before it is asked, or one for every stream at each tick."""
 
     limits = EngineLimits(2**20, 2**20, 264)
+    num_stray_frames = 0
 
     def __init__(self, part: Part, origin: float) -> None:
         self._part, self._origin = part, origin

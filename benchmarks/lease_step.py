@@ -103,7 +103,8 @@ async def measure(num_requests: int, num_masters: int, *, with_readers: bool) ->
     instances = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 1 << 30) for i in range(num_masters))
     seen, policy = Seen(), OneGroup(num_requests, num_masters)
     with TemporaryDirectory() as folder:
-        executor = WorkersExecutor(Endpoints(f"ipc://{Path(folder) / 'reports'}", {}, num_masters))
+        commands = {(i, 0): f"ipc://{Path(folder) / str(i)}" for i in range(num_masters)}  # nobody listens
+        executor = WorkersExecutor(Endpoints(f"ipc://{Path(folder) / 'reports'}", commands, num_masters))
         scheduling = Scheduling(ClusterState(instances), policy, WorkCostModel(), executor, (seen,))
         engine = Engine(scheduling, executor, EngineLimits(1 << 30, 1 << 30, 1 << 30), Timeline(1))
         tasks = [asyncio.create_task(read(engine, i, with_readers)) for i in range(num_requests)]
@@ -124,7 +125,8 @@ async def start_lease(executor: WorkersExecutor, seen: Seen, num_requests: int) 
     """Let the requests arrive and report that their prompts are computed; the lease that then starts."""
     await seen.wait_for(num_tokens=0, num_batches=1)
     (prefill,) = seen.batches
-    for frame in (*frames(prefill, 0), encode(BatchDone(prefill.batch_id, 0, 0, 1))):
+    ends = [encode(BatchDone(prefill.batch_id, i, 0, 1)) for i in prefill.plan.group.instance_ids]
+    for frame in (*frames(prefill, 0), *ends):
         executor.receive(frame)
     await seen.wait_for(num_requests, num_batches=2)
     return seen.batches[-1]

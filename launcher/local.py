@@ -13,9 +13,10 @@ from tempfile import TemporaryDirectory, gettempdir
 from loong.core.errors import ConfigError
 from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
-from loong.executor.endpoints import Endpoints
+from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.child_processes import ChildProcess, guarded, how_it_ended, stop
+from loong.wire import HEARTBEAT_SECONDS
 from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class ClusterConfig:
 
     On `device` cuda, the ranks of instances take the GPUs of the host by turns, and `fabric`, one of FABRICS,
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
+    Each worker sends a heartbeat every `heartbeat` seconds.
     """
 
     model: str
@@ -44,6 +46,7 @@ class ClusterConfig:
     host_kv_capacity: int = 0
     deadline: float = 60.0
     start_timeout: float = 600.0
+    heartbeat: float = HEARTBEAT_SECONDS
     device: str = "cpu"
     fabric: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
@@ -83,7 +86,7 @@ async def local_workers(
     with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
         _check_socket_path(Path(directory))
         endpoints = _endpoints(config, Path(directory))
-        executor = WorkersExecutor(endpoints, lead)
+        executor = WorkersExecutor(endpoints, lead, config.heartbeat)
         processes: list[ChildProcess] = []
         is_ready = False
         tasks = [
@@ -91,11 +94,11 @@ async def local_workers(
             guarded(executor.watch_silence(), executor.fail),
         ]
         try:
-            for instance_id, tp_rank in endpoints.commands:
-                worker_config = _worker_config(config, endpoints, Path(directory), instance_id, tp_rank)
+            for worker_id in endpoints.commands:
+                worker_config = _worker_config(config, endpoints, Path(directory), worker_id)
                 process = ChildProcess(_WORKER, worker_config, environment=ENVIRONMENT)
                 processes.append(process)
-                tasks.append(guarded(_watch(process, instance_id, executor), executor.fail))
+                tasks.append(guarded(_watch(process, worker_id, executor), executor.fail))
             await executor.wait_until_ready(config.start_timeout)
             is_ready = True
             yield executor
@@ -128,10 +131,10 @@ def _check_socket_path(directory: Path) -> None:
         )
 
 
-async def _watch(process: ChildProcess, instance_id: int, executor: WorkersExecutor) -> None:
+async def _watch(process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
     code = await process.wait()
     await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
-    executor.lose(instance_id, f"its process {process.pid} {how_it_ended(code)}")
+    executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
 
 
 def _kill(processes: Iterable[ChildProcess]) -> None:
@@ -150,8 +153,9 @@ def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:
 
 
 def _worker_config(
-    config: ClusterConfig, endpoints: Endpoints, directory: Path, instance_id: int, tp_rank: int
+    config: ClusterConfig, endpoints: Endpoints, directory: Path, worker_id: WorkerId
 ) -> WorkerConfig:
+    instance_id, tp_rank = worker_id
     return WorkerConfig(
         instance_id=instance_id,
         tp_rank=tp_rank,
@@ -164,10 +168,11 @@ def _worker_config(
         kv_capacity=config.kv_capacity,
         host_kv_capacity=config.host_kv_capacity,
         run_directory=str(directory),
-        commands_endpoint=endpoints.commands[instance_id, tp_rank],
+        commands_endpoint=endpoints.commands[worker_id],
         reports_endpoint=endpoints.reports,
         deadline=config.deadline,
         num_threads=1,
+        heartbeat=config.heartbeat,
         device=config.device,
         fabric=config.fabric,
         attention_tiles=config.attention_tiles,

@@ -105,6 +105,11 @@ class Engine:
         snapshot = self._scheduling.state.snapshot(self._executor.now)
         return snapshot if self._failure is None else _emptied(snapshot)
 
+    @property
+    def num_stray_frames(self) -> int:
+        """Frames on private sockets that were no messages, and were dropped."""
+        return self._executor.num_stray_frames
+
     def history(self) -> ClusterHistory:
         """The last batches and migrations, oldest first."""
         return self._timeline.history()

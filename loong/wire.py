@@ -19,6 +19,9 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 
+HEARTBEAT_SECONDS = 1.0  # from one heartbeat of a worker to the next
+MAX_FRAME_BYTES = 1 << 30  # a batch of a million tokens has some MB; who sends more is disconnected
+
 
 class WireError(LoongError):
     """A frame is not a message of ours."""
@@ -31,7 +34,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class PrepareGrammar:
-    """A request with this JSON schema is to come; the worker tells the number when it has a grammar."""
+    """A request with this JSON schema is to come; the command is done when the worker has a grammar."""
 
     number: int
     json_schema: str
@@ -41,12 +44,15 @@ class PrepareGrammar:
 class StartTrace:
     """The worker traces what it does, from its next step on."""
 
+    number: int
+
 
 @dataclass(frozen=True, slots=True)
-class WriteTrace:
-    """The worker ends its trace before its next step, and writes it to a file of this name."""
+class EndTrace:
+    """The worker ends its trace before its next step, and writes it to a file of this name, if any."""
 
-    path: str
+    number: int
+    path: str | None
 
 
 Command: TypeAlias = (
@@ -57,7 +63,7 @@ Command: TypeAlias = (
     | ReleaseKV
     | PrepareGrammar
     | StartTrace
-    | WriteTrace
+    | EndTrace
     | Shutdown
 )
 
@@ -72,10 +78,11 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A worker's control thread is alive."""
+    """A worker's control thread is alive, and has dropped this many frames since its start."""
 
     instance_id: InstanceId
     tp_rank: int
+    num_stray_frames: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +119,8 @@ class MigrationDone:
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarDone:
-    """A worker has the grammar of this number, or tells why it cannot be made."""
+class CommandDone:
+    """A worker has carried out the command of this number, or says why it cannot."""
 
     number: int
     instance_id: InstanceId
@@ -122,24 +129,17 @@ class GrammarDone:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceWritten:
-    """A worker's trace is in its file."""
-
-    instance_id: InstanceId
-    tp_rank: int
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker cannot go on."""
+    """A worker cannot go on; `blamed` is the worker (instance and rank) whose part it waited for, if any."""
 
     instance_id: InstanceId
     tp_rank: int
     message: str
+    blamed: tuple[InstanceId, int] | None = None
 
 
 Report: TypeAlias = (
-    WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | GrammarDone | TraceWritten | WorkerFailed
+    WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | CommandDone | WorkerFailed
 )
 
 _COMMANDS: tuple[type[Command], ...] = (
@@ -150,7 +150,7 @@ _COMMANDS: tuple[type[Command], ...] = (
     ReleaseKV,
     PrepareGrammar,
     StartTrace,
-    WriteTrace,
+    EndTrace,
     Shutdown,
 )
 _REPORTS: tuple[type[Report], ...] = (
@@ -159,8 +159,7 @@ _REPORTS: tuple[type[Report], ...] = (
     StepDone,
     BatchDone,
     MigrationDone,
-    GrammarDone,
-    TraceWritten,
+    CommandDone,
     WorkerFailed,
 )
 
@@ -182,6 +181,17 @@ def _decode_other(kind: type, value: Any) -> object:  # Any: what msgpack found 
     raise TypeError(f"{kind.__name__} does not travel")
 
 
+# What msgspec raises, and what types of ours raise when they are made of values that do not fit.
+_NOT_OURS = (
+    msgspec.DecodeError,
+    ArithmeticError,
+    LookupError,
+    LoongError,
+    RecursionError,
+    StructError,
+    TypeError,
+    ValueError,
+)
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 _envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 
@@ -208,8 +218,10 @@ class Decoder(Generic[Message]):
         """The message of one frame."""
         try:
             name, body = _envelope.decode(frame)
+            if name not in self._decoders:
+                raise LookupError(f"its type is {name[:40]!r}")
             return self._decoders[name].decode(body)
-        except (msgspec.DecodeError, LookupError, StructError, TypeError, ValueError, LoongError) as error:
+        except _NOT_OURS as error:
             raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
 
 

@@ -228,8 +228,8 @@ async def test_a_request_whose_grammar_cannot_be_made_fails_alone() -> None:
         asking = asyncio.create_task(first_token(engine, with_schema("bad", num_choices=2)))
         other = asyncio.create_task(first_token(engine))
         await until_waiting(engine, 1)
-        workers.grammars["bad"].set_exception(ClusterError("no grammar could be made"))
-        with pytest.raises(ClusterError, match="no grammar could be made"):
+        workers.grammars["bad"].set_exception(ClusterError("instance 1 could not make a grammar"))
+        with pytest.raises(ClusterError, match="instance 1 could not make a grammar"):
             await asking
         assert not other.done()
         assert engine.snapshot().stats.num_arrived == 1

@@ -1,6 +1,7 @@
 """Messages between engine and workers."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -51,8 +52,48 @@ def test_a_range_is_never_taken_for_token_ids() -> None:
 
 @given(st.binary(max_size=200))
 def test_other_bytes_are_refused(frame: bytes) -> None:
-    with pytest.raises(WireError):
-        decode_command(frame)
+    for decode in (decode_command, decode_report):
+        with pytest.raises(WireError):
+            decode(frame)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+NAMES = st.sampled_from([type(message).__name__ for message in (*COMMANDS, *REPORTS)])
+FIELDS = st.sampled_from(
+    sorted({name for message in (*COMMANDS, *REPORTS) for name in msgspec.to_builtins(message, enc_hook=str)})
+)
+
+
+@given(NAMES, st.dictionaries(FIELDS, JSON) | JSON)
+def test_a_body_of_any_shape_is_refused_or_read(name: str, body: object) -> None:
+    frame = msgspec.msgpack.encode((name, body))
+    for decode in (decode_command, decode_report):
+        with suppress(WireError):
+            decode(frame)
+
+
+@given(st.data())
+def test_a_part_of_a_message_is_refused(data: st.DataObject) -> None:
+    frame = encode(data.draw(st.sampled_from((*COMMANDS, *REPORTS))))
+    part = frame[: data.draw(st.integers(0, len(frame) - 1))]
+    for decode in (decode_command, decode_report):
+        with pytest.raises(WireError):
+            decode(part)
+
+
+def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
+    start = msgspec.msgpack.encode(("Heartbeat", 0))[:-1]
+    with pytest.raises(WireError, match="recursion"):
+        decode_report(start + b"\x91" * 100_000 + b"\x00")
+
+
+def test_an_error_does_not_say_all_of_a_name_that_is_long() -> None:
+    with pytest.raises(WireError) as refusal:
+        decode_report(msgspec.msgpack.encode(("x" * 10**6, 0)))
+    assert len(str(refusal.value)) < 200
 
 
 @given(st.data())

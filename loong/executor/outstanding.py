@@ -15,8 +15,8 @@ class Outstanding:
     """Batches and migrations, each with the workers that have yet to tell of its end."""
 
     def __init__(self) -> None:
-        self._batches: defaultdict[int, set[WorkerId]] = defaultdict(set)
-        self._migrations: defaultdict[int, set[WorkerId]] = defaultdict(set)
+        self._batches: dict[int, set[WorkerId]] = {}
+        self._migrations: dict[int, set[WorkerId]] = {}
         self._done: defaultdict[int, list[BatchDone]] = defaultdict(list)  # by batch; all must agree
         self._rolled_back: set[int] = set()
 
@@ -27,6 +27,14 @@ class Outstanding:
     def begin_migration(self, migration_id: int, workers: Iterable[WorkerId]) -> None:
         """These are the two ends of a migration."""
         self._migrations[migration_id] = set(workers)
+
+    def has_batch(self, batch_id: int, worker_id: WorkerId) -> bool:
+        """Return whether a worker runs a batch, or is to."""
+        return worker_id in self._batches.get(batch_id, ())
+
+    def has_migration(self, migration_id: int, worker_id: WorkerId) -> bool:
+        """Return whether a worker is at an end of a migration that it has not reported."""
+        return worker_id in self._migrations.get(migration_id, ())
 
     def end_batch(self, report: BatchDone) -> Sequence[BatchDone]:
         """What all workers of a batch told, if this was the last of them; nothing if others are to tell.
@@ -60,9 +68,9 @@ class Outstanding:
         return is_committed
 
 
-def _is_last(waiting_for: defaultdict[int, set[WorkerId]], number: int, worker_id: WorkerId) -> bool:
+def _is_last(waiting_for: dict[int, set[WorkerId]], number: int, worker_id: WorkerId) -> bool:
     workers = waiting_for[number]
-    workers.discard(worker_id)
+    workers.remove(worker_id)
     if workers:
         return False
     del waiting_for[number]

@@ -1,61 +1,84 @@
 """One timeline of what all workers did, from the trace of each."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import strftime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from loong.core.errors import InvalidRequestError
+from loong.core.errors import ClusterError, InvalidRequestError
 from loong.executor.endpoints import WorkerId
 from loong.executor.workers import WorkersExecutor
+
+T = TypeVar("T")
 
 _PIDS_APART = 1 << 24  # above the ids of processes and devices, so that those of workers differ
 _US = 1000  # nanoseconds
 
 
 class WorkerTraces:
-    """Writes traces of an executor's workers into a folder."""
+    """Writes traces of an executor's workers into a folder, one after the other.
+
+    What is begun is finished even if the client that waits for it leaves: workers write into a folder that
+    must last until they have.
+    """
 
     def __init__(self, executor: WorkersExecutor, folder: Path) -> None:
         self._executor, self._folder = executor, folder
         self._numbers = count(1)
         self._is_started = False
-        self._one_write = asyncio.Lock()
-        self._writes: set[asyncio.Task[Path]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Any]] = set()  # Any: nothing, or a path
 
-    def start(self) -> None:
-        """Begin with the next steps; what was traced and not written is dropped."""
-        self._executor.start_trace()
-        self._is_started = True
+    async def start(self) -> None:
+        """Return once all workers trace.
+
+        Raises `InvalidRequestError` if a trace was started before, and `ClusterError` if not all can begin.
+        """
+        await self._finished(self._start())
 
     async def write(self) -> Path:
-        """End after the steps in flight; the one file with what all workers did.
+        """End after the steps in flight; return the one file with what all workers did.
 
-        Raises `InvalidRequestError` if no trace was started. It is written even if who waits for it leaves:
-        workers write into a folder that must last until they have.
+        Raises `InvalidRequestError` if no trace was started, and `ClusterError` if it cannot be written.
         """
-        if not self._is_started:
-            raise InvalidRequestError(
-                "no trace was started, or it has been ended; POST /start_profile begins one"
-            )
-        self._is_started = False
-        write = asyncio.create_task(self._write())
-        self._writes.add(write)
-        write.add_done_callback(self._writes.discard)
-        return await asyncio.shield(write)
+        return await self._finished(self._write())
+
+    async def _finished(self, work: Coroutine[None, None, T]) -> T:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _start(self) -> None:
+        async with self._one_at_a_time:
+            if self._is_started:
+                raise InvalidRequestError("a trace was started before; POST /stop_profile ends it")
+            await self._executor.start_traces()
+            self._is_started = True
 
     async def _write(self) -> Path:
+        async with self._one_at_a_time:
+            if not self._is_started:
+                raise InvalidRequestError(
+                    "no trace was started, or it has been ended; POST /start_profile begins one"
+                )
+            self._is_started = False
+            try:
+                return await self._written()
+            except OSError as error:
+                raise ClusterError(f"the trace could not be written: {error}") from error
+
+    async def _written(self) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._folder / f"{strftime('trace-%Y%m%d-%H%M%S')}-{next(self._numbers)}.json"
-        async with self._one_write:
-            with TemporaryDirectory(dir=self._folder) as folder:
-                files = await self._executor.write_traces(Path(folder))
-                await asyncio.to_thread(join_traces, files, target)
+        with TemporaryDirectory(dir=self._folder) as folder:
+            files = await self._executor.write_traces(Path(folder))
+            await asyncio.to_thread(join_traces, files, target)
         return target
 
 

@@ -24,15 +24,21 @@ from loong.core.foresight import Lead
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
+from loong.executor.answers import Answers
 from loong.executor.endpoints import Endpoints, WorkerId
-from loong.executor.grammars import Grammars
+from loong.executor.heartbeats import Heartbeats
 from loong.executor.holding import Holding
 from loong.executor.in_order import InOrder
+from loong.executor.losses import Losses
 from loong.executor.outstanding import Outstanding
+from loong.stray_frames import StrayFrames
 from loong.stream import Stream
 from loong.wire import (
+    HEARTBEAT_SECONDS,
+    MAX_FRAME_BYTES,
     BatchDone,
-    GrammarDone,
+    CommandDone,
+    EndTrace,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
@@ -40,30 +46,34 @@ from loong.wire import (
     Shutdown,
     StartTrace,
     StepDone,
-    TraceWritten,
+    WireError,
     WorkerFailed,
     WorkerReady,
-    WriteTrace,
     address,
     decode_report,
     encode,
 )
 
-MAX_SILENCE_SECONDS = 20.0  # of heartbeats that are a second apart
+MAX_GRAMMAR_SECONDS = 60.0  # for all workers: one schema takes 2 s at most, but others may come before it
+MAX_TRACE_START_SECONDS = 120.0  # a worker begins between two steps, and no step takes longer
 MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
 
 
 class WorkersExecutor:
     """An `Executor` whose events are what the workers report, and what `post` adds.
 
-    Ends are foreseen by `lead` before they come; without it, none is.
+    Ends are foreseen by `lead` before they come; without it, none is. Workers send a heartbeat every
+    `heartbeat` seconds.
     """
 
-    def __init__(self, endpoints: Endpoints, lead: Lead | None = None) -> None:
+    def __init__(
+        self, endpoints: Endpoints, lead: Lead | None = None, heartbeat: float = HEARTBEAT_SECONDS
+    ) -> None:
         self._endpoints, self._lead = endpoints, lead
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
         self._reports.setsockopt(zmq.RCVHWM, 0)
+        self._reports.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._reports.bind(address(endpoints.reports))
         self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
         self._events = Stream[Event | Drained | BaseException]()
@@ -76,10 +86,11 @@ class WorkersExecutor:
         self._alarms: dict[int, asyncio.TimerHandle] = {}
         self._not_ready = set(endpoints.commands)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tracing: set[WorkerId] = set()  # those that are to write a trace, until `_traced`
-        self._traced: asyncio.Future[None] | None = None
-        self._grammars = Grammars(endpoints.commands)
-        self._last_heard = dict.fromkeys(endpoints.commands, monotonic())
+        self._answers = Answers(endpoints.commands)
+        self._heartbeats = Heartbeats(endpoints.commands, heartbeat)
+        self._losses = Losses(self._declare_lost)
+        self._strays = StrayFrames("the engine's socket for reports")
+        self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
 
     def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
@@ -96,8 +107,13 @@ class WorkersExecutor:
 
     @property
     def seconds_since_heard(self) -> float:
-        """How long the quietest worker has been silent."""
-        return monotonic() - min(self._last_heard.values())
+        """How long the quietest worker has been silent; a pause of this process does not count."""
+        return self._heartbeats.silent_seconds
+
+    @property
+    def num_stray_frames(self) -> int:
+        """Frames that were dropped on the sockets of this process and of the workers."""
+        return self._strays.num_dropped + sum(self._num_strays.values())
 
     async def wait_until_ready(self, timeout: float) -> None:
         """Wait for every worker's weights and pools.
@@ -115,8 +131,11 @@ class WorkersExecutor:
         """Put an event of this process into the stream."""
         self._events.put(event)
 
-    def lose(self, instance_id: InstanceId, reason: str) -> None:
-        """Tell that a worker of an instance is gone; of several reasons the first counts."""
+    def lose(self, worker_id: WorkerId, reason: str) -> None:
+        """Note that a worker is gone. The instance that is then lost is the one that failed first."""
+        self._losses.end(worker_id, reason)
+
+    def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
         if not self._ready.done():
             self._ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
         self.post(InstanceLost(self.now, instance_id, reason))
@@ -205,40 +224,75 @@ class WorkersExecutor:
             self.receive(self._reports.recv(zmq.NOBLOCK))
 
     def receive(self, frame: bytes) -> None:
-        """Turn one worker's report into events. Raises `InvalidEventError` if it contradicts another's."""
-        self._translate(decode_report(frame))
+        """Turn one worker's report into events; drop what is no report, or of nothing that we know.
+
+        Raises `InvalidEventError` if it contradicts another's.
+        """
+        try:
+            report = decode_report(frame)
+        except WireError as error:
+            self._strays.drop("a frame that is no report", str(error))
+            return
+        if self._is_expected(report):
+            self._translate(report)
+        else:
+            self._strays.drop(f"a {type(report).__name__} that nobody owes", repr(report))
+
+    def _is_expected(self, report: Report) -> bool:
+        """Return whether a report is of a worker of ours, and of work that it has not reported as done."""
+        if isinstance(report, StepDone):  # first, as most are
+            return report.batch_id in self._to_foresee
+        worker_id = report.instance_id, report.tp_rank
+        match report:
+            case BatchDone():
+                return self._outstanding.has_batch(report.batch_id, worker_id)
+            case MigrationDone():
+                return self._outstanding.has_migration(report.migration_id, worker_id)
+            case _:
+                return worker_id in self._endpoints.commands
 
     async def watch_silence(self) -> None:
-        """Once all are ready, give up a worker that has been silent for too long; until cancelled."""
+        """Once all are ready, give up a worker that misses too many heartbeats; until cancelled."""
         await self._ready
-        self._last_heard = dict.fromkeys(self._last_heard, monotonic())
-        while True:
-            await asyncio.sleep(MAX_SILENCE_SECONDS / 10)
-            (instance_id, _), heard_at = min(self._last_heard.items(), key=lambda item: item[1])
-            if monotonic() - heard_at > MAX_SILENCE_SECONDS:
-                self.lose(instance_id, f"it was silent for {MAX_SILENCE_SECONDS:g} s")
-                return
+        while (lost := self._heartbeats.lost()) is None:
+            await asyncio.sleep(self._heartbeats.seconds)
+            self._heartbeats.count_missed()
+            self._drain()  # what came during a pause of this process
+        self.lose(lost, f"it was silent for {self._heartbeats.silent_seconds:g} s")
 
     def prepare_grammar(self, json_schema: str) -> asyncio.Future[None]:
         """Let all workers compile a schema, before a request that needs it is planned.
 
-        What it returns is done when all have, and raises `ClusterError` if one cannot.
+        The future is done when all have, and raises `ClusterError` if one cannot, or not in time.
         """
-        number, done = self._grammars.begin()
+        number, done = self._answers.expect("make a grammar of the schema", MAX_GRAMMAR_SECONDS)
         self._send(self._endpoints.commands, encode(PrepareGrammar(number, json_schema)))
         return done
 
-    def start_trace(self) -> None:
-        """Let all workers trace what they do from now on."""
-        self._send(self._endpoints.commands, encode(StartTrace()))
+    async def start_traces(self) -> None:
+        """Let all workers trace what they do, and return once all have begun.
+
+        Raises `ClusterError` if one could not, or not in time; then none goes on.
+        """
+        number, begun = self._answers.expect("begin a trace", MAX_TRACE_START_SECONDS)
+        self._send(self._endpoints.commands, encode(StartTrace(number)))
+        try:
+            await begun
+        except ClusterError:
+            number, _ = self._answers.expect("drop a trace")
+            self._send(self._endpoints.commands, encode(EndTrace(number, None)))
+            raise
 
     async def write_traces(self, folder: Path) -> Mapping[WorkerId, Path]:
-        """Let all workers end their traces after what was submitted, and wait for the file of each."""
+        """Let all workers end their traces after what was submitted, and wait for the file of each.
+
+        Raises `ClusterError` if one cannot write it.
+        """
         files = {(i, rank): folder / f"worker-{i}-{rank}.json" for i, rank in self._endpoints.commands}
-        self._tracing, self._traced = set(files), asyncio.get_running_loop().create_future()
+        number, written = self._answers.expect("write its trace")
         for worker_id, path in files.items():
-            self._send([worker_id], encode(WriteTrace(str(path))))
-        await self._traced
+            self._send([worker_id], encode(EndTrace(number, str(path))))
+        await written
         return files
 
     def shut_down(self) -> None:
@@ -265,7 +319,9 @@ class WorkersExecutor:
                 if not self._not_ready and not self._ready.done():
                     self._ready.set_result(None)
             case Heartbeat():
-                self._last_heard[report.instance_id, report.tp_rank] = monotonic()
+                worker_id = report.instance_id, report.tp_rank
+                self._heartbeats.hear(worker_id)
+                self._num_strays[worker_id] = report.num_stray_frames
             case BatchDone():
                 if reports := self._outstanding.end_batch(report):
                     self._end_batch(reports)
@@ -274,14 +330,10 @@ class WorkersExecutor:
             case MigrationDone():
                 if (is_committed := self._outstanding.end_migration(report)) is not None:
                     self.post(MigrationFinished(self.now, report.migration_id, is_committed))
-            case GrammarDone():
-                self._grammars.take(report)
-            case TraceWritten():
-                self._tracing.discard((report.instance_id, report.tp_rank))
-                if self._traced is not None and not self._tracing and not self._traced.done():
-                    self._traced.set_result(None)
+            case CommandDone():
+                self._answers.take(report)
             case WorkerFailed():
-                self.lose(report.instance_id, report.message)
+                self._losses.take(report)
             case _:
                 assert_never(report)
 

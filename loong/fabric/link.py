@@ -5,7 +5,6 @@ import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock, Thread
-from time import monotonic
 
 import torch
 from torch import Tensor
@@ -92,15 +91,12 @@ class Link:
             raise PeerLostError(address.verb, *self._peer) from error
 
     def _send_all(self, header: bytes, payload: memoryview) -> None:
-        end = monotonic() + self._deadline
         num_sent = 0
-        while True:  # a signal, or the deadline, may end the call in the middle
+        while num_sent < len(header) + len(
+            payload
+        ):  # a signal, or the deadline, may end a call in the middle
             rest = payload[max(0, num_sent - len(header)) :]
-            num_sent += self._connection.sendmsg([header[num_sent:], rest])
-            if num_sent == len(header) + len(payload):
-                return
-            if monotonic() >= end:
-                raise BlockingIOError
+            num_sent += self._connection.sendmsg([header[num_sent:], rest])  # raises if none left in time
 
     def _read_until_lost(self) -> None:
         try:

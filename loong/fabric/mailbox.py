@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Collection
 from threading import Condition
-from time import monotonic
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from loong.core.errors import ClusterError
 from loong.fabric.errors import AbandonedError, DeadlineError, PeerLostError
 from loong.fabric.traffic import Channel, Plane
+from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
 
 
@@ -62,8 +62,8 @@ class Mailbox:
         if address.channel is address.channel.plane.abandoned:
             self._tell()
 
-    def take(self, address: Address, peers: Collection[Peer], deadline: float, seconds: float) -> Tensor:
-        """The next message at `address`, waiting until `deadline` (monotonic; `seconds` from the start).
+    def take(self, address: Address, peers: Collection[Peer], seconds: float) -> Tensor:
+        """Return the next message at `address`, waiting for it for at most `seconds`.
 
         Raises PeerLostError once any of `peers` is lost and the message has not come, AbandonedError
         once any has left the batch or migration by an error, else DeadlineError.
@@ -73,7 +73,7 @@ class Mailbox:
             return address in self._messages or self._broken(address, peers) is not None
 
         with self._changed:
-            self._changed.wait_for(is_decided, max(0.0, deadline - monotonic()))
+            wait_for(self._changed, is_decided, seconds)
             if address in self._messages:
                 return self._pop(address)
             late = DeadlineError(address.verb, *self._world.place(address.source), seconds)

@@ -18,9 +18,12 @@ from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostErro
 from loong.fabric.link import Link
 from loong.fabric.mailbox import Mailbox
 from loong.fabric.traffic import Plane
+from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
+from loong.stray_frames import StrayFrames
 
-_HELLO = struct.Struct("<II")  # rank, plane
+_HELLO = struct.Struct("<8sII")  # mark, rank, plane
+_MARK = b"loong\x00\x01\n"  # which no stray frame begins with
 _WELCOME = b"\x01"
 _LONGEST_SOCKET_PATH = 107  # Linux, sun_path without its closing zero
 
@@ -37,6 +40,7 @@ class Roster:
         self._changed = Condition()
         self._links: dict[tuple[int, Plane], Link] = {}
         self._num_joins = [0] * world.size
+        self.strays = StrayFrames(f"the socket where peers of {world.place(rank)} join")
         with _lock(directory / "join.lock", deadline):
             self._listener = listen(self._socket_path(rank))
             self._welcoming = Thread(target=self._welcome_newcomers, name="fabric-welcome", daemon=True)
@@ -54,7 +58,7 @@ class Roster:
             return next((peer for peer, link in links if link is None or link.is_lost), None)
 
         with self._changed:
-            if not self._changed.wait_for(lambda: missing() is None, self._deadline):
+            if not wait_for(self._changed, lambda: missing() is None, self._deadline):
                 peer = missing()
                 assert peer is not None
                 raise DeadlineError("joining", *self._world.place(peer), self._deadline)
@@ -95,7 +99,7 @@ class Roster:
             connection.settimeout(self._deadline)
             try:
                 connection.connect(str(self._socket_path(peer)))
-                connection.sendall(_HELLO.pack(self._rank, plane))
+                connection.sendall(hello(self._rank, plane))
                 is_welcome = connection.recv(1) == _WELCOME
             except OSError:  # not there yet, or no longer: it dials us when it joins
                 is_welcome = False
@@ -112,10 +116,23 @@ class Roster:
                 return
             try:
                 connection.settimeout(self._deadline)
-                peer, plane = _HELLO.unpack(connection.recv(_HELLO.size))
-                self._add(peer, Plane(plane), connection, welcome=_WELCOME)
-            except (OSError, struct.error, ValueError):  # it died while joining
-                connection.close()
+                frame = connection.recv(_HELLO.size)
+                if (newcomer := self._newcomer(frame)) is not None:
+                    self._add(*newcomer, connection, welcome=_WELCOME)
+                    continue
+                if frame:
+                    self.strays.drop("a frame that is no hello of a peer", repr(frame))
+            except OSError:  # it died while joining
+                pass
+            connection.close()
+
+    def _newcomer(self, frame: bytes) -> tuple[int, Plane] | None:
+        """Return which peer a hello is of, and for which plane; None if it is no hello."""
+        if len(frame) != _HELLO.size:
+            return None
+        mark, peer, plane = _HELLO.unpack(frame)
+        is_peer = mark == _MARK and peer < self._world.size and plane in self._planes(peer)
+        return (peer, Plane(plane)) if is_peer else None
 
     def _add(self, peer: int, plane: Plane, connection: socket.socket, welcome: bytes = b"") -> None:
         # Whoever looks for the link sends after the welcome, and finds it if that has come.
@@ -128,6 +145,11 @@ class Roster:
             self._changed.notify_all()
         if previous is not None:
             previous.close()
+
+
+def hello(rank: int, plane: Plane) -> bytes:
+    """Return the first frame of the process `rank` on a new connection."""
+    return _HELLO.pack(_MARK, rank, plane)
 
 
 def listen(path: Path) -> socket.socket:

@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 
 import torch
 from torch import Tensor
@@ -52,9 +51,8 @@ class _Transfer:
         """See Pending."""
         for sent in self.outgoing:
             sent.result()
-        deadline = monotonic() + self.seconds
         for address, tensor in self.incoming:
-            message = self.mailbox.take(address, self.peers, deadline, self.seconds)
+            message = self.mailbox.take(address, self.peers, self.seconds)
             destination = bytes_of(tensor)
             if len(message) != len(destination):
                 raise InvalidMessageError(
@@ -181,6 +179,11 @@ class SocketFabric:
         """The rank of an instance of the open batch that this process talks to, or its own."""
         batch, rank = self._current_batch(), self._counterpart(instance_id)
         return rank if rank == self.rank else self._link_in(batch, rank).rank
+
+    @property
+    def num_stray_frames(self) -> int:
+        """Frames that were dropped where peers join."""
+        return self._roster.strays.num_dropped
 
     def num_joins(self, rank: int) -> int:
         """How often a peer has joined."""

@@ -40,7 +40,7 @@ def cluster_of(
     """What is told of an engine of this process, with nothing counted yet."""
     registry = CollectorRegistry()
     is_deferred = insight.is_deferred if insight is not None else lambda _: False
-    registry.register(ClusterCollector(settings.served_model_name, engine.snapshot, is_deferred))
+    registry.register(ClusterCollector(settings.served_model_name, engine, is_deferred))
     ProcessCollector(registry=registry)
     return Cluster(engine, Admission(settings), settings, registry, tracing, insight)
 

@@ -14,6 +14,7 @@ from loong.core.instance import ElasticInstance
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.logs import num_dropped_records
+from loong.server.engine_client import ClusterView
 
 _DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
 
@@ -31,17 +32,13 @@ class ClusterCollector(Collector):
     """
 
     def __init__(
-        self,
-        model_name: str,
-        snapshot: Callable[[], Snapshot],
-        is_deferred: Callable[[RequestId], bool],
+        self, model_name: str, engine: ClusterView, is_deferred: Callable[[RequestId], bool]
     ) -> None:
-        self._model_name = model_name
-        self._snapshot, self._is_deferred = snapshot, is_deferred
+        self._model_name, self._engine, self._is_deferred = model_name, engine, is_deferred
 
     def collect(self) -> Iterator[Metric]:
         """Take a snapshot and say it in metrics."""
-        snapshot = self._snapshot()
+        snapshot = self._engine.snapshot()
         stats = snapshot.stats
         capacity, used = snapshot.kv_capacity, snapshot.kv_used
         running_ids = {view.request_id for view in snapshot.running} | snapshot.ending_ids
@@ -65,6 +62,11 @@ class ClusterCollector(Collector):
         )
         yield self._counter(
             "loong:log_records_dropped", "Records of the log that nobody read in time.", num_dropped_records()
+        )
+        yield self._counter(
+            "loong:stray_frames",
+            "Frames on private sockets that were no messages, and were dropped.",
+            self._engine.num_stray_frames,
         )
         yield self._group_sizes(stats.num_batches_by_dop)
         for name, what, value in _INSTANCE_GAUGES:

@@ -86,6 +86,11 @@ class ClusterView(Protocol):
         """The cluster now, with the counts since the start."""
         ...
 
+    @property
+    def num_stray_frames(self) -> int:
+        """Frames on private sockets that were no messages, and were dropped."""
+        ...
+
     def history(self) -> ClusterHistory:
         """The last batches and migrations, oldest first."""
         ...
@@ -98,10 +103,13 @@ class Engine(TokenEngine, ClusterView, Protocol):
 class Tracing(Protocol):
     """Traces of all workers of an engine."""
 
-    def start(self) -> None:
-        """Begin with the next steps."""
+    async def start(self) -> None:
+        """Return once all trace. Raises `InvalidRequestError` if they do already."""
         ...
 
     async def write(self) -> Path:
-        """End after the steps in flight; the one file with what all workers did."""
+        """End after the steps in flight; the one file with what all workers did.
+
+        Raises `InvalidRequestError` if none was started.
+        """
         ...

@@ -93,8 +93,14 @@ OPERATIONS = (
     Operation("get", "/metrics", "All metrics, for Prometheus.", "text/plain"),
     Operation("get", "/trace", "The last minutes of the cluster, for Perfetto.", answers.Trace),
     Operation("get", "/openapi.json", "This document.", answers.Document),
-    Operation("post", "/start_profile", "Begin a trace of all workers.", answers.Status, (404,)),
-    Operation("post", "/stop_profile", "End it, and tell its file.", answers.TraceFile, (400, 404)),
+    Operation(
+        "post",
+        "/start_profile",
+        "Begin a trace, and answer once all workers have.",
+        answers.Status,
+        (400, 404, 500),
+    ),
+    Operation("post", "/stop_profile", "End it, and tell its file.", answers.TraceFile, (400, 404, 500)),
 )
 
 

@@ -9,8 +9,8 @@ from loong.server.wire import json_response
 
 
 async def start_profile(http: web.Request) -> web.Response:
-    """Begin a trace."""
-    _tracing(http).start()
+    """Begin a trace, and answer once all workers have begun."""
+    await _tracing(http).start()
     return json_response({"status": "tracing; POST /stop_profile ends it"})
 
 

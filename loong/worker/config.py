@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
+from loong.wire import HEARTBEAT_SECONDS
 
 # A driver that loads a kernel where it is first used lets the device finish what it does. There a kernel may
 # wait for another process, which does the same: so all that torch brings is loaded at the start.
@@ -15,11 +16,11 @@ FABRICS = ("auto", "symmetric", "nccl", "staged")  # auto: symmetric where GPUs 
 class WorkerConfig:
     """One rank of one instance, and where it finds the others.
 
-    Capacities are in tokens, deadlines in seconds. The host tier of instance i is instance
-    `num_instances + i`, kept by the same processes. `model` is a folder, or with `load_format` "dummy" also
-    the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device` is cpu, or cuda for the
-    host's GPUs by turns, among which `fabric` (one of FABRICS) moves tensors. `attention_tiles`
-    are TileSizes that were measured (None: the usual ones).
+    Capacities are in tokens, deadlines and the time between heartbeats in seconds. The host tier of
+    instance i is instance `num_instances + i`, kept by the same processes. `model` is a folder, or with
+    `load_format` "dummy" also the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device`
+    is cpu, or cuda for the host's GPUs by turns, among which `fabric` (one of FABRICS) moves tensors.
+    `attention_tiles` are TileSizes that were measured (None: the usual ones).
     """
 
     instance_id: InstanceId
@@ -37,6 +38,7 @@ class WorkerConfig:
     reports_endpoint: str
     deadline: float
     num_threads: int
+    heartbeat: float = HEARTBEAT_SECONDS
     device: str = "cpu"
     fabric: str = "auto"
     attention_tiles: tuple[int, ...] | None = None

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from loong.core.errors import ClusterError
 from loong.core.instructions import RunBatch
+from loong.fabric.waiting import wait_for
 
 
 class LeaseTerm(Protocol):
@@ -58,8 +59,8 @@ class LeaseEnds:
     def wait_for_room(self, batch_id: int, num_steps: int) -> None:
         """See LeaseTerm. Raises `ClusterError` if nobody says so in time."""
         with self._extended:
-            is_told = self._extended.wait_for(
-                lambda: self._num_steps.get(batch_id, 0) >= num_steps, self._deadline
+            is_told = wait_for(
+                self._extended, lambda: self._num_steps.get(batch_id, 0) >= num_steps, self._deadline
             )
         if not is_told:
             raise ClusterError(

@@ -24,6 +24,7 @@ from loong.child import config_of, leave_signals_to_parent
 from loong.core.errors import LoongError
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
+from loong.fabric.errors import PeerError
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.logs import log_to_stderr
@@ -32,18 +33,20 @@ from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.tiles import TileSizes
 from loong.stacks import stacks_on_request
+from loong.stray_frames import StrayFrames
 from loong.wire import (
-    GrammarDone,
+    MAX_FRAME_BYTES,
+    CommandDone,
+    EndTrace,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
     Report,
     Shutdown,
     StartTrace,
-    TraceWritten,
+    WireError,
     WorkerFailed,
     WorkerReady,
-    WriteTrace,
     address,
     decode_command,
     encode,
@@ -62,8 +65,6 @@ if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 1.0
 
 
 class Reports:
@@ -89,7 +90,9 @@ class Worker:
     def __init__(
         self, config: WorkerConfig, sockets: SocketFabric, context: "zmq.Context[zmq.Socket[bytes]]"
     ) -> None:
-        self._config, self._context = config, context
+        self._config, self._sockets, self._context = config, sockets, context
+        name = f"the commands' socket of rank {config.tp_rank} of instance {config.instance_id}"
+        self._strays = StrayFrames(name)
         self._backend = _make_backend(config)
         self._device = self._backend.device
         self._device.use()
@@ -109,7 +112,7 @@ class Worker:
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
         self._batches: SimpleQueue[RunBatch | None] = SimpleQueue()  # None: look for what to trace
-        self._tracing: SimpleQueue[StartTrace | WriteTrace] = SimpleQueue()
+        self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._lease_ends = LeaseEnds(config.deadline)
 
@@ -117,6 +120,7 @@ class Worker:
         """Take commands until told to shut down, once all workers are there."""
         self._fabric.wait_for_peers()
         commands = self._context.socket(zmq.PULL)
+        commands.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         commands.bind(address(self._config.commands_endpoint))
         reports = self._reports()
         for loop in (self._run_batches, self._run_migrations):
@@ -124,20 +128,25 @@ class Worker:
         beat_at = monotonic()
         while True:
             if monotonic() >= beat_at:
-                reports.send(Heartbeat(self._config.instance_id, self._config.tp_rank))
-                beat_at = monotonic() + HEARTBEAT_SECONDS
-            if not commands.poll(round(HEARTBEAT_SECONDS * 1000)):
+                num_strays = self._strays.num_dropped + self._sockets.num_stray_frames
+                reports.send(Heartbeat(self._config.instance_id, self._config.tp_rank, num_strays))
+                beat_at = monotonic() + self._config.heartbeat
+            if not commands.poll(max(1, round((beat_at - monotonic()) * 1000))):
                 continue
-            command = decode_command(commands.recv())
+            try:
+                command = decode_command(commands.recv())
+            except WireError as error:
+                self._strays.drop("a frame that is no command", str(error))
+                continue
             if isinstance(command, Shutdown):
                 return
             self._take(command)
 
-    def _take(self, command: Instruction | PrepareGrammar | StartTrace | WriteTrace) -> None:
+    def _take(self, command: Instruction | PrepareGrammar | StartTrace | EndTrace) -> None:
         match command:
             case RunBatch():
                 self._batches.put(command)
-            case StartTrace() | WriteTrace():
+            case StartTrace() | EndTrace():
                 self._tracing.put(command)
                 self._batches.put(None)
             case ExtendLease():
@@ -158,7 +167,7 @@ class Worker:
             reports = self._reports()  # in whatever thread this is
             failure = "" if (error := prepared.exception()) is None else f"{type(error).__name__}: {error}"
             config = self._config
-            reports.send(GrammarDone(command.number, config.instance_id, config.tp_rank, failure))
+            reports.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
             reports.close()
 
         self._constraints.prepare(command.json_schema).add_done_callback(tell)
@@ -196,16 +205,21 @@ class Worker:
             loop.turn(self._batches)
 
     def _trace(self, tracer: Tracer, reports: Reports) -> None:
-        """Begin and end traces as told meanwhile."""
+        """Begin and end traces as commanded meanwhile."""
         while not self._tracing.empty():
-            match command := self._tracing.get():
-                case StartTrace():
-                    tracer.start()
-                case WriteTrace():
-                    tracer.write(Path(command.path))
-                    reports.send(TraceWritten(self._config.instance_id, self._config.tp_rank))
-                case _:
-                    assert_never(command)
+            failure, command = "", self._tracing.get()
+            try:
+                match command:
+                    case StartTrace():
+                        tracer.start()
+                    case EndTrace():
+                        tracer.end(None if command.path is None else Path(command.path))
+                    case _:
+                        assert_never(command)
+            except (OSError, RuntimeError) as error:  # of the disk or the profiler; batches can do without
+                failure = f"{type(error).__name__}: {error}"
+            config = self._config
+            reports.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
 
     def _run_migrations(self) -> None:
         reports = self._reports()
@@ -274,9 +288,10 @@ def _fail(config: WorkerConfig, error: BaseException | None) -> None:
     if error is not None and not isinstance(error, LoongError):
         logger.error("instance %d, rank %d cannot go on", config.instance_id, config.tp_rank, exc_info=error)
     message = str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
+    blamed = (error.instance_id, error.tp_rank) if isinstance(error, PeerError) else None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its own: others' sockets are in use
     reports = Reports(context, config.reports_endpoint)
-    reports.send(WorkerFailed(config.instance_id, config.tp_rank, message))
+    reports.send(WorkerFailed(config.instance_id, config.tp_rank, message, blamed))
     reports.close()
     context.term()  # once that has left
     os._exit(1)

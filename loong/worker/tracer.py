@@ -25,31 +25,28 @@ class Tracer:
         self._profile: profile | None = None
 
     def start(self) -> None:
-        """Begin; what was traced and not written is dropped."""
-        self._end()
+        """Begin; what was traced and not ended is dropped."""
+        self.end(None)
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
+        started = profile(activities=activities)
+        started.start()
+        self._profile = started
         for owner, method, name in self._spans:
             setattr(owner, method, _named(getattr(owner, method), name))
-        self._profile = profile(activities=activities)
-        self._profile.start()
 
-    def write(self, path: Path) -> None:
-        """End, and write a Chrome trace; an empty one if nothing was started."""
-        ended = self._end()
-        if ended is None:
-            path.write_text('{"traceEvents": []}')
-        else:
-            ended.export_chrome_trace(str(path))
-
-    def _end(self) -> profile | None:
+    def end(self, path: Path | None) -> None:
+        """End, and write a Chrome trace, if a path is given; an empty one if nothing was started."""
         ended, self._profile = self._profile, None
         if ended is not None:
-            ended.stop()
             for owner, method, _ in self._spans:
                 delattr(owner, method)  # what `start` set; the class's own is there again
-        return ended
+            ended.stop()
+        if path is not None and ended is not None:
+            ended.export_chrome_trace(str(path))
+        elif path is not None:
+            path.write_text('{"traceEvents": []}')
 
 
 def _named(call: Callable[P, T], name: str) -> Callable[P, T]:

@@ -1,10 +1,12 @@
 """A server writes one timeline of what all its workers did."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import httpx
 from served import served
 
 
@@ -54,6 +56,31 @@ def test_a_trace_begins_and_ends_while_a_lease_goes_on(tmp_path: Path) -> None:
         stream.close()
     names = [event.get("name") for event in json.loads((tmp_path / written).read_text())["traceEvents"]]
     assert names.count("step") > 0
+
+
+def test_a_short_trace_has_steps_of_all_workers_that_were_at_work(tmp_path: Path) -> None:
+    """It begins when all have begun, which takes a profiler a second the first time."""
+    arguments = ("--num-instances", "2", "--policy", "static-sp", "--trace-dir", "traces")
+    with served(tmp_path, *arguments) as server:
+        stream = server.client.completions.create(
+            model="loong-tiny",
+            prompt=[5] * 40,
+            max_tokens=20_000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(stream))
+        post(f"{server.url}/start_profile")
+        refused = httpx.post(f"{server.url}/start_profile", timeout=60)
+        assert (refused.status_code, "/stop_profile" in refused.text) == (400, True)
+        time.sleep(0.5)  # the trace itself: nothing else is waited for
+        written = Path(post(f"{server.url}/stop_profile")["trace"])
+        refused = httpx.post(f"{server.url}/stop_profile", timeout=60)
+        assert (refused.status_code, "/start_profile" in refused.text) == (400, True)
+        stream.close()
+    events = json.loads((tmp_path / written).read_text())["traceEvents"]
+    pids = {event["pid"] for event in events if event.get("name") == "step"}
+    assert len(pids) == 2
 
 
 def post(url: str) -> Mapping[str, str]:

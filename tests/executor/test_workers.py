@@ -20,7 +20,17 @@ from loong.core.foresight import Lead
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
-from loong.wire import BatchDone, StepDone, encode
+from loong.wire import (
+    BatchDone,
+    CommandDone,
+    Heartbeat,
+    MigrationDone,
+    Report,
+    StepDone,
+    WorkerFailed,
+    WorkerReady,
+    encode,
+)
 
 
 async def told_of(num_steps: Iterable[int]) -> Sequence[Event] | None:
@@ -39,6 +49,7 @@ async def told_of(num_steps: Iterable[int]) -> Sequence[Event] | None:
 async def steps_told(bursts: Iterable[int]) -> list[int]:
     """The steps that an executor tells when workers report so many at once, each time it waits for more."""
     with executor_and_reports() as (executor, reports):
+        executor.submit([batch(7, 0, 1)])
         reading = asyncio.create_task(executor.read_reports())
         told: list[int] = []
         for count in bursts:
@@ -62,6 +73,7 @@ async def test_what_masters_tell_together_of_one_step_is_one_event() -> None:
     tokens = {master: (ProducedToken(master, 5),) for master in "abcdef"}
     told = ((7, 0, "a"), (7, 0, "b"), (7, 1, "c"), (8, 1, "d"), (7, 1, "e"), (7, 1, "f"))
     with executor_and_reports() as (executor, _):
+        executor.submit([batch(7, 0, 1), batch(8, 0, 1)])
         for batch_id, step, master in told:
             executor.receive(encode(StepDone(batch_id, step, tokens[master])))
         events = [event for event in await executor.next_events() if isinstance(event, TokensProduced)]
@@ -83,6 +95,45 @@ async def test_tokens_that_come_with_the_end_of_a_batch_are_told_before_it_as_ea
     assert [[token.request_id for token in event.tokens] for event in told] == [["a"], ["b", "c"]]
     assert events[1] == told[0]  # before the next worker has ended
     assert isinstance(finished, BatchFinished)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Heartbeat(2, 0),
+        WorkerReady(0, 2),
+        WorkerFailed(-1, 0, "of nobody"),
+        CommandDone(1, 2**64 - 1, 0),
+        StepDone(8, 0, ()),
+        BatchDone(8, 0, 0, 1),
+        BatchDone(7, 1, 0, 1),  # which is not in the batch
+        BatchDone(7, 0, 0, 1),  # which has reported it
+        MigrationDone(7, 0, 0, is_committed=True),
+    ],
+    ids=repr,
+)
+async def test_a_report_of_a_worker_or_of_work_that_there_is_not_is_counted_and_dropped(
+    report: Report, caplog: pytest.LogCaptureFixture
+) -> None:
+    with executor_and_reports() as (executor, _):
+        executor.submit([batch(7, 0)])
+        executor.receive(encode(BatchDone(7, 0, 0, 1)))
+        for _ in range(3):
+            executor.receive(encode(report))
+        executor.receive(encode(BatchDone(7, 0, 1, 1)))
+        executor.post(Drained())
+        assert [type(event) for event in await executor.next_events()] == [BatchFinished]
+        assert executor.num_stray_frames == 3
+    assert [type(report).__name__ in message for message in caplog.messages] == [True]
+
+
+async def test_frames_that_workers_dropped_are_counted_with_ours() -> None:
+    with executor_and_reports() as (executor, _):
+        for worker_id in WORKERS:
+            for num_stray_frames in (1, 5):  # since its start
+                executor.receive(encode(Heartbeat(*worker_id, num_stray_frames)))
+        executor.receive(b"no report")
+        assert executor.num_stray_frames == 5 * len(WORKERS) + 1
 
 
 async def test_an_error_is_raised_after_the_events_before_it() -> None:

@@ -6,6 +6,7 @@ import tempfile
 from contextlib import closing, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -106,6 +107,41 @@ def test_a_stopped_process_is_an_error_at_the_deadline(size: int, carrier: Carri
         turn_while_one_is_stopped, World(2, 1), size, deadline=SOON, num_victims=1, carrier=carrier
     )
     assert results == [(1, SOON), KILLED]
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as the kernel names it: T is stopped, S waits."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def await_state(pid: int, state: str) -> None:
+    while state_of(pid) != state:
+        os.sched_yield()
+
+
+def pause_a_wait(fabric: Fabric, instance_id: int, tp_rank: int) -> list[float]:
+    """Instance 2 stops 1, which owes 0 a message, and then 0, which waits for it, beyond the deadline."""
+    incoming, everybody = torch.zeros(1), (0, 1, 2)
+    with fabric.batch(0, everybody):
+        pids = {i: int(pid) for i, pid in fabric.exchange_control(everybody, own_pid()).items()}
+    if instance_id == 2:
+        await_state(pids[1], "T")
+        os.kill(pids[0], signal.SIGSTOP)
+        sleep(1.5 * SOON)  # the pause itself: nothing else is waited for
+        os.kill(pids[0], signal.SIGCONT)
+        await_state(pids[0], "S")
+        os.kill(pids[1], signal.SIGCONT)
+        return []
+    with fabric.batch(1, (0, 1)):
+        if instance_id == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        finish(fabric.ring_step((0, 1), torch.tensor([float(instance_id)]), incoming))
+    return incoming.tolist()
+
+
+def test_a_pause_of_those_that_wait_counts_for_little_of_their_deadline() -> None:
+    """On sockets: a device's clock goes on while the process of the host is stopped."""
+    assert run_in_world(pause_a_wait, World(3, 1), deadline=SOON) == [[1.0], [0.0], []]
 
 
 def wake_late(fabric: Fabric, instance_id: int, tp_rank: int) -> list[float]:

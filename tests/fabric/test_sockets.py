@@ -4,7 +4,7 @@ import socket
 import struct
 import tempfile
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import loong.fabric.roster
 from loong.fabric.errors import DeadlineError, InvalidMessageError
 from loong.fabric.link import Link
 from loong.fabric.mailbox import Mailbox
-from loong.fabric.roster import Roster
+from loong.fabric.roster import Roster, hello
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Plane
 from loong.fabric.world import World
@@ -67,10 +67,41 @@ def test_who_joins_is_welcomed_before_anything_can_be_sent_to_it(monkeypatch: py
     with tempfile.TemporaryDirectory(prefix="loong-") as directory, socket.socket(socket.AF_UNIX) as newcomer:
         roster = Roster(Path(directory), World(2, 1), 0, Mailbox(World(2, 1)), deadline=5.0)
         newcomer.connect(f"{directory}/0.sock")
-        newcomer.sendall(struct.pack("<II", 1, Plane.BATCH))
+        newcomer.sendall(hello(1, Plane.BATCH))
         wait_until(lambda: roster.num_joins(1) == 1, 5, "the newcomer to be linked")
         roster.close()
     assert came_first == [b"\x01"]
+
+
+STRAYS = (
+    b"\x00",
+    bytes(8),
+    bytes(16),
+    b"GET / HTTP/1.1\r\n\r\n",
+    hello(0, Plane.BATCH),  # of the process itself
+    hello(4, Plane.BATCH),  # of nobody
+    hello(1, Plane.MIGRATION),  # of another rank, with which there are no migrations
+    hello(2, Plane.BATCH)[:-4] + struct.pack("<I", 7),
+)
+
+
+def test_what_is_no_hello_is_counted_and_dropped_and_peers_can_still_join() -> None:
+    world, answers = World(2, 2), list[bytes]()
+    with tempfile.TemporaryDirectory(prefix="loong-") as directory:
+        roster = Roster(Path(directory), world, 0, Mailbox(world), deadline=5.0)
+        for frame in (*STRAYS, b"", hello(2, Plane.BATCH)):
+            with socket.socket(socket.AF_UNIX) as newcomer:
+                newcomer.connect(f"{directory}/0.sock")
+                newcomer.sendall(frame)
+                newcomer.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):  # there was more than was read
+                    answers.append(newcomer.recv(1))
+        assert answers[-1] == b"\x01"
+        assert not any(answers[:-1])
+        assert roster.strays.num_dropped == len(STRAYS)
+        wait_until(lambda: roster.num_joins(2) == 1, 5, "the newcomer to be linked")
+        assert [roster.num_joins(rank) for rank in range(world.size)] == [0, 0, 1, 0]
+        roster.close()
 
 
 def test_a_world_that_stays_incomplete_names_who_is_missing(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class ScriptedEngine:
     top_logprobs: Callable[[TokenId], Sequence[tuple[TokenId, float]]] = chosen_and_others
     is_alive: bool = True
     cluster: Snapshot = AT_REST
+    num_stray_frames: int = 0
     past: ClusterHistory = ClusterHistory()  # noqa: RUF009  it is frozen
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     paused: asyncio.Event = field(default_factory=asyncio.Event)

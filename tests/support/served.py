@@ -19,6 +19,20 @@ from openai import OpenAI
 from loong.launcher.embedded import ENTRY
 
 START_SECONDS = 90.0
+HASTY_HEARTBEAT = 0.1  # seconds
+_HASTY_ENTRY = f"""
+from dataclasses import replace
+from loong.launcher import serving
+
+serve = serving.serve_until_stopped
+
+def serve_hastily(config, listener):
+    cluster = replace(config.cluster, heartbeat={HASTY_HEARTBEAT})
+    return serve(replace(config, cluster=cluster), listener)
+
+serving.serve_until_stopped = serve_hastily
+{ENTRY}
+"""
 
 
 @dataclass(frozen=True)
@@ -70,15 +84,18 @@ def served(
     redirections: str = "",
     environment: Mapping[str, str] | None = None,
     stderr: int = subprocess.STDOUT,
+    is_hasty: bool = False,
 ) -> Iterator[Served]:
     """Serve until the context ends; fails the test if that leaves a worker behind.
 
     `redirections` are a shell's. `stderr` is a descriptor, which is closed here once the server has it.
+    One that is hasty has heartbeats of `HASTY_HEARTBEAT`, so a silent worker is soon given up.
     """
     port = free_port()
     log_path = directory / "server.log"
     with log_path.open("wb") as log:
-        command = [sys.executable, "-c", ENTRY, "serve", "--port", str(port), *arguments]
+        entry = _HASTY_ENTRY if is_hasty else ENTRY
+        command = [sys.executable, "-c", entry, "serve", "--port", str(port), *arguments]
         process = subprocess.Popen(
             ["sh", "-c", f'exec "$@" {redirections}', "sh", *command],
             stdout=log,

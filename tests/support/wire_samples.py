@@ -9,7 +9,8 @@ from loong.core.request import FinishReason, SamplingParams
 from loong.wire import (
     BatchDone,
     Command,
-    GrammarDone,
+    CommandDone,
+    EndTrace,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
@@ -17,10 +18,8 @@ from loong.wire import (
     Shutdown,
     StartTrace,
     StepDone,
-    TraceWritten,
     WorkerFailed,
     WorkerReady,
-    WriteTrace,
 )
 
 GROUP = ESPGroup((2, 0))
@@ -45,18 +44,19 @@ COMMANDS: tuple[Command, ...] = (
     ReleaseKV("r", (0, 2)),
     ReleaseKV("r", (0,), range(3)),
     PrepareGrammar(3, '{"type":"object"}'),
-    StartTrace(),
-    WriteTrace("trace.json"),
+    StartTrace(4),
+    EndTrace(5, "trace.json"),
+    EndTrace(6, None),
     Shutdown(),
 )
 REPORTS: tuple[Report, ...] = (
     WorkerReady(0, 1),
-    Heartbeat(0, 1),
+    Heartbeat(0, 1, 3),
     StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),
     BatchDone(1, 0, 0, 3),
     BatchDone(2, 0, 0, 1, (ProducedToken("r", 7), ProducedToken("s", 8, FinishReason.LENGTH))),
     MigrationDone(2, 0, 0, is_committed=False),
-    GrammarDone(3, 0, 1, "no room"),
-    TraceWritten(0, 1),
+    CommandDone(3, 0, 1, "no room"),
     WorkerFailed(0, 0, "no room"),
+    WorkerFailed(0, 0, "it was silent", (1, 0)),
 )

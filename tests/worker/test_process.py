@@ -1,15 +1,19 @@
-"""What a worker tells of its own end."""
+"""The end of a worker, as the engine knows it."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from child_processes import own_children
 from families import write_tiny_model
 
-from loong.core.events import InstanceLost
+from loong.core.events import BatchFinished, InstanceLost
 from loong.core.instance import ESPGroup
-from loong.core.instructions import RunBatch
-from loong.core.placement import KVSegment
+from loong.core.instructions import RequestInput, RunBatch
+from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.request import SamplingParams
 from loong.launcher.local import ClusterConfig, local_workers
 
 
@@ -27,3 +31,35 @@ async def test_a_worker_that_fails_says_why_once(tmp_path: Path, capfd: pytest.C
     assert (event.instance_id, event.reason) == (0, "KeyError: 'nobody'")
     told = capfd.readouterr().err
     assert told.count("Traceback") == 1, told
+
+
+@pytest.mark.parametrize("victim", range(3))
+async def test_a_worker_that_is_killed_in_a_ring_is_named_and_not_one_that_waited_for_it(
+    tmp_path: Path, victim: int
+) -> None:
+    folder = write_tiny_model("llama", tmp_path / "model")
+    config = ClusterConfig(str(folder), num_instances=3, kv_capacity=4096)
+    async with local_workers(config) as executor:
+        pid = own_children("loong.worker.process")[victim]
+        executor.submit([ring_prefill(number) for number in range(1, 101)])
+        while not any(isinstance(event, BatchFinished) for event in await executor.next_events()):
+            pass
+        os.kill(pid, signal.SIGKILL)  # in the ring of one of the other hundred
+        while not (lost := [e for e in await executor.next_events() if isinstance(e, InstanceLost)]):
+            pass
+    assert [(event.instance_id, event.reason) for event in lost] == [
+        (victim, f"its process {pid} was killed by signal 9")
+    ]
+
+
+def ring_prefill(number: int) -> RunBatch:
+    """A batch of one prompt, striped over three instances."""
+    owner_id, group, length = f"request-{number}", (0, 1, 2), 96
+    stripes = [range(i, length, len(group)) for i in group]
+    plan = BatchPlan(
+        ESPGroup(group),
+        tuple(QueryBlock(owner_id, stripe, i, Transfer.KV) for i, stripe in enumerate(stripes)),
+        tuple(KVSegment(owner_id, stripe, i) for i, stripe in enumerate(stripes)),
+    )
+    given = RequestInput(owner_id, [5] * length, length, 0, Placement(), SamplingParams())
+    return RunBatch(number, plan, (given,))

@@ -1,0 +1,38 @@
+"""Heartbeats that workers missed, by a clock that stands still while this process is paused."""
+
+from collections.abc import Iterable
+
+from loong.executor.endpoints import WorkerId
+
+MAX_MISSED = 20  # in a row, after which a worker is given up
+
+
+class Heartbeats:
+    """The heartbeats of all workers, `seconds` apart, and how many each has missed in a row.
+
+    A worker misses one at each `count_missed` since it was heard. That is called at intervals of `seconds`.
+    So a pause of this process (SIGSTOP, a frozen cgroup) costs every worker one heartbeat at most.
+    """
+
+    def __init__(self, workers: Iterable[WorkerId], seconds: float) -> None:
+        self.seconds = seconds
+        self._num_missed = dict.fromkeys(workers, 0)
+
+    def hear(self, worker_id: WorkerId) -> None:
+        """Note a heartbeat of a worker."""
+        self._num_missed[worker_id] = 0
+
+    def count_missed(self) -> None:
+        """Note that a heartbeat of every worker was due."""
+        for worker_id in self._num_missed:
+            self._num_missed[worker_id] += 1
+
+    @property
+    def silent_seconds(self) -> float:
+        """The longest silence of a worker."""
+        return self.seconds * max(self._num_missed.values())
+
+    def lost(self) -> WorkerId | None:
+        """Return the worker that has missed the most heartbeats, if these are `MAX_MISSED`."""
+        worker_id = max(self._num_missed, key=self._num_missed.__getitem__)
+        return worker_id if self._num_missed[worker_id] >= MAX_MISSED else None

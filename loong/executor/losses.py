@@ -1,0 +1,57 @@
+"""The worker that is named when one is lost: the first that failed, not one that failed because of it."""
+
+import asyncio
+from collections.abc import Callable
+
+from loong.core.placement import InstanceId
+from loong.executor.endpoints import WorkerId
+from loong.wire import WorkerFailed
+
+MAX_WAIT_SECONDS = (
+    5.0  # from a report about a peer to the end of the peer's process, which has memory to free
+)
+
+
+class Losses:
+    """The failures of workers; `declare` is called once, with the instance that failed first, and why.
+
+    In a ring, the survivors report that a peer did not do its part before the end of its process is known.
+    Such a report only says that something happened elsewhere. An error of a worker's own, and the end of one
+    that had reported nothing, are declared at once.
+    """
+
+    def __init__(
+        self, declare: Callable[[InstanceId, str], None], max_wait: float = MAX_WAIT_SECONDS
+    ) -> None:
+        self._declare, self._max_wait = declare, max_wait
+        self._about_peers: dict[WorkerId, WorkerFailed] = {}  # by who reported it
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_declared = False
+
+    def take(self, report: WorkerFailed) -> None:
+        """Note that a worker failed: by an error of its own, or because another did not do its part."""
+        if report.blamed is None:
+            self._declare_once(report.instance_id, report.message)
+            return
+        self._about_peers.setdefault((report.instance_id, report.tp_rank), report)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._conclude)
+
+    def end(self, worker_id: WorkerId, reason: str) -> None:
+        """Note that a worker is gone; if it has reported that of another, that is not news."""
+        if worker_id not in self._about_peers:
+            self._declare_once(worker_id[0], reason)
+
+    def _conclude(self) -> None:
+        """Declare a worker that hangs: others blame it, and it blames nobody. Else, the first reporter."""
+        for report in self._about_peers.values():
+            if report.blamed is not None and report.blamed not in self._about_peers:
+                reason = f"instance {report.instance_id} reported: {report.message}"
+                self._declare_once(report.blamed[0], reason)
+        first = next(iter(self._about_peers.values()))
+        self._declare_once(first.instance_id, first.message)
+
+    def _declare_once(self, instance_id: InstanceId, reason: str) -> None:
+        if not self._is_declared:
+            self._is_declared = True
+            self._declare(instance_id, reason)

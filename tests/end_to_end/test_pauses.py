@@ -1,0 +1,73 @@
+"""Processes of a server that are stopped for longer than the longest silence of a worker."""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from served import HASTY_HEARTBEAT, Served, assert_gone, served, wait_until
+
+from loong.executor.heartbeats import MAX_MISSED
+
+MAX_SILENCE = MAX_MISSED * HASTY_HEARTBEAT  # seconds
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("pauses"), "--num-instances", "2", is_hasty=True) as running:
+        yield running
+
+
+def stream_of(server: Served, num_tokens: int) -> openai.Stream[openai.types.Completion]:
+    """A stream of which one token has come."""
+    stream = server.client.completions.create(
+        model="loong-tiny", prompt="x", max_tokens=num_tokens, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    return stream
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@contextmanager
+def stopped(pids: Iterable[int]) -> Iterator[None]:
+    """Stop processes one after the other; at the end, let the first go on first."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda pid=pid: is_stopped(pid), 10, "a process to stop")  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it was given up
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("kind", ["the engine", "all"])
+def test_a_pause_loses_no_worker_and_no_request(server: Served, kind: str) -> None:
+    workers = server.worker_pids()
+    stream = stream_of(server, 200)
+    with stopped([server.process.pid, *(workers if kind == "all" else ())]):
+        time.sleep(1.5 * MAX_SILENCE)  # the pause itself: nothing else is waited for
+    assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+    next(stream_of(server, 5))
+    assert server.worker_pids() == workers
+
+
+def test_a_worker_that_stops_ends_streams_with_an_error(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "2", is_hasty=True) as server:
+        workers = server.worker_pids()
+        stream = stream_of(server, 60_000)
+        message = f"instance 1 was lost: it was silent for {MAX_SILENCE:g} s"
+        with stopped(workers[1:]), pytest.raises(openai.APIError, match=message):
+            list(stream)
+        assert server.stop() == 1
+        assert_gone(workers)
