@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from math import log10
+from math import inf, log10
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -161,7 +161,7 @@ def _beyond(name: str, given: float, low: float, high: float) -> InvalidRequestE
 class SLO:
     """A request's targets in seconds: to the first token, and for each token after it.
 
-    None is as good as the policy's own.
+    None stands for the policy's own target, infinity for none.
     """
 
     ttft: float | None = None
@@ -169,7 +169,7 @@ class SLO:
 
     def __post_init__(self) -> None:
         for name, seconds in (("ttft", self.ttft), ("tpot", self.tpot)):
-            if seconds is not None:
+            if seconds is not None and seconds != inf:
                 _check_limits(name, seconds)
 
 

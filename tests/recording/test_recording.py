@@ -91,7 +91,7 @@ def all_events() -> list[Event]:
     token = ProducedToken("r", 7, FinishReason.STOP)
     return [
         RequestArrived(0.1, replace(REQUESTS[3], user="someone", priority=-2)),
-        RequestArrived(0.1, replace(REQUESTS[3], slo=SLO(2.0), user="inf")),
+        RequestArrived(0.1, replace(REQUESTS[3], slo=SLO(2.0, inf), user="inf")),
         TokensProduced(0.2, 3, 1, (token, ProducedToken("s", 1))),
         BatchFinished(0.30000000000000004, 3, 2),
         MigrationFinished(0.4, 4, is_committed=False),
