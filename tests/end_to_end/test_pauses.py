@@ -66,8 +66,8 @@ def test_a_worker_that_stops_ends_streams_with_an_error(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "2", is_hasty=True) as server:
         workers = server.worker_pids()
         stream = stream_of(server, 60_000)
-        message = f"instance 1 was lost: it was silent for {MAX_SILENCE:g} s"
-        with stopped(workers[1:]), pytest.raises(openai.APIError, match=message):
+        with stopped(workers[1:]), pytest.raises(openai.APIError, match="has stopped"):
             list(stream)
+        assert f"instance 1 was lost: it was silent for {MAX_SILENCE:g} s" in server.log
         assert server.stop() == 1
         assert_gone(workers)
