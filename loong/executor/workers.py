@@ -107,7 +107,7 @@ class WorkersExecutor:
 
     @property
     def seconds_since_heard(self) -> float:
-        """How long the quietest worker has been silent; a pause of this process does not count."""
+        """The longest silence of a worker; a pause of this process does not count."""
         return self._heartbeats.silent_seconds
 
     @property

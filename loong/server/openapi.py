@@ -100,7 +100,7 @@ OPERATIONS = (
         answers.Status,
         (400, 404, 500),
     ),
-    Operation("post", "/stop_profile", "End it, and tell its file.", answers.TraceFile, (400, 404, 500)),
+    Operation("post", "/stop_profile", "End it, and name its file.", answers.TraceFile, (400, 404, 500)),
 )
 
 

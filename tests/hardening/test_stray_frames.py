@@ -1,4 +1,4 @@
-"""Whatever another process of the same user sends to the private sockets of a server, it goes on."""
+"""Frames of any other process of the same user on the private sockets of a server end nothing."""
 
 import socket
 from collections.abc import Iterator, Sequence
