@@ -31,6 +31,7 @@ class LoadConfig:
     max_concurrency: int | None
     seed: int
     length_scale: float
+    output_scale: float | None
     num_warmups: int
     vocab_size: int
     request_timeout: float
@@ -63,6 +64,7 @@ class LoadConfig:
                 request_rate=rate,
                 burstiness=self.burstiness,
                 length_scale=self.length_scale,
+                output_scale=self.output_scale,
             )
         assert self.duration is not None
         duration = self.duration
@@ -72,6 +74,7 @@ class LoadConfig:
             request_rate=rate,
             burstiness=self.burstiness,
             length_scale=self.length_scale,
+            output_scale=self.output_scale,
         )
         return list(takewhile(lambda request: request.arrival_time < duration, endless))
 
