@@ -118,3 +118,8 @@ class BenchConfig:
     def is_single(self) -> bool:
         """Whether each server is measured at one rate."""
         return self.precision is None and len(self.load.rates) == 1
+
+    @property
+    def keeps_decisions(self) -> bool:
+        """Whether servers started here write decision logs: those of one rate, for the report."""
+        return self.is_single and self.output_dir is not None
