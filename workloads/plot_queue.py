@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 STRIP_INCHES = 0.62
 WAITING_OPACITY = 0.45
 TICK_SHARE = 0.2  # of the strip, for arrivals
+DIGITS = 2  # of how many wait in the mean of a column
 MIN_MOST = 1.0  # that the strip has room for
 
 
@@ -59,16 +60,34 @@ def class_of(num_prompt_tokens: int, scale: Scale) -> Work:
     return Work.LONG if 0 < scale.long_prompt <= num_prompt_tokens else Work.SHORT
 
 
+def _draw_area(panel: "Axes", floor: Sequence[float], top: Sequence[float], scale: Scale, work: Work) -> None:
+    """Fill between two levels a column; columns that look alike are one step, which keeps files small."""
+    edges: list[float] = []
+    levels: list[tuple[float, float]] = []
+    for column, (low, high) in enumerate(zip(floor, top, strict=True)):
+        level = round(low, DIGITS), round(high, DIGITS)
+        if not levels or level != levels[-1]:
+            edges.append(scale.time(column))
+            levels.append(level)
+    lows, highs = zip(*levels, strict=True)
+    panel.stairs(
+        highs,
+        [*edges, scale.end],
+        baseline=lows,
+        fill=True,
+        color=work.value,
+        alpha=WAITING_OPACITY,
+        linewidth=0,
+    )
+
+
 def draw_queue(panel: "Axes", queue: Queue, scale: Scale, most: float) -> None:
     """Draw the strip; `most` is how many it has room for, the same in all strips of a picture."""
     most = max(most, MIN_MOST)
-    edges = [scale.time(column) for column in range(NUM_COLUMNS + 1)]
     floor = [0.0] * NUM_COLUMNS
     for work, counts in queue.waiting.items():
         top = [below + count for below, count in zip(floor, counts, strict=True)]
-        panel.stairs(
-            top, edges, baseline=floor, fill=True, color=work.value, alpha=WAITING_OPACITY, linewidth=0
-        )
+        _draw_area(panel, floor, top, scale, work)
         floor = top
     panel.axhline(most, color=PALE_INK, linewidth=0.4)
     for work, times in queue.arrivals.items():

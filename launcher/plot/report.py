@@ -11,13 +11,15 @@ from loong.core.timeline import ClusterHistory
 from loong.launcher.other_work import SHARE_OF_OTHERS, told_other_work
 from loong.launcher.plot.answer import Answer, answer
 from loong.launcher.plot.facts import facts_of
+from loong.launcher.plot.failures import failures_of
 from loong.launcher.plot.inline_svg import inline_svg
-from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
+from loong.launcher.plot.latest import ToldStory, latest_requests, stories_of
+from loong.launcher.plot.pictures import Latest, Picture, Window, pictures_of_runs, timeline_pictures
 from loong.launcher.plot.policy_words import words_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.server.trace import chrome_trace
-from loong.workloads.plot_curves import at_rate
+from loong.workloads.plot_waterfall import LateRequest
 from loong.workloads.run_document import RuleRuns, RunDocument, by_rule, measured, merged
 
 PAGE = Path(__file__).parent / "page" / "report.html.jinja"
@@ -39,11 +41,22 @@ class Section:
     rule: str
     formula: str
     answer: Answer
+    failures: Sequence[str]
     policies: str
     notes: Sequence[str]
     telling: Sequence[Figure]
     others: Sequence[Figure]
     tables: Sequence[Table]
+    stories: Mapping[str, Sequence[ToldStory]]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Histories, latest requests and their stories, by policy, of the runs that are looked at closely."""
+
+    histories: Mapping[str, ClusterHistory]
+    latest: Latest
+    stories: Mapping[str, Sequence[ToldStory]]
 
 
 def report_folder(folder: Path) -> list[Path]:
@@ -68,14 +81,20 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     for number, runs in enumerate(rules, 1):
         assert document is not None
         suffix = f"-{number}" if number > 1 else ""
-        pictures = pictures_of_runs(runs, _histories(files, runs), window, suffix)
+        watched = _watched(files, runs)
+        pictures = pictures_of_runs(runs, watched.histories, watched.latest, window, suffix)
         figures = _drawn(pictures, folder, number)
         written += [path for picture in pictures for path in picture.paths(folder)]
-        sections.append(_section(runs, figures, sum(picture.is_telling for picture in pictures)))
-    alone = list(timeline_pictures(files.histories, window, "-of-log" if sections else ""))
+        num_telling = sum(picture.is_telling for picture in pictures)
+        sections.append(_section(runs, watched, figures, num_telling))
+    latest = {
+        title: latest_requests(history, index=files.decisions.get(title))
+        for title, history in files.histories.items()
+    }
+    alone = list(timeline_pictures(files.histories, latest, window, "-of-log" if sections else ""))
     figures = _drawn(alone, folder, len(sections) + 1)
     written += [path for picture in alone for path in picture.paths(folder)]
-    for title in files.logged:
+    for title in files.decisions:
         written.append(folder / f"trace-{title}.json")
         written[-1].write_bytes(chrome_trace(files.histories[title]))
     written.append(folder / "report.html")
@@ -84,29 +103,36 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     return written
 
 
-def _histories(files: RunFiles, runs: RuleRuns) -> Mapping[str, ClusterHistory]:
-    """The history of the first run of each policy at the rate that is shown, if it was kept."""
-    found: dict[str, ClusterHistory] = {}
+def _watched(files: RunFiles, runs: RuleRuns) -> Watched:
+    """Return what is known of the first run of each policy at the rate that is shown, if it was kept."""
+    histories: dict[str, ClusterHistory] = {}
+    latest: dict[str, Sequence[LateRequest]] = {}
+    stories: dict[str, Sequence[ToldStory]] = {}
     for policy in runs.policies:
         for run in runs.at(policy, runs.shown_rate)[:1]:
-            history = files.history_of(run)
-            if history is not None:
-                found[policy] = history
-    return found
+            if (history := files.history_of(run)) is not None:
+                index = files.decisions_of(run)
+                histories[policy] = history
+                latest[policy] = latest_requests(history, run, index)
+                ids = [request.span.request_id for request in latest[policy]]
+                stories[policy] = [] if index is None else stories_of(index, ids)
+    return Watched(histories, latest, stories)
 
 
-def _section(runs: RuleRuns, figures: Sequence[Figure], num_telling: int) -> Section:
+def _section(runs: RuleRuns, watched: Watched, figures: Sequence[Figure], num_telling: int) -> Section:
     told = answer(measured(runs))
     name, _, formula = runs.rule.description.partition(" (")
     return Section(
         rule=name,
         formula=formula.removesuffix(")"),
         answer=told,
+        failures=list(failures_of(runs)),
         policies=words_of(runs.policies),
         notes=list(_notes(runs)),
         telling=figures[:num_telling],
         others=figures[num_telling:],
         tables=list(tables_of(runs)),
+        stories={policy: told for policy, told in watched.stories.items() if told},
     )
 
 
@@ -134,15 +160,6 @@ def _notes(runs: RuleRuns) -> Iterator[str]:
     }
     if (other_work := told_other_work(shares)) is not None:
         yield other_work
-    for policy in runs.policies:
-        for rate in runs.rates:
-            repeats = runs.at(policy, rate)
-            failed, sent = (
-                sum(r.num_prompts - r.completed for r in repeats),
-                sum(r.num_prompts for r in repeats),
-            )
-            if failed:
-                yield f"{failed:,} of {sent:,} requests of {policy} failed {at_rate(rate)}: misses, each."
     num_cut = sum(run.is_cut_off for run in runs.runs)
     if num_cut:
         yield (

@@ -94,7 +94,8 @@ def _write_files(
         }
         for result in results
     ]
-    written = [write_document(folder, document, runs), *traces.values()]
+    logs = [result.decision_log for result in results if result.decision_log is not None]
+    written = [write_document(folder, document, runs), *traces.values(), *dict.fromkeys(logs)]
     if not is_available():
         print(NO_PICTURES, file=sys.stderr)
     else:

@@ -131,7 +131,7 @@ def test_pictures_are_in_the_page_and_beside_it(single: Path, swept: Path) -> No
     text = page_of(single).text
     for words in (
         "DoP 2: prompt of 900 tokens",
-        "time since the first batch (s)",
+        "time since the first request (s)",
         "TTFT by length of prompt",
         "before scaling by 1/64",
         "0.0625",  # a tick, with all its digits
