@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loong.core.timeline import ClusterHistory
+from loong.launcher.plot.watched import WatchedRun
 from loong.workloads.plot_curves import (
     attainment_by_rate_figure,
     attainment_by_scale_figure,
@@ -15,7 +15,7 @@ from loong.workloads.plot_goodput import GoodputBar, goodput_figure
 from loong.workloads.plot_latencies import latency_cdf_figure, ttft_by_length_figure
 from loong.workloads.plot_style import PICTURE_KINDS, house_style, write_figure
 from loong.workloads.plot_timeline import timelines_figure
-from loong.workloads.plot_waterfall import LateRequest, waterfall_figure
+from loong.workloads.plot_waterfall import waterfall_figure
 from loong.workloads.run_document import RuleRuns, RunRow
 from loong.workloads.telling_window import telling_window
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Window = tuple[float, float]
-Latest = Mapping[str, Sequence[LateRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +47,25 @@ class Picture:
 
 def pictures_of_runs(
     runs: RuleRuns,
-    histories: Mapping[str, ClusterHistory],
-    latest: Latest,
+    watched: Mapping[str, WatchedRun],
     window: Window | None,
     suffix: str,
 ) -> list[Picture]:
     """Every picture that these runs have something for, those that tell most first."""
     pictures = [
         *(_pictures_of_sweep(runs, suffix) if len(runs.rates) > 1 else ()),
-        *timeline_pictures(histories, latest, window, suffix),
+        *timeline_pictures(watched, window, suffix),
         *_pictures_of_rate(runs, suffix),
     ]
     return sorted(pictures, key=lambda picture: not picture.is_telling)
 
 
 def timeline_pictures(
-    histories: Mapping[str, ClusterHistory], latest: Latest, window: Window | None, suffix: str = ""
+    watched: Mapping[str, WatchedRun], window: Window | None, suffix: str = ""
 ) -> Iterator[Picture]:
     """The seconds that show most, unless they are all, the latest requests, and the whole run."""
+    histories = {name: run.history for name, run in watched.items()}
+    latest = {name: run.latest for name, run in watched.items()}
     if not any(history.batches for history in histories.values()):
         return
     window = window or next(filter(None, map(telling_window, histories.values())), None)

@@ -7,19 +7,19 @@ from pathlib import Path
 import jinja2
 import msgspec
 
-from loong.core.timeline import ClusterHistory
 from loong.launcher.other_work import SHARE_OF_OTHERS, told_other_work
 from loong.launcher.plot.answer import Answer, answer
 from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.failures import failures_of
 from loong.launcher.plot.inline_svg import inline_svg
-from loong.launcher.plot.latest import ToldStory, latest_requests, stories_of
-from loong.launcher.plot.pictures import Latest, Picture, Window, pictures_of_runs, timeline_pictures
+from loong.launcher.plot.interactive import interactive_page, is_available
+from loong.launcher.plot.latest import ToldStory
+from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
 from loong.launcher.plot.policy_words import words_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
+from loong.launcher.plot.watched import WatchedRun, watched_logs, watched_runs
 from loong.server.trace import chrome_trace
-from loong.workloads.plot_waterfall import LateRequest
 from loong.workloads.run_document import RuleRuns, RunDocument, by_rule, measured, merged
 
 PAGE = Path(__file__).parent / "page" / "report.html.jinja"
@@ -48,15 +48,7 @@ class Section:
     others: Sequence[Figure]
     tables: Sequence[Table]
     stories: Mapping[str, Sequence[ToldStory]]
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """Histories, latest requests and their stories, by policy, of the runs that are looked at closely."""
-
-    histories: Mapping[str, ClusterHistory]
-    latest: Latest
-    stories: Mapping[str, Sequence[ToldStory]]
+    interactive: Sequence[str]
 
 
 def report_folder(folder: Path) -> list[Path]:
@@ -77,49 +69,50 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     written: list[Path] = []
     sections: list[Section] = []
     document = merged([document for _, document in files.documents])
+    title = _title(document, list(files.histories))
     rules = [runs for runs in by_rule(document) if runs.runs] if document else []
     for number, runs in enumerate(rules, 1):
         assert document is not None
         suffix = f"-{number}" if number > 1 else ""
-        watched = _watched(files, runs)
-        pictures = pictures_of_runs(runs, watched.histories, watched.latest, window, suffix)
+        watched = watched_runs(files, runs)
+        pictures = pictures_of_runs(runs, watched, window, suffix)
         figures = _drawn(pictures, folder, number)
         written += [path for picture in pictures for path in picture.paths(folder)]
+        interactive = _interactive(watched, folder, title, suffix)
+        written += interactive
         num_telling = sum(picture.is_telling for picture in pictures)
-        sections.append(_section(runs, watched, figures, num_telling))
-    latest = {
-        title: latest_requests(history, index=files.decisions.get(title))
-        for title, history in files.histories.items()
-    }
-    alone = list(timeline_pictures(files.histories, latest, window, "-of-log" if sections else ""))
+        sections.append(_section(runs, watched, figures, num_telling, [path.name for path in interactive]))
+    logs, suffix = watched_logs(files), "-of-log" if sections else ""
+    alone = list(timeline_pictures(logs, window, suffix))
     figures = _drawn(alone, folder, len(sections) + 1)
     written += [path for picture in alone for path in picture.paths(folder)]
-    for title in files.decisions:
-        written.append(folder / f"trace-{title}.json")
-        written[-1].write_bytes(chrome_trace(files.histories[title]))
+    written += (of_logs := _interactive(logs, folder, title, suffix))
+    for name in files.decisions:
+        written.append(folder / f"trace-{name}.json")
+        written[-1].write_bytes(chrome_trace(files.histories[name]))
     written.append(folder / "report.html")
-    page = _page(sections, figures, document, list(files.histories))
+    page = _page(sections, figures, document, list(files.histories), [path.name for path in of_logs])
     written[-1].write_text(page, encoding="utf-8")
     return written
 
 
-def _watched(files: RunFiles, runs: RuleRuns) -> Watched:
-    """Return what is known of the first run of each policy at the rate that is shown, if it was kept."""
-    histories: dict[str, ClusterHistory] = {}
-    latest: dict[str, Sequence[LateRequest]] = {}
-    stories: dict[str, Sequence[ToldStory]] = {}
-    for policy in runs.policies:
-        for run in runs.at(policy, runs.shown_rate)[:1]:
-            if (history := files.history_of(run)) is not None:
-                index = files.decisions_of(run)
-                histories[policy] = history
-                latest[policy] = latest_requests(history, run, index)
-                ids = [request.span.request_id for request in latest[policy]]
-                stories[policy] = [] if index is None else stories_of(index, ids)
-    return Watched(histories, latest, stories)
+def _interactive(watched: Mapping[str, WatchedRun], folder: Path, title: str, suffix: str) -> list[Path]:
+    """Write the interactive page of runs that have batches, if any has and its library is installed."""
+    shown = {name: run for name, run in watched.items() if run.history.batches}
+    if not shown or not is_available():
+        return []
+    path = folder / f"interactive{suffix}.html"
+    path.write_text(interactive_page(shown, title), encoding="utf-8")
+    return [path]
 
 
-def _section(runs: RuleRuns, watched: Watched, figures: Sequence[Figure], num_telling: int) -> Section:
+def _section(
+    runs: RuleRuns,
+    watched: Mapping[str, WatchedRun],
+    figures: Sequence[Figure],
+    num_telling: int,
+    interactive: Sequence[str],
+) -> Section:
     told = answer(measured(runs))
     name, _, formula = runs.rule.description.partition(" (")
     return Section(
@@ -132,7 +125,8 @@ def _section(runs: RuleRuns, watched: Watched, figures: Sequence[Figure], num_te
         telling=figures[:num_telling],
         others=figures[num_telling:],
         tables=list(tables_of(runs)),
-        stories={policy: told for policy, told in watched.stories.items() if told},
+        stories={policy: stories for policy, run in watched.items() if (stories := run.latest_stories)},
+        interactive=interactive,
     )
 
 
@@ -184,6 +178,7 @@ def _page(
     figures: Sequence[Figure],
     document: RunDocument | None,
     logs: Sequence[str],
+    interactive: Sequence[str],
 ) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(PAGE.read_text(encoding="utf-8"))
@@ -192,6 +187,7 @@ def _page(
         figures=figures,
         document=document,
         logs=logs,
+        interactive=interactive,
         title=_title(document, logs),
         facts=[] if document is None else list(facts_of(document)),
         all_numbers=[] if document is None else list(all_numbers(document)),

@@ -29,6 +29,6 @@ def test_a_caption_speaks_of_failures_only_where_there_were_some(tmp_path: Path)
     whole = run_row("esp", completed=4, failed=0, ttfts=[0.01] * 4, tpots=[0.01] * 4)
     for row, has_failures in ((run_row("esp"), True), (whole, False)):
         (runs,) = by_rule(write_run(tmp_path, [row]))
-        pictures = {picture.name: picture.words for picture in pictures_of_runs(runs, {}, {}, None, "")}
+        pictures = {picture.name: picture.words for picture in pictures_of_runs(runs, {}, None, "")}
         assert ("had failures" in pictures["latency-cdf"]) == has_failures
         assert bool(list(failures_of(runs))) == has_failures
