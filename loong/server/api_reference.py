@@ -24,8 +24,8 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
   once of each. Tool calls, audio and refusals are refused by name, since the turn would lose them.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault, and both numbers
   where a limit is passed.
-- With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the page at
-  `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user` shares
+- With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the pages at
+  `/` and `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user` shares
   between keys, and `--max-requests-per-key` bounds each.
 - Browser pages may use the server only if it serves them itself or `--allowed-origins` names their origin.
   What others send gets 403. Without an API key, a server that listens on loopback also refuses a Host that is
