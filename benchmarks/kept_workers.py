@@ -142,6 +142,6 @@ def _with_tokens(request: Request, sent: WorkloadRequest, request_id: RequestId)
 
 def _record(request_id: RequestId, sent: WorkloadRequest, watch: Watch, start: float) -> RequestRecord:
     if request_id not in watch.token_times:
-        return record_of(sent, (), REFUSED)
+        return record_of(request_id, sent, (), REFUSED)
     times = [time - start for time in watch.token_times[request_id]]
-    return record_of(sent, times, None if len(times) == sent.num_output_tokens else TOO_LATE)
+    return record_of(request_id, sent, times, None if len(times) == sent.num_output_tokens else TOO_LATE)

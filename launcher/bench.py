@@ -155,6 +155,7 @@ def _load_config(args: argparse.Namespace) -> LoadConfig:
         max_concurrency=pace.max_concurrency if args.max_concurrency is None else args.max_concurrency,
         seed=args.seed,
         length_scale=args.length_scale,
+        output_scale=args.output_scale,
         num_warmups=args.num_warmups,
         vocab_size=args.vocab_size,
         request_timeout=args.request_timeout,

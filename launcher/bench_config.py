@@ -31,6 +31,7 @@ class LoadConfig:
     max_concurrency: int | None
     seed: int
     length_scale: float
+    output_scale: float | None
     num_warmups: int
     vocab_size: int
     request_timeout: float
@@ -63,6 +64,7 @@ class LoadConfig:
                 request_rate=rate,
                 burstiness=self.burstiness,
                 length_scale=self.length_scale,
+                output_scale=self.output_scale,
             )
         assert self.duration is not None
         duration = self.duration
@@ -72,6 +74,7 @@ class LoadConfig:
             request_rate=rate,
             burstiness=self.burstiness,
             length_scale=self.length_scale,
+            output_scale=self.output_scale,
         )
         return list(takewhile(lambda request: request.arrival_time < duration, endless))
 
@@ -115,3 +118,8 @@ class BenchConfig:
     def is_single(self) -> bool:
         """Whether each server is measured at one rate."""
         return self.precision is None and len(self.load.rates) == 1
+
+    @property
+    def keeps_decisions(self) -> bool:
+        """Whether servers started here write decision logs: those of one rate, for the report."""
+        return self.is_single and self.output_dir is not None

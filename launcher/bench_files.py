@@ -29,12 +29,15 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
         "goodput": goodput_json(found.goodputs),
         "wall_seconds": found.wall_seconds,
     }
+    ours = dict.fromkeys(run.policy for run in found.runs if isinstance(run.server, ServerConfig))
+    logged = [policy for policy in ours if (folder / decision_log_name(policy)).exists()]
     runs = [
         {
             **run.as_json(),
             SHARE_OF_OTHERS: run.share_of_others,
             "server": _server_json(run.server),
             "trace": traces[run.policy].name if run.history is not None else None,
+            "decision_log": decision_log_name(run.policy) if run.policy in logged else None,
         }
         for run in found.runs
     ]
@@ -43,9 +46,18 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
         print(NO_PICTURES, file=sys.stderr)
     else:
         written += report_folder(folder)
-    ours = dict.fromkeys(run.policy for run in found.runs if isinstance(run.server, ServerConfig))
     written += [folder / f"server-{policy}.log" for policy in ours]
+    written += [folder / decision_log_name(policy) for policy in logged]
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
+
+
+def decision_log_name(policy: str) -> str:
+    """Return the name of a server's decision log in the folder of a benchmark."""
+    return f"decisions-{_file_name(policy)}.jsonl"
+
+
+def _file_name(policy: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", policy)
 
 
 def _write_traces(folder: Path, runs: Sequence[MeasuredRun]) -> dict[str, Path]:
@@ -53,7 +65,7 @@ def _write_traces(folder: Path, runs: Sequence[MeasuredRun]) -> dict[str, Path]:
     paths = {}
     for run in runs:
         if run.history is not None:
-            path = folder / f"trace-{re.sub(r'[^A-Za-z0-9._-]+', '-', run.policy)}.json"
+            path = folder / f"trace-{_file_name(run.policy)}.json"
             path.write_bytes(chrome_trace(run.history))
             paths[run.policy] = path
     return paths

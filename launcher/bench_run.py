@@ -5,12 +5,14 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import perf_counter
 
 from loong.launcher import goodput
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
+from loong.launcher.bench_files import decision_log_name
 from loong.launcher.bench_found import Found, MeasuredRun, Repeats
 from loong.launcher.bench_report import print_run, print_workload, report
 from loong.launcher.embedded import ServerConfig, embedded_server, sigterm_unwinds
@@ -58,10 +60,21 @@ class _Bench:
         """Measure each server, started for that if it is ours."""
         with sigterm_unwinds(), _output_folder(self._config) as folder:
             for name, server in self._config.servers.items():
-                with _started(name, server, folder) as (base_url, model, backend):
+                with _started(name, self._logging(name, server, folder), folder) as (
+                    base_url,
+                    model,
+                    backend,
+                ):
                     measured = MeasuredServer(base_url, model, self._config, backend)
                     asyncio.run(self._prepare(measured))
                     self._measure(name, server, measured)
+
+    def _logging(self, name: str, server: Server, folder: Path) -> Server:
+        """Return the server, which writes its decisions down where a report will tell them."""
+        if isinstance(server, ExternalServer) or not self._config.keeps_decisions:
+            return server
+        flag = ("--decision-log", str(folder / decision_log_name(name)))
+        return replace(server, extra_arguments=(*flag, *server.extra_arguments))
 
     async def _prepare(self, measured: MeasuredServer) -> None:
         await measured.warm_up(self._first_requests)

@@ -116,6 +116,12 @@ def add_drawing_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--length-scale", type=ratio, default=1.0, metavar="X", help="multiply lengths, such as 1/64"
     )
+    group.add_argument(
+        "--output-scale",
+        type=ratio,
+        metavar="X",
+        help="multiply lengths of answers by this instead (by --length-scale, but keep at least 16 tokens)",
+    )
 
 
 def add_goal_flags(group: argparse._ActionsContainer) -> None:

@@ -175,7 +175,12 @@ class MeasuredServer:
 def _like(load: LoadConfig, number: int) -> list[RequestShape]:
     """Draw other requests of the workload."""
     drawn = endless_workload(
-        load.workload, seed=load.seed + 1, request_rate=inf, burstiness=1.0, length_scale=load.length_scale
+        load.workload,
+        seed=load.seed + 1,
+        request_rate=inf,
+        burstiness=1.0,
+        length_scale=load.length_scale,
+        output_scale=load.output_scale,
     )
     return [request.shape for request in islice(drawn, number)]
 

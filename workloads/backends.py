@@ -26,12 +26,13 @@ class Backend(Enum):
 
 @dataclass(slots=True)
 class Answer:
-    """A streamed answer so far."""
+    """A streamed answer so far. `request_id` is the server's, as far as it says."""
 
     token_times: list[float] = field(default_factory=list)
     usage: Usage | None = None
     error: str | None = None
     is_done: bool = False
+    request_id: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -84,6 +85,7 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
+    id: str | None = None
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: _Error | str | None = None
@@ -114,6 +116,7 @@ def _take_openai(answer: Answer, event: str, now: float) -> None:
         answer.is_done = True
         return
     chunk = _decode_event(event)
+    answer.request_id = answer.request_id or chunk.id or ""
     if chunk.error is not None:
         reason = chunk.error if isinstance(chunk.error, str) else chunk.error.message
         answer.fail(f"error in the stream: {reason}")

@@ -158,6 +158,7 @@ class _Run:
             finish_time=self.now(),
             usage=answer.usage,
             error=answer.verdict(),
+            request_id=answer.request_id,
         )
         self._tell(record)
         return record

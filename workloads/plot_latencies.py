@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from loong.workloads.metrics import BUCKET_EDGES, BUCKET_NAMES
 from loong.workloads.plot_curves import at_rate
 from loong.workloads.plot_style import (
     PANEL_INCHES,
+    PAPER,
     log_scale,
     name_policies,
     new_figure,
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DODGE = 0.7  # of the room of a bucket that its policies share
+SCATTER = 0.6  # of a policy's part of that, which its requests have
+MIN_FOR_P99 = 100  # requests; of fewer, each is a point
+POINT_OPACITY = 0.55
 
 
 def latency_cdf_figure(runs: RuleRuns) -> "Figure":
@@ -43,46 +48,83 @@ def latency_cdf_figure(runs: RuleRuns) -> "Figure":
 
 
 def ttft_by_length_figure(runs: RuleRuns) -> "Figure":
-    """Median and P99 of TTFT in each range of prompt lengths that was sent; of repetitions the median."""
+    """Median and P99 of TTFT in each range of prompt lengths that was sent; of repetitions the median.
+
+    Where a range has fewer requests than a P99 needs, each is a point.
+    """
     figure = new_figure(PANEL_INCHES)
     panel = figure.subplots()
     buckets = _buckets(runs)
-    styles = styles_of(runs.policies)
     for index, policy in enumerate(runs.policies):
-        repeats = runs.at(policy, runs.shown_rate)
         offset = DODGE * ((index + 0.5) / len(runs.policies) - 0.5)
-        points = [
-            (place + offset, middle[0], high[0])
-            for place, (bucket, _) in enumerate(buckets)
-            if (middle := _of_bucket(repeats, bucket, "median_ttft_ms"))
-            and (high := _of_bucket(repeats, bucket, "p99_ttft_ms"))
-        ]
-        xs, middles, highs = zip(*points, strict=True) if points else ((), (), ())
-        color = styles[policy].color
-        panel.vlines(xs, middles, highs, color=color, linewidth=1.6)
-        panel.plot(xs, highs, color=color, linestyle="", marker="_", markersize=9, markeredgewidth=1.6)
-        panel.plot(xs, middles, color=color, linestyle="", marker=styles[policy].marker, label=policy)
+        for place, (bucket, num_sent) in enumerate(buckets):
+            if num_sent >= MIN_FOR_P99:
+                _draw_spread(panel, runs, policy, bucket, place + offset)
+            else:
+                _draw_points(panel, runs, policy, bucket, place + offset)
     panel.set_xticks(range(len(buckets)), [f"{name}\n{sent} sent" for name, sent in buckets])
     panel.set_xlim(-0.5, max(len(buckets), 1) - 0.5)
     panel.grid(visible=False, axis="x")
     log_scale(panel, "y", is_time=True)
     if not buckets:
         say_nothing_to_show(panel, "nothing was sent")
-    panel.set_ylabel("TTFT, logarithmic (ms, s)\nmark: median; end of the line: P99")
+    panel.set_ylabel(f"TTFT, logarithmic (ms, s)\n{_key(buckets)}")
     panel.set_xlabel(f"prompt length (tokens{runs.before_scaling})")
     panel.set_title(f"TTFT by length of prompt, {at_rate(runs.shown_rate)}")
     name_policies(figure, runs.policies)
     return figure
 
 
+def _key(buckets: Sequence[tuple[str, int]]) -> str:
+    """What the marks mean."""
+    marks = ["mark: median"]
+    if any(num_sent >= MIN_FOR_P99 for _, num_sent in buckets):
+        marks.append("end of the line: P99")
+    if any(num_sent < MIN_FOR_P99 for _, num_sent in buckets):
+        marks.append("point: one request")
+    return "; ".join(marks)
+
+
+def _draw_spread(panel: "Axes", runs: RuleRuns, policy: str, bucket: str, x: float) -> None:
+    repeats, style = runs.at(policy, runs.shown_rate), styles_of(runs.policies)[policy]
+    middle, high = (_of_bucket(repeats, bucket, key) for key in ("median_ttft_ms", "p99_ttft_ms"))
+    if middle is None or high is None:
+        return
+    panel.vlines(x, middle[0], high[0], color=style.color, linewidth=1.6)
+    panel.plot([x], [high[0]], color=style.color, marker="_", markersize=9, markeredgewidth=1.6)
+    panel.plot([x], [middle[0]], color=style.color, marker=style.marker)
+
+
+def _draw_points(panel: "Axes", runs: RuleRuns, policy: str, bucket: str, x: float) -> None:
+    """Each request of all repetitions, in the order of arrival from left to right, and the median."""
+    repeats, style = runs.at(policy, runs.shown_rate), styles_of(runs.policies)[policy]
+    times = [ttft * 1e3 for run in repeats for ttft in _ttfts_of(run, bucket, runs.length_scale)]
+    width = DODGE / len(runs.policies) * SCATTER
+    xs = [x + width * ((number + 0.5) / len(times) - 0.5) for number in range(len(times))]
+    panel.plot(xs, times, color=style.color, linestyle="", marker=".", markersize=4, alpha=POINT_OPACITY)
+    if (middle := _of_bucket(repeats, bucket, "median_ttft_ms")) is not None:
+        panel.plot([x], [middle[0]], color=style.color, marker=style.marker, markeredgecolor=PAPER)
+
+
+def _ttfts_of(run: RunRow, bucket: str, length_scale: float) -> list[float]:
+    """Those of requests whose prompts are in the range; none where the document does not tell them apart."""
+    if bucket not in BUCKET_NAMES:
+        return []
+    place = BUCKET_NAMES.index(bucket)
+    low, high = (edge * length_scale for edge in BUCKET_EDGES[place : place + 2])
+    lengths = zip(run.requested_input_lens, run.ttfts, strict=False)
+    return [ttft for length, ttft in lengths if ttft is not None and low <= length < high]
+
+
 def _draw_cdf(
     panel: "Axes", policy: str, repeats: Sequence[RunRow], latencies: Sequence[Sequence[float | None]]
 ) -> None:
     num_sent = sum(run.num_prompts for run in repeats)
-    there = sorted(seconds * 1e3 for of_run in latencies for seconds in of_run if seconds)
+    known = sorted(seconds * 1e3 for of_run in latencies for seconds in of_run if seconds is not None)
+    there = [time for time in known if time > 0]  # 0 has no place on the axis, and counts all the same
     if there:
         style = styles_of([policy])[policy]
-        shares = [100.0 * (number + 1) / num_sent for number in range(len(there))]
+        shares = [100.0 * (number + 1) / num_sent for number in range(len(known) - len(there), len(known))]
         panel.step(there, shares, where="post", color=style.color, linestyle=style.dashes, label=policy)
 
 

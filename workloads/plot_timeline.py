@@ -1,4 +1,4 @@
-"""The picture of a run: instances over time, what each works on, in which group, and the KV that it holds.
+"""The picture of a run: who waits, and below it instances over time, their groups, work and KV.
 
 A group is as tall as it has instances, so its DoP is its height; color tells what it works on.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from loong.core.placement import InstanceId
 from loong.core.timeline import ClusterHistory
+from loong.workloads.plot_queue import STRIP_INCHES, WAITING_OPACITY, Queue, draw_queue
 from loong.workloads.plot_style import (
     INK,
     ON_COLOR,
@@ -41,6 +42,7 @@ ROW_INCHES = 0.5
 MAX_INCHES = 24.0  # of all rows, which are lower for many instances
 MIN_LABEL_INCHES = 0.3  # of a row that has room for words
 MAX_TICKS = 48
+NUM_LEGEND_COLUMNS = 3
 LABEL_POINTS = 7
 LABEL_INCHES = 0.0095 * LABEL_POINTS  # of one letter
 # A row is 1 high: the bar, and under it the strip of KV.
@@ -61,15 +63,25 @@ def timelines_figure(
     """A panel for each title on one time axis; `window` is the seconds to show, all if it is None."""
     num_rows = [max(len(history.instance_ids), 1) for history in histories.values()]
     row_inches = min(ROW_INCHES, MAX_INCHES / sum(num_rows))
-    height = sum(row_inches * rows + 0.45 for rows in num_rows) + 1.0
-    figure = new_figure((PICTURE_INCHES, height))
-    panels = figure.subplots(len(histories), 1, sharex=True, squeeze=False, height_ratios=num_rows)[:, 0]
     scale = Scale.of(histories.values(), window)
-    for panel, (title, history) in zip(panels, histories.items(), strict=True):
+    queues = {title: Queue.of(history, scale) for title, history in histories.items() if history.requests}
+    heights = [
+        inches
+        for title, rows in zip(histories, num_rows, strict=True)
+        for inches in ((STRIP_INCHES,) if title in queues else ()) + (row_inches * rows,)
+    ]
+    figure = new_figure((PICTURE_INCHES, sum(heights) + 0.45 * len(histories) + 1.2))
+    panels = iter(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
+    most = max((queue.most for queue in queues.values()), default=0.0)
+    for title, history in histories.items():
+        panel = top = next(panels)
+        if title in queues:
+            draw_queue(top, queues[title], scale, most)
+            panel = next(panels)
         _draw_panel(panel, history, scale, has_labels=row_inches > MIN_LABEL_INCHES)
-        panel.set_title(title)
-    panels[-1].set_xlabel("time since the first batch (s)")
-    _draw_legend(figure, scale)
+        top.set_title(title)
+    panel.set_xlabel("time since the first request (s)")
+    _draw_legend(figure, scale, has_queue=bool(queues))
     return figure
 
 
@@ -186,16 +198,31 @@ def _draw_axes(panel: "Axes", instance_ids: Sequence[InstanceId], scale: Scale) 
     panel.grid(visible=False)
 
 
-def _draw_legend(figure: "Figure", scale: Scale) -> None:
+def _draw_legend(figure: "Figure", scale: Scale, *, has_queue: bool) -> None:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     words = {
         Work.LONG: f"prefill of long prompts ({scale.long_prompt:,} tokens or more)",
         Work.SHORT: "prefill of shorter prompts" if scale.long_prompt else "prefill",
-        Work.DECODE: "decode",
+        Work.DECODE: "decode; below a prefill, in one batch with it",
     }
     shown = [work for work in Work if work is not Work.LONG or scale.long_prompt]
-    handles = [Patch(facecolor=work.value, label=words[work]) for work in shown]
+    handles: list[Patch | Line2D] = [Patch(facecolor=work.value, label=words[work]) for work in shown]
+    handles.append(Patch(facecolor=Work.DECODE.value, alpha=TINT, label="paler: joins the rows of one group"))
+    if has_queue:
+        kinds = {
+            Work.LONG: "a long prompt",
+            Work.SHORT: "a shorter prompt" if scale.long_prompt else "a prompt",
+        }
+        handles += [
+            Patch(facecolor=work.value, alpha=WAITING_OPACITY, label=f"{kinds[work]} waits, or its answer")
+            for work in shown[:-1]
+        ]
+        for work in shown[:-1]:
+            tick = Line2D([], [], color=work.value, marker="|", linestyle="", markersize=9)
+            tick.set_label(f"{kinds[work]} arrives")
+            handles.append(tick)
     if scale.peak_kv:
         handles.append(
             Patch(
@@ -206,6 +233,7 @@ def _draw_legend(figure: "Figure", scale: Scale) -> None:
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=len(handles),
-        title="One block of color is one group: as tall as its degree of parallelism (DoP).",
+        ncols=min(len(handles), NUM_LEGEND_COLUMNS),
+        title="One block of color is one group: as tall as its degree of parallelism (DoP)."
+        + (" Above: requests that no batch has." if has_queue else ""),
     )

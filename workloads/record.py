@@ -22,7 +22,8 @@ class RequestRecord:
     """Times are seconds after the start of the run; `error` is None exactly if the request succeeded.
 
     `due_time` is its arrival, or when a bound on concurrency let it go. `token_times` has one entry for each
-    piece of the stream that carried output; a server may put several tokens into one piece.
+    piece of the stream that carried output; a server may put several tokens into one piece. `request_id` is
+    the server's, as far as it said.
     """
 
     request: WorkloadRequest
@@ -32,6 +33,7 @@ class RequestRecord:
     finish_time: float
     usage: Usage | None
     error: str | None
+    request_id: str = ""
 
     @property
     def is_completed(self) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 MIN_PROMPT_TOKENS = 4
 SMALLEST_VOCABULARY = 256  # ids below it are in every model's vocabulary, byte-level ones included
 MIN_OUTPUT_TOKENS = 2  # one token has no time per output token
+MIN_SCALED_OUTPUT_TOKENS = 16  # of fewer, the time per output token is mostly noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,19 @@ class RequestShape:
     num_output_tokens: int
     user: str = ""
 
-    def scaled(self, length_scale: float) -> "RequestShape":
-        """Return the shape with every length multiplied, but cut no further than what can be measured."""
+    def scaled(self, length_scale: float, output_scale: float | None = None) -> "RequestShape":
+        """Return the shape with every length multiplied, but cut no further than what can be measured.
+
+        Without an `output_scale` answers are multiplied as prompts are, and keep at least
+        `MIN_SCALED_OUTPUT_TOKENS`.
+        """
+        least = MIN_SCALED_OUTPUT_TOKENS if output_scale is None else MIN_OUTPUT_TOKENS
         return RequestShape(
             tuple(
                 TokenRun(run.seed, _scaled(run.num_tokens, length_scale, MIN_PROMPT_TOKENS))
                 for run in self.prompt
             ),
-            _scaled(self.num_output_tokens, length_scale, MIN_OUTPUT_TOKENS),
+            _scaled(self.num_output_tokens, length_scale if output_scale is None else output_scale, least),
             self.user,
         )
 

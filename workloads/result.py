@@ -17,7 +17,9 @@ RATIO_DIGITS = 4
 def columns_json(records: Sequence[RequestRecord], limits_of: LimitsOf | None) -> dict[str, JSON]:
     """Return lists with an entry a request, in order of arrival; times in seconds, null if it has none."""
     ratios = [None if limits_of is None else slo_ratio(r, limits_of) for r in records]
+    targets = [None if limits_of is None else limits_of(r.request.num_prompt_tokens).ttft for r in records]
     return {
+        "request_ids": [r.request_id for r in records],
         "arrival_times": [_seconds(r.due_time) for r in records],
         "start_times": [_seconds(r.sent_time) for r in records],
         "input_lens": [r.num_prompt_tokens for r in records],
@@ -28,6 +30,7 @@ def columns_json(records: Sequence[RequestRecord], limits_of: LimitsOf | None) -
         "tpots": [_seconds(r.tpot) if r.is_completed else None for r in records],
         "e2els": [_seconds(r.e2el) if r.is_completed else None for r in records],
         "slo_ratios": [None if x is None or not isfinite(x) else round(x, RATIO_DIGITS) for x in ratios],
+        "ttft_targets": [None if x is None or not isfinite(x) else _seconds(x) for x in targets],
         "errors": [r.error or "" for r in records],
     }
 

@@ -64,6 +64,10 @@ class RunRow(msgspec.Struct, frozen=True):
     tpots: tuple[float | None, ...] = ()
     e2els: tuple[float | None, ...] = ()
     slo_ratios: tuple[float | None, ...] = ()
+    request_ids: tuple[str, ...] = ()
+    ttft_targets: tuple[float | None, ...] = ()
+    errors: tuple[str, ...] = ()
+    decision_log: str | None = None
     numbers: dict[str, Scalar] = {}
 
     def number(self, key: str) -> float | None:

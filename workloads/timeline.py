@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from loong.core.instance import ESPGroup
+from loong.core.request_spans import RequestSpan
 from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
 
 MICROSECOND = 1e-6
@@ -18,6 +19,7 @@ class _WireEvent(msgspec.Struct):
     ts: float = 0.0
     dur: float = 0.0
     tid: int | str = 0
+    id: int | str = 0
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
     @property
@@ -49,6 +51,13 @@ class _WireMove(msgspec.Struct):
     is_committed: bool
 
 
+class _WireRequest(msgspec.Struct):
+    num_prompt_tokens: int
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    end: str | None = None
+
+
 class _WireOther(msgspec.Struct):
     kv_capacity: dict[int, int] = {}
 
@@ -66,6 +75,7 @@ def parse_trace(trace: bytes) -> ClusterHistory:
     """
     found = msgspec.json.decode(trace, type=_WireTrace, strict=False)
     events = [event for event in found.traceEvents if event.ph == "X"]
+    requests = [_request(event) for event in found.traceEvents if (event.ph, event.cat) == ("b", "request")]
     batches = [
         (event, msgspec.json.decode(event.args, type=_WireBatch)) for event in events if event.cat == "batch"
     ]
@@ -76,6 +86,7 @@ def parse_trace(trace: bytes) -> ClusterHistory:
         tuple(sorted(slices, key=attrgetter("ended_at"))),
         tuple(sorted(moves, key=attrgetter("ended_at"))),
         found.otherData.kv_capacity,
+        tuple(sorted(requests, key=lambda span: (span.ended_at is None, span.ended_at or span.arrived_at))),
     )
 
 
@@ -95,6 +106,18 @@ def _batch(parts: list[tuple[_WireEvent, _WireBatch]]) -> BatchSlice:
         tuple((i, part.kv_reserved) for i, part in members if part.kv_reserved is not None),
         batch.num_prefill_tokens,
         batch.longest_prompt,
+    )
+
+
+def _request(event: _WireEvent) -> RequestSpan:
+    span = msgspec.json.decode(event.args, type=_WireRequest)
+    return RequestSpan(
+        str(event.id),
+        span.num_prompt_tokens,
+        event.started_at,
+        span.first_token_at,
+        span.ended_at,
+        span.end,
     )
 
 

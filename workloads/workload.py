@@ -35,6 +35,7 @@ def make_workload(
     request_rate: float | None = None,
     burstiness: float | None = None,
     length_scale: float = 1.0,
+    output_scale: float | None = None,
 ) -> list[WorkloadRequest]:
     """Return the same requests for the same arguments, by arrival time; of more, the first ones are the same.
 
@@ -48,7 +49,12 @@ def make_workload(
     requests = list(
         islice(
             endless_workload(
-                text, seed=seed, request_rate=request_rate, burstiness=burstiness, length_scale=length_scale
+                text,
+                seed=seed,
+                request_rate=request_rate,
+                burstiness=burstiness,
+                length_scale=length_scale,
+                output_scale=output_scale,
             ),
             num_requests,
         )
@@ -65,22 +71,25 @@ def endless_workload(
     request_rate: float | None = None,
     burstiness: float | None = None,
     length_scale: float = 1.0,
+    output_scale: float | None = None,
 ) -> Iterator[WorkloadRequest]:
     """Return the requests of `make_workload`, one after the other: without end, or to the end of a file.
 
     `request_rate` and `burstiness` win over what the spec says. A replay at another rate alone is the same
-    trace at another speed.
+    trace at another speed. `output_scale` None is described at `RequestShape.scaled`.
 
     Raises:
         ConfigError: a spec that is wrong, or a number out of range.
     """
     if not 0 < length_scale <= 1:
         raise ConfigError(f"--length-scale {length_scale:g} is not above 0 and at most 1; try 1/64")
+    if output_scale is not None and not 0 < output_scale <= 1:
+        raise ConfigError(f"--output-scale {output_scale:g} is not above 0 and at most 1; try 1/8")
     workload = parse_workload(text)
     arrivals = _arrivals(workload, request_rate, burstiness)
     shape_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
     requests = _requests(workload, arrivals, shape_seed, np.random.default_rng(arrival_seed))
-    return (replace(request, shape=request.shape.scaled(length_scale)) for request in requests)
+    return (replace(request, shape=request.shape.scaled(length_scale, output_scale)) for request in requests)
 
 
 def pace_of(text: str, request_rate: float | None = None, burstiness: float | None = None) -> Pace:

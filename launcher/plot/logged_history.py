@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loong.core.instance import ESPGroup
+from loong.core.request_spans import RequestSpan
 from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
 from loong.decision_log.lines import (
     Arrived,
@@ -18,10 +19,11 @@ from loong.decision_log.lines import (
     Planned,
 )
 from loong.decision_log.reader import read_log
+from loong.decision_log.runs import RequestRun, RequestRuns
 
 
 def history_of_log(path: Path) -> ClusterHistory:
-    """Read the last run of a log. Its clock is the log's, with 0 at the first batch.
+    """Read the last run of a log. Its clock is the log's, with 0 at the first request.
 
     Raises:
         ConfigError: the file cannot be read, or is no decision log.
@@ -29,7 +31,8 @@ def history_of_log(path: Path) -> ClusterHistory:
     reading = _Reading()
     for line in read_log(path):
         reading.take(line)
-    history = ClusterHistory(tuple(reading.batches), tuple(reading.moves), reading.kv_capacity)
+    requests = tuple(map(_span, (*reading.over, *reading.runs.live)))
+    history = ClusterHistory(tuple(reading.batches), tuple(reading.moves), reading.kv_capacity, requests)
     return history.after(-1.0)
 
 
@@ -44,9 +47,15 @@ class _Reading:
     kv_used: dict[int, int] = field(default_factory=dict)
     running: dict[int, tuple[Batch, Mapping[int, int]]] = field(default_factory=dict)
     moving: dict[int, tuple[Migration, float]] = field(default_factory=dict)
+    over: list[RequestRun] = field(default_factory=list)
+    runs: RequestRuns = field(default_factory=RequestRuns)
+
+    def __post_init__(self) -> None:
+        self.runs.tell(self.over.append)
 
     def take(self, line: Line) -> None:
         """Go on by a line; those that tell nothing of what ran are passed over."""
+        self.runs(line, b"")
         match line:
             case Arrived():
                 self.prompts[line.request_id] = line.num_prompt_tokens
@@ -111,6 +120,12 @@ class _Reading:
             for key, value in self.moving.items()
             if instance_id not in (value[0].source_id, value[0].destination_id)
         }
+
+
+def _span(run: RequestRun) -> RequestSpan:
+    return RequestSpan(
+        run.request_id, run.num_prompt_tokens, run.arrived_at, run.first_token_at, run.ended_at, run.end
+    )
 
 
 def _move(migration: Migration, started_at: float, line: MigrationEnded) -> KVMove:

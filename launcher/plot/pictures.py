@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loong.core.timeline import ClusterHistory
+from loong.launcher.plot.watched import WatchedRun
 from loong.workloads.plot_curves import (
     attainment_by_rate_figure,
     attainment_by_scale_figure,
@@ -15,7 +15,8 @@ from loong.workloads.plot_goodput import GoodputBar, goodput_figure
 from loong.workloads.plot_latencies import latency_cdf_figure, ttft_by_length_figure
 from loong.workloads.plot_style import PICTURE_KINDS, house_style, write_figure
 from loong.workloads.plot_timeline import timelines_figure
-from loong.workloads.run_document import RuleRuns
+from loong.workloads.plot_waterfall import waterfall_figure
+from loong.workloads.run_document import RuleRuns, RunRow
 from loong.workloads.telling_window import telling_window
 
 if TYPE_CHECKING:
@@ -46,23 +47,25 @@ class Picture:
 
 def pictures_of_runs(
     runs: RuleRuns,
-    histories: Mapping[str, ClusterHistory],
+    watched: Mapping[str, WatchedRun],
     window: Window | None,
     suffix: str,
 ) -> list[Picture]:
     """Every picture that these runs have something for, those that tell most first."""
     pictures = [
         *(_pictures_of_sweep(runs, suffix) if len(runs.rates) > 1 else ()),
-        *timeline_pictures(histories, window, suffix),
+        *timeline_pictures(watched, window, suffix),
         *_pictures_of_rate(runs, suffix),
     ]
     return sorted(pictures, key=lambda picture: not picture.is_telling)
 
 
 def timeline_pictures(
-    histories: Mapping[str, ClusterHistory], window: Window | None, suffix: str = ""
+    watched: Mapping[str, WatchedRun], window: Window | None, suffix: str = ""
 ) -> Iterator[Picture]:
-    """The seconds that show most, unless they are all, and the whole run."""
+    """The seconds that show most, unless they are all, the latest requests, and the whole run."""
+    histories = {name: run.history for name, run in watched.items()}
+    latest = {name: run.latest for name, run in watched.items()}
     if not any(history.batches for history in histories.values()):
         return
     window = window or next(filter(None, map(telling_window, histories.values())), None)
@@ -73,6 +76,14 @@ def timeline_pictures(
             f"What each instance worked on from {start:.4g} to {end:.4g} s: a group is as tall as it has "
             "instances",
             lambda: timelines_figure(histories, window),
+            is_wide=True,
+        )
+    if any(latest.values()):
+        yield Picture(
+            f"latest-requests{suffix}",
+            f"The {max(map(len, latest.values()))} latest requests of each: when a batch had them, and what "
+            "they waited for",
+            lambda: waterfall_figure(latest),
             is_wide=True,
         )
     yield Picture(
@@ -122,11 +133,26 @@ def _pictures_of_rate(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
     if any(run.ttfts for run in shown):
         yield Picture(
             f"latency-cdf{suffix}",
-            "The share of requests by latency; a line that ends below 100 % had failures",
+            _words_of_cdf(shown),
             lambda: latency_cdf_figure(runs),
             is_wide=True,
             is_telling=False,
         )
+
+
+def _words_of_cdf(runs: Sequence[RunRow]) -> str:
+    """What the lines show, and why those of these runs end below 100 % or begin above 0, if any does."""
+    sentences = ["The share of requests by latency"]
+    if any(run.completed < run.num_prompts for run in runs):
+        sentences.append("a line of TTFT that ends below 100 % had failures")
+    completed = [
+        tpot for run in runs for tpot, ttft in zip(run.tpots, run.ttfts, strict=True) if ttft is not None
+    ]
+    if None in completed:
+        sentences.append("answers of one token have no TPOT, so its line ends lower")
+    if 0.0 in completed:
+        sentences.append("answers that came in one piece have a TPOT of 0, left of all that is drawn")
+    return "; ".join(sentences)
 
 
 def goodput_bars(runs: RuleRuns) -> Sequence[GoodputBar]:

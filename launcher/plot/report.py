@@ -7,17 +7,19 @@ from pathlib import Path
 import jinja2
 import msgspec
 
-from loong.core.timeline import ClusterHistory
 from loong.launcher.other_work import SHARE_OF_OTHERS, told_other_work
 from loong.launcher.plot.answer import Answer, answer
 from loong.launcher.plot.facts import facts_of
+from loong.launcher.plot.failures import failures_of
 from loong.launcher.plot.inline_svg import inline_svg
+from loong.launcher.plot.interactive import interactive_page, is_available
+from loong.launcher.plot.latest import ToldStory
 from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
 from loong.launcher.plot.policy_words import words_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
+from loong.launcher.plot.watched import WatchedRun, watched_logs, watched_runs
 from loong.server.trace import chrome_trace
-from loong.workloads.plot_curves import at_rate
 from loong.workloads.run_document import RuleRuns, RunDocument, by_rule, measured, merged
 
 PAGE = Path(__file__).parent / "page" / "report.html.jinja"
@@ -39,11 +41,14 @@ class Section:
     rule: str
     formula: str
     answer: Answer
+    failures: Sequence[str]
     policies: str
     notes: Sequence[str]
     telling: Sequence[Figure]
     others: Sequence[Figure]
     tables: Sequence[Table]
+    stories: Mapping[str, Sequence[ToldStory]]
+    interactive: Sequence[str]
 
 
 def report_folder(folder: Path) -> list[Path]:
@@ -64,49 +69,64 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     written: list[Path] = []
     sections: list[Section] = []
     document = merged([document for _, document in files.documents])
+    title = _title(document, list(files.histories))
     rules = [runs for runs in by_rule(document) if runs.runs] if document else []
     for number, runs in enumerate(rules, 1):
         assert document is not None
         suffix = f"-{number}" if number > 1 else ""
-        pictures = pictures_of_runs(runs, _histories(files, runs), window, suffix)
+        watched = watched_runs(files, runs)
+        pictures = pictures_of_runs(runs, watched, window, suffix)
         figures = _drawn(pictures, folder, number)
         written += [path for picture in pictures for path in picture.paths(folder)]
-        sections.append(_section(runs, figures, sum(picture.is_telling for picture in pictures)))
-    alone = list(timeline_pictures(files.histories, window, "-of-log" if sections else ""))
+        interactive = _interactive(watched, folder, title, suffix)
+        written += interactive
+        num_telling = sum(picture.is_telling for picture in pictures)
+        sections.append(_section(runs, watched, figures, num_telling, [path.name for path in interactive]))
+    logs, suffix = watched_logs(files), "-of-log" if sections else ""
+    alone = list(timeline_pictures(logs, window, suffix))
     figures = _drawn(alone, folder, len(sections) + 1)
     written += [path for picture in alone for path in picture.paths(folder)]
-    for title in files.logged:
-        written.append(folder / f"trace-{title}.json")
-        written[-1].write_bytes(chrome_trace(files.histories[title]))
+    written += (of_logs := _interactive(logs, folder, title, suffix))
+    for name in files.decisions:
+        written.append(folder / f"trace-{name}.json")
+        written[-1].write_bytes(chrome_trace(files.histories[name]))
     written.append(folder / "report.html")
-    page = _page(sections, figures, document, list(files.histories))
+    page = _page(sections, figures, document, list(files.histories), [path.name for path in of_logs])
     written[-1].write_text(page, encoding="utf-8")
     return written
 
 
-def _histories(files: RunFiles, runs: RuleRuns) -> Mapping[str, ClusterHistory]:
-    """The history of the first run of each policy at the rate that is shown, if it was kept."""
-    found: dict[str, ClusterHistory] = {}
-    for policy in runs.policies:
-        for run in runs.at(policy, runs.shown_rate)[:1]:
-            history = files.history_of(run)
-            if history is not None:
-                found[policy] = history
-    return found
+def _interactive(watched: Mapping[str, WatchedRun], folder: Path, title: str, suffix: str) -> list[Path]:
+    """Write the interactive page of runs that have batches, if any has and its library is installed."""
+    shown = {name: run for name, run in watched.items() if run.history.batches}
+    if not shown or not is_available():
+        return []
+    path = folder / f"interactive{suffix}.html"
+    path.write_text(interactive_page(shown, title), encoding="utf-8")
+    return [path]
 
 
-def _section(runs: RuleRuns, figures: Sequence[Figure], num_telling: int) -> Section:
+def _section(
+    runs: RuleRuns,
+    watched: Mapping[str, WatchedRun],
+    figures: Sequence[Figure],
+    num_telling: int,
+    interactive: Sequence[str],
+) -> Section:
     told = answer(measured(runs))
     name, _, formula = runs.rule.description.partition(" (")
     return Section(
         rule=name,
         formula=formula.removesuffix(")"),
         answer=told,
+        failures=list(failures_of(runs)),
         policies=words_of(runs.policies),
         notes=list(_notes(runs)),
         telling=figures[:num_telling],
         others=figures[num_telling:],
         tables=list(tables_of(runs)),
+        stories={policy: stories for policy, run in watched.items() if (stories := run.latest_stories)},
+        interactive=interactive,
     )
 
 
@@ -134,15 +154,6 @@ def _notes(runs: RuleRuns) -> Iterator[str]:
     }
     if (other_work := told_other_work(shares)) is not None:
         yield other_work
-    for policy in runs.policies:
-        for rate in runs.rates:
-            repeats = runs.at(policy, rate)
-            failed, sent = (
-                sum(r.num_prompts - r.completed for r in repeats),
-                sum(r.num_prompts for r in repeats),
-            )
-            if failed:
-                yield f"{failed:,} of {sent:,} requests of {policy} failed {at_rate(rate)}: misses, each."
     num_cut = sum(run.is_cut_off for run in runs.runs)
     if num_cut:
         yield (
@@ -167,6 +178,7 @@ def _page(
     figures: Sequence[Figure],
     document: RunDocument | None,
     logs: Sequence[str],
+    interactive: Sequence[str],
 ) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(PAGE.read_text(encoding="utf-8"))
@@ -175,6 +187,7 @@ def _page(
         figures=figures,
         document=document,
         logs=logs,
+        interactive=interactive,
         title=_title(document, logs),
         facts=[] if document is None else list(facts_of(document)),
         all_numbers=[] if document is None else list(all_numbers(document)),

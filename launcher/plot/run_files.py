@@ -8,6 +8,8 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.core.timeline import ClusterHistory
+from loong.decision_log.reader import read_log
+from loong.decision_log.story.index import LogIndex, indexed
 from loong.launcher.plot.logged_history import history_of_log
 from loong.launcher.plot.rejudged import rejudged
 from loong.launcher.run_document import FILE_NAME
@@ -22,12 +24,12 @@ LOG_SUFFIX = ".jsonl"
 class RunFiles:
     """Documents, each with the folder of its traces; and histories by title that are of no document.
 
-    `logged` are the titles of those that are from decision logs, and have no trace yet.
+    `decisions` are by the titles of those histories that are from decision logs, which have no trace yet.
     """
 
     documents: Sequence[tuple[Path, RunDocument]] = ()
     histories: Mapping[str, ClusterHistory] = field(default_factory=dict)
-    logged: Sequence[str] = ()
+    decisions: Mapping[str, LogIndex] = field(default_factory=dict)
 
     def judged_under(self, rules: Sequence[SLORule]) -> "RunFiles":
         """The same with all runs under these rules, too. Raises `ConfigError` if they cannot be judged."""
@@ -43,6 +45,18 @@ class RunFiles:
                 return history if run.trace.after is None else history.after(run.trace.after)
         return None
 
+    def decisions_of(self, run: RunRow) -> LogIndex | None:
+        """Return what was decided in a run; None if it has no decision log, or that is gone.
+
+        Raises:
+            ConfigError: the file is no decision log.
+        """
+        for folder, document in self.documents:
+            if run.decision_log is not None and run in document.runs:
+                path = folder / run.decision_log
+                return indexed(read_log(path)) if path.exists() else None
+        return None
+
 
 def read_run_files(paths: Sequence[Path]) -> RunFiles:
     """Read each path, whatever it is.
@@ -52,7 +66,7 @@ def read_run_files(paths: Sequence[Path]) -> RunFiles:
     """
     documents: list[tuple[Path, RunDocument]] = []
     histories: dict[str, ClusterHistory] = {}
-    logged: list[str] = []
+    decisions: dict[str, LogIndex] = {}
     for path in paths:
         document = path / FILE_NAME if path.is_dir() else path
         if path.is_dir() and not document.exists():
@@ -61,14 +75,14 @@ def read_run_files(paths: Sequence[Path]) -> RunFiles:
             )
         if path.suffix == LOG_SUFFIX:
             histories[path.stem] = history_of_log(path)
-            logged.append(path.stem)
+            decisions[path.stem] = indexed(read_log(path))
         elif _is_trace(document):
             histories[path.stem.removeprefix("trace-")] = _trace(path)
         else:
             documents.append((document.parent, read_document(document)))
     if len({document.kind for _, document in documents}) > 1:
         documents = [(folder, as_simulated(document)) for folder, document in documents]
-    return RunFiles(documents, histories, logged)
+    return RunFiles(documents, histories, decisions)
 
 
 def _is_trace(path: Path) -> bool:

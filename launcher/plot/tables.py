@@ -41,9 +41,7 @@ def tables_of(runs: RuleRuns) -> Iterator[Table]:
     if len(runs.rates) > 1:
         yield _rate_table(runs)
     yield _comparison(runs)
-    for policy in runs.policies:
-        if runs.at(policy, runs.shown_rate):
-            yield _bucket_table(runs, policy)
+    yield _bucket_table(runs)
     yield _dop_table(runs)
 
 
@@ -77,18 +75,31 @@ def _comparison(runs: RuleRuns) -> Table:
     return Table(f"All requests, {at_rate(rate)}", ("", *runs.policies), rows, best)
 
 
-def _bucket_table(runs: RuleRuns, policy: str) -> Table:
+def _bucket_table(runs: RuleRuns) -> Table:
+    """By length of prompt, the policies side by side within each column."""
+    policies = [policy for policy in runs.policies if runs.at(policy, runs.shown_rate)]
     rows = [
         (
             bucket,
-            _plain(sum(value or 0 for value in values_of(runs, policy, "sent", bucket))),
-            share(value_of(runs, policy, "slo_attainment", bucket)),
-            *(milliseconds(value_of(runs, policy, key, bucket)) for key in BUCKET_COLUMNS),
+            _plain(max((_sent(runs, policy, bucket) for policy in policies), default=0)),
+            *(share(value_of(runs, policy, "slo_attainment", bucket)) for policy in policies),
+            *(
+                milliseconds(value_of(runs, policy, key, bucket))
+                for key in BUCKET_COLUMNS
+                for policy in policies
+            ),
         )
         for bucket in buckets_of(runs)
     ]
-    caption = f"{policy}, by length of prompt{runs.before_scaling}, {at_rate(runs.shown_rate)}"
-    return Table(caption, ("prompt tokens", "sent", "met the SLO", *BUCKET_COLUMNS.values()), rows)
+    columns = [
+        f"{words}: {policy}" for words in ("met the SLO", *BUCKET_COLUMNS.values()) for policy in policies
+    ]
+    caption = f"By length of prompt{runs.before_scaling}, {at_rate(runs.shown_rate)}"
+    return Table(caption, ("prompt tokens", "sent", *columns), rows)
+
+
+def _sent(runs: RuleRuns, policy: str, bucket: str) -> float:
+    return sum(value or 0 for value in values_of(runs, policy, "sent", bucket))
 
 
 def _dop_table(runs: RuleRuns) -> Table:

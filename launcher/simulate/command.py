@@ -92,6 +92,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
             args.duration,
             pace.burstiness,
             args.length_scale,
+            args.output_scale,
         ),
         precision=args.goodput,
         goal=args.attainment / 100,

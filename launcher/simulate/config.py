@@ -40,6 +40,7 @@ class LoadConfig:
     duration: float = DEFAULT_DURATION
     burstiness: float | None = None
     length_scale: float = 1.0
+    output_scale: float | None = None
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -53,6 +54,7 @@ class LoadConfig:
             request_rate=rate,
             burstiness=self.burstiness,
             length_scale=self.length_scale,
+            output_scale=self.output_scale,
         )
         if self.num_requests is not None:
             return Load(tuple(islice(requests, self.num_requests)))

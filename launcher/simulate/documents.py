@@ -41,6 +41,7 @@ def configuration_json(config: SimulateConfig) -> dict[str, JSON]:
         "duration": load.duration,
         "burstiness": finite(load.burstiness),
         "length_scale": load.length_scale,
+        "output_scale": load.output_scale,
         "rates": list(config.rates),
         "precision": config.precision,
         "slos": [rule.describe() for rule in config.rules],

@@ -1,8 +1,9 @@
 """Simulated runs: one policy under one rule at one rate, or a sweep of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from pathlib import Path
 
 import loong
 from loong.core.snapshot import ClusterStats
@@ -23,10 +24,11 @@ from loong.workloads.slo import SLORule
 
 @dataclass(frozen=True, slots=True)
 class PointResult(Run):
-    """What came of a run; `history` says what ran when, if that was kept."""
+    """What came of a run; `history` says what ran when, and `decision_log` why, if that was kept."""
 
     num_events: int
     history: ClusterHistory | None = None
+    decision_log: Path | None = None
 
 
 def run_point(
@@ -47,7 +49,10 @@ def run_point(
     setting = Setting(
         VERSION, loong.__version__, cluster.instances, asked.policy, config.policy, cluster.cost_model
     )
-    with run_logs(config.logs, setting) as observers:
+    logs = config.logs
+    if keeps_history and logs.decisions is None:
+        logs = replace(logs, decisions=_decision_log(config, asked))
+    with run_logs(logs, setting) as observers:
         run = simulate(
             make_policy(asked.policy, config.policy),
             cluster,
@@ -66,6 +71,7 @@ def run_point(
         run.is_cut_off,
         run.num_events,
         timeline.history() if keeps_history else None,
+        logs.decisions,
     )
     if is_told:
         print(f"{run_tables.line(result)}\n", end="", flush=True)  # in one piece: other processes print, too
@@ -90,6 +96,15 @@ def sweep(config: SimulateConfig) -> list[PointResult]:
     keeps_history = config.is_single and config.output_dir is not None
     work = partial(run_point, config, keeps_history=keeps_history, is_told=len(asked) > 1)
     return in_order(work, asked, config.num_jobs)
+
+
+def _decision_log(config: SimulateConfig, asked: Asked) -> Path:
+    """Return where the decisions of a run are written, for its report; under another rule, numbered."""
+    assert config.output_dir is not None
+    number = config.rules.index(asked.rule) + 1
+    path = config.output_dir / f"decisions-{asked.policy}{f'-{number}' if number > 1 else ''}.jsonl"
+    path.unlink(missing_ok=True)  # a log is added to what the file holds
+    return path
 
 
 def counters_of(stats: ClusterStats) -> ServerCounters:

@@ -1,5 +1,6 @@
 """Simulates what was asked for, and tells it: tables, files, and one line of JSON at the end."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,8 +85,17 @@ def _write_files(
     folder: Path, config: SimulateConfig, results: Sequence[PointResult], document: dict[str, JSON]
 ) -> None:
     traces = _write_traces(folder, config, results) if config.is_single else {}
-    runs = [run_json(r, traces[r.asked].name if r.asked in traces else None) for r in results]
-    written = [write_document(folder, document, runs), *traces.values()]
+    runs = [
+        {
+            **run_json(result, traces[result.asked].name if result.asked in traces else None),
+            "decision_log": None
+            if result.decision_log is None
+            else os.path.relpath(result.decision_log, folder),
+        }
+        for result in results
+    ]
+    logs = [result.decision_log for result in results if result.decision_log is not None]
+    written = [write_document(folder, document, runs), *traces.values(), *dict.fromkeys(logs)]
     if not is_available():
         print(NO_PICTURES, file=sys.stderr)
     else:

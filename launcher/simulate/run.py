@@ -72,7 +72,7 @@ def simulate(
         times = watch.token_times.get(request_id, array("d"))
         has_ended = len(times) == sent.num_output_tokens
         error = None if has_ended else CUT_OFF if request_id in admitted else REFUSED
-        records.append(record_of(sent, times, error))
+        records.append(record_of(request_id, sent, times, error))
     return SimulatedRun(records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless)
 
 
@@ -110,7 +110,9 @@ def request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Reque
     )
 
 
-def record_of(sent: WorkloadRequest, times: Sequence[float], error: str | None) -> RequestRecord:
+def record_of(
+    request_id: RequestId, sent: WorkloadRequest, times: Sequence[float], error: str | None
+) -> RequestRecord:
     """What a client would have noted."""
     return RequestRecord(
         request=sent,
@@ -120,6 +122,7 @@ def record_of(sent: WorkloadRequest, times: Sequence[float], error: str | None) 
         finish_time=times[-1] if times else sent.arrival_time,
         usage=Usage(sent.num_prompt_tokens, len(times)),
         error=error,
+        request_id=request_id,
     )
 
 

@@ -90,6 +90,7 @@ def _requests(args: argparse.Namespace) -> "list[WorkloadRequest]":
         request_rate=args.request_rate,
         burstiness=args.burstiness,
         length_scale=args.length_scale,
+        output_scale=args.output_scale,
     )
     requests = list(islice(drawn, args.num_requests or DEFAULT_NUMBER))
     if args.num_requests is not None and len(requests) < args.num_requests:

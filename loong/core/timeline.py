@@ -10,6 +10,7 @@ from loong.core.latest import Latest
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
+from loong.core.request_spans import RequestSpan, RequestSpans
 from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 
@@ -60,11 +61,15 @@ class KVMove:
 
 @dataclass(frozen=True, slots=True)
 class ClusterHistory:
-    """The last batches and migrations, in the order in which they ended; and how many tokens pools hold."""
+    """The last batches and migrations, in the order in which they ended; and how many tokens pools hold.
+
+    `requests` are the last ones, those that have ended first.
+    """
 
     batches: tuple[BatchSlice, ...] = ()
     moves: tuple[KVMove, ...] = ()
     kv_capacity: Mapping[InstanceId, int] = field(default_factory=dict)
+    requests: tuple[RequestSpan, ...] = ()
 
     @property
     def instance_ids(self) -> list[InstanceId]:
@@ -77,23 +82,27 @@ class ClusterHistory:
         return max((batch.ended_at for batch in self.batches), default=0.0)
 
     def after(self, time: float) -> "ClusterHistory":
-        """What started after `time`, on a clock that is 0 at the first batch left."""
+        """What started after `time`, on a clock that is 0 at the first request or batch left."""
         batches = [batch for batch in self.batches if batch.started_at > time]
-        zero = min((batch.started_at for batch in batches), default=time)
+        requests = [span for span in self.requests if span.arrived_at > time]
+        starts = (*(batch.started_at for batch in batches), *(span.arrived_at for span in requests))
+        zero = min(starts, default=time)
         moves = [move for move in self.moves if move.started_at >= zero]
         return ClusterHistory(
             tuple(replace(b, started_at=b.started_at - zero, ended_at=b.ended_at - zero) for b in batches),
             tuple(replace(m, started_at=m.started_at - zero, ended_at=m.ended_at - zero) for m in moves),
             self.kv_capacity,
+            tuple(span.moved_by(-zero) for span in requests),
         )
 
 
 class Timeline:
-    """An observer of the loop that keeps the last batches and migrations."""
+    """An observer of the loop that keeps the last batches, migrations and requests."""
 
     def __init__(self, max_batch_bytes: int = MAX_BATCH_BYTES, max_move_bytes: int = MAX_MOVE_BYTES) -> None:
         self._batches = Latest(max_batch_bytes, _size_of_slice)
         self._moves = Latest(max_move_bytes, _size_of_move)
+        self._requests = RequestSpans()
         self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}  # and when they were told
         self._ended: list[BatchSlice] = []  # since the last plan, as if their pools held what was reserved
         self._rests = Rests()
@@ -103,10 +112,11 @@ class Timeline:
     def history(self) -> ClusterHistory:
         """What has ended so far."""
         batches = (*self._batches, *self._ended)
-        return ClusterHistory(batches, tuple(self._moves), dict(self._kv_capacity))
+        return ClusterHistory(batches, tuple(self._moves), dict(self._kv_capacity), self._requests.spans())
 
     def took_in(self, event: Event, /) -> None:
         """Keep what ended, and forget what a lost instance took part in: it never ends."""
+        self._requests.took_in(event)
         if isinstance(event, BatchFinished) and event.batch_id in self._running:
             told, told_at, reserved = self._running.pop(event.batch_id)
             started_at = self._rests.start(told.plan.group.instance_ids, told_at)
@@ -131,7 +141,7 @@ class Timeline:
         self,
         events: Sequence[Event],
         snapshot: Snapshot,
-        _plan: IterationPlan,
+        plan: IterationPlan,
         instructions: Sequence[Instruction],
         /,
     ) -> None:
@@ -141,6 +151,7 @@ class Timeline:
             is_seen = ended.batch_id in now_ended
             self._batches.append(_with_pools_of(snapshot, ended) if is_seen else ended)
         self._ended.clear()
+        self._requests.failed(snapshot.now, (failure.request_id for failure in plan.failures))
         for told in instructions:
             if isinstance(told, RunBatch):
                 self._running[told.batch_id] = (told, snapshot.now, self._reserved(told, snapshot))

@@ -28,7 +28,7 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
   where a limit is passed.
 - Every answer to a request has an `X-Request-Id`: the client's own, if that is at most 128 characters of
   printable ASCII, else the `id` of the completion, else a new one. The log names failed requests by it.
-- With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the page at
+- With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the pages at `/` and
   `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user` shares
   between keys, and `--max-requests-per-key` bounds each.
 - Browser pages may use the server only if it serves them itself or `--allowed-origins` names their origin.

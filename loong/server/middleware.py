@@ -9,7 +9,7 @@ from loong.server.context import SERVER
 from loong.server.errors import ApiError, as_api_error
 from loong.server.wire import json_response
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/dashboard"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/", "/dashboard"})
 OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and tells nothing by itself
 
 

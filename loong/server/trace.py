@@ -1,7 +1,8 @@
 """What a cluster did as a Chrome trace, which Perfetto and chrome://tracing open.
 
 Each instance has a track: a slice while it is in one group, in it a slice a batch, and counters of its KV.
-KV that moves has tracks beside it, with an arrow from where it was to where it went.
+KV that moves has tracks beside it, with an arrow from where it was to where it went. A request is a slice
+from its arrival to its end, with a mark at its first token.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import msgspec
 
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
+from loong.core.request_spans import RequestSpan
 from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
 
 ChromeEvent = dict[str, object]
@@ -56,6 +58,7 @@ def letters(instance_id: InstanceId) -> str:
 
 
 def _events(history: ClusterHistory) -> Iterator[ChromeEvent]:
+    yield from _request_events(history.requests)
     yield from _move_events(history.moves)
     for instance_id in history.instance_ids:
         own = [batch for batch in history.batches if instance_id in batch.group.instance_ids]
@@ -134,6 +137,27 @@ def _move_events(moves: Iterable[KVMove]) -> Iterator[ChromeEvent]:
         middle = (move.started_at + move.ended_at) / 2
         yield {"ph": "s", "ts": move.started_at * _US, "tid": out, **arrow}
         yield {"ph": "f", "bp": "e", "ts": middle * _US, "tid": to, **arrow}
+
+
+def _request_events(spans: Iterable[RequestSpan]) -> Iterator[ChromeEvent]:
+    for span in spans:
+        event: ChromeEvent = {
+            "cat": "request",
+            "id": span.request_id,
+            "name": f"prompt of {span.num_prompt_tokens:,} tokens",
+            "pid": _PROCESS_ID,
+        }
+        what = {
+            "num_prompt_tokens": span.num_prompt_tokens,
+            "first_token_at": span.first_token_at,
+            "ended_at": span.ended_at,
+            "end": span.end,
+        }
+        yield {"ph": "b", "ts": span.arrived_at * _US, **event, "args": what}
+        if span.first_token_at is not None:
+            yield {"ph": "n", "ts": span.first_token_at * _US, **event, "name": "first token"}
+        if span.ended_at is not None:
+            yield {"ph": "e", "ts": span.ended_at * _US, **event}
 
 
 def _lane(instance_id: InstanceId, times: tuple[float, float], lanes: dict[InstanceId, list[float]]) -> int:

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loong.core.events import BatchFinished, MigrationFinished
+from loong.core.events import BatchFinished, MigrationFinished, RequestAborted, RequestArrived
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
 from loong.core.latest import Latest
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, QueryBlock, Transfer
+from loong.core.request import Request, SamplingParams
+from loong.core.request_spans import RequestSpans
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import Timeline
 from loong.decision_log.lines import Ended
@@ -99,6 +101,15 @@ def test_moves_take_no_more_memory_than_their_bound() -> None:
         for _ in range(NUM_BOUNDS * BYTES // 300):
             push_move(timeline)
     assert timeline.history().moves
+
+
+def test_requests_take_no_more_memory_than_their_bound() -> None:
+    spans = RequestSpans(BYTES)
+    with bytes_at_most(BYTES):
+        for _ in range(NUM_BOUNDS * BYTES // 300):
+            name = request_id()
+            spans.took_in(RequestArrived(1.0, Request(name, range(5), SamplingParams(), 1.0)))
+            spans.took_in(RequestAborted(2.0, name))
 
 
 @pytest.mark.parametrize("num_letters", [20, 300, 100_000])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from loong.core import timeline
+from loong.core import request_spans, timeline
 from loong.decision_log import recent, runs
 from loong.server import insight, response_format, spans
 from loong.worker import constraints
@@ -25,6 +25,7 @@ def test_every_bound_is_the_one_that_holds() -> None:
     assert row("the last decisions").endswith(f": {recent.MAX_BYTES >> 20} MiB")
     assert row("the last batches").endswith(f": {timeline.MAX_BATCH_BYTES >> 20} MiB")
     assert row("the last moves").endswith(f": {timeline.MAX_MOVE_BYTES >> 20} MiB")
+    assert row("when the last requests").endswith(f": {request_spans.MAX_SPAN_BYTES >> 20} MiB")
     assert f": {constraints.MAX_BYTES >> 20} MiB" in row("the grammars")
     assert f"last {insight.MAX_OVER} requests, each with its last {runs.MAX_DOPS} changes" in row(
         "the last 5"

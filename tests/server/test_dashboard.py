@@ -1,6 +1,7 @@
 """What the dashboard's page is served."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -18,9 +19,11 @@ from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import BatchSlice, ClusterHistory
 from loong.decision_log.log import DecisionLog
-from loong.decision_log.recent import RecentLines
+from loong.decision_log.recent import RecentLines, index_of
 from loong.decision_log.runs import RequestRuns
+from loong.server.dashboard.past import NUM_FIELDS, Past
 from loong.server.insight import Insight, Targets
+from loong.workloads.timeline_cells import Work
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
 OLD, NEW = (
@@ -101,8 +104,113 @@ async def test_a_request_tells_its_story(serving: Serving) -> None:
 
 async def test_a_batch_names_its_requests(serving: Serving) -> None:
     async with serving(ScriptedEngine(past=ClusterHistory((NEW,))), source()) as url:
-        assert (await get_json(url, "/dashboard/batches/7"))["request_ids"] == ["r1", "r2"]
+        batch = await get_json(url, "/dashboard/batches/7")
+        assert [part["id"] for part in batch["parts"]] == ["r1", "r2"]
+        assert (batch["phase"], batch["seconds"], batch["predicted_seconds"]) == ("prefill", 0.5, None)
         assert (await get_json(url, "/dashboard/batches/8"))["error"]["code"] == "batch_not_found"
+
+
+async def test_a_batch_tells_what_it_computes_how_long_that_takes_and_why(serving: Serving) -> None:
+    dashboard = source()
+    async with serving(ScriptedEngine(cluster=two_requests(dashboard)), dashboard) as url:
+        index = index_of(dashboard.recent.written())
+        for batch_id, (_, planned) in index.batches.items():
+            told = await get_json(url, f"/dashboard/batches/{batch_id}")
+            assert told["instances"] == list(planned.instance_ids)
+            assert told["predicted_seconds"] == planned.predicted_seconds
+            assert [part["id"] for part in told["parts"]] == [
+                *(chunk.request_id for chunk in planned.chunks),
+                *(decode.request_id for decode in planned.decodes),
+            ]
+            assert all(part["prompt"] == 6 for part in told["parts"])
+            end = index.batch_ends.get(batch_id)
+            assert told["seconds"] == (None if end is None else end.seconds)
+            assert told["why"][0].startswith("Planned as ")
+
+
+async def test_the_bare_address_leads_to_the_dashboard_and_is_open(serving: Serving) -> None:
+    async with (
+        serving(ScriptedEngine(), source(), api_keys=("k",)) as url,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
+        start = await client.get(url)
+        assert start.status_code == 200
+        assert "default-src 'self'" in start.headers["Content-Security-Policy"]
+        links = re.findall(r'href="(/[^"]*)"', start.text)
+        assert {"/dashboard", "/openapi.json", "/metrics"} <= set(links)
+        for link in links:
+            answer = await client.get(url + link, headers={"Authorization": "Bearer k"})
+            assert answer.status_code == 200, link
+
+
+async def test_a_page_is_told_the_past_and_who_was_in_time(serving: Serving) -> None:
+    dashboard = source()
+    async with serving(ScriptedEngine(cluster=two_requests(dashboard)), dashboard) as url:
+        hello, tick = await first(url, 2)
+    assert hello["past"]
+    assert all(len(sample) == NUM_FIELDS for sample in hello["past"])
+    assert hello["past"][0][0] == tick["now"] == 300.0
+    (over,) = tick["over"]
+    assert over["waited"] is not None
+    assert tick["num_judged"] == hello["past"][0][5] == 0  # it was over before anybody counted
+
+
+def test_the_past_is_bounded_by_bytes_and_keeps_what_is_newest() -> None:
+    dashboard = source()
+    past = Past(dashboard, max_bytes=8 * NUM_FIELDS * 3 + 5)
+    for time in range(5):
+        past.sample(Snapshot(float(time), INSTANCES))
+    assert [sample[0] for sample in past.samples()] == [2.0, 3.0, 4.0]
+
+
+def test_requests_are_judged_by_their_targets_when_they_are_over() -> None:
+    dashboard = source()
+    past = Past(dashboard)
+    two_requests(dashboard)  # one of which leaves within its target
+    assert (past.num_judged, past.num_met) == (1, 1)
+
+
+PAGE = files("loong.server.dashboard").joinpath("page")
+
+
+def schemes() -> tuple[dict[str, str], dict[str, str]]:
+    """The colors of the page in light and in dark."""
+    light, dark = re.findall(r":root \{(.*?)\}", PAGE.joinpath("style.css").read_text(), re.DOTALL)
+    by_day = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+)", light))
+    return by_day, by_day | dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+)", dark))
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+
+    def luminance(color: str) -> float:
+        digits = color[1:] if len(color) == 7 else "".join(2 * digit for digit in color[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colors_stand_out_by_day_and_by_night_and_are_the_reports() -> None:
+    for colors in schemes():
+        for work in ("long", "short", "decode"):
+            assert contrast(colors[work], colors["panel"]) >= 3, work
+            assert contrast(colors[work], colors["on-work"]) >= 3, work
+            assert colors[work] == Work[work.upper()].value.lower()
+        for words in ("text", "dim", "good", "bad"):
+            assert contrast(colors[words], colors["panel"]) >= 4.5, words
+        steps = [contrast(colors[f"dop{number}"], colors["panel"]) for number in range(1, 7)]
+        assert steps == sorted(steps)  # the more instances, the more it stands out
+
+
+def test_every_color_of_the_page_is_used() -> None:
+    scripts = "".join(part.read_text() for part in PAGE.iterdir() if part.name != "style.css")
+    rules = PAGE.joinpath("style.css").read_text()
+    for name in schemes()[0]:
+        is_used = f"var(--{name})" in rules or f'"{name}"' in scripts
+        assert is_used or (name.startswith("dop") and "`dop${" in scripts), name
 
 
 async def test_every_part_of_the_page_is_served_and_asks_nobody_else(serving: Serving) -> None:

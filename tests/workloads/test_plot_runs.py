@@ -31,7 +31,7 @@ FIGURES = {
     latency_cdf_figure: ("TTFT, logarithmic (ms, s)", "TPOT", "(% of all sent)", "at 4 req/s"),
     ttft_by_length_figure: (
         *("&lt; 4k", "4 sent"),
-        *("tokens before scaling by 1/64", "TTFT, logarithmic (ms, s)", "P99"),
+        *("tokens before scaling by 1/64", "TTFT, logarithmic (ms, s)", "point: one request"),
     ),
 }
 
@@ -80,6 +80,28 @@ def test_repetitions_are_a_band_and_a_single_run_has_none(tmp_path: Path) -> Non
     band = 'id="FillBetweenPolyCollection'
     assert band in drawn(latency_by_rate_figure, repeated)
     assert band not in drawn(latency_by_rate_figure, alone)
+
+
+def test_a_range_of_few_requests_is_its_requests_and_one_of_many_their_p99(tmp_path: Path) -> None:
+    row = run_row("esp", num_prompts=104, requested_input_lens=[5, 50, 63, 7_000])
+    few = {"bucket": "< 4k", "sent": 4, "median_ttft_ms": 23.25, "p99_ttft_ms": 23.25}
+    row["by_prompt_length"] = [few, few | {"bucket": "4-32k", "sent": 100}]
+    (runs,) = by_rule(write_run(tmp_path, [row]))
+    with house_style():
+        (panel,) = ttft_by_length_figure(runs).axes
+    points, median, high, middle = (np.asarray(line.get_xydata()).T[1].tolist() for line in panel.lines)
+    assert points == pytest.approx([10.0, 20.0, 40.0])  # each that is shorter than 4k / 64 and did not fail
+    assert (median, high, middle) == ([23.25], [23.25], [23.25])
+    assert "point: one request" in panel.get_ylabel()
+    assert "end of the line: P99" in panel.get_ylabel()
+
+
+def test_a_time_of_zero_counts_and_is_not_drawn(tmp_path: Path) -> None:
+    row = run_row("esp", completed=4, failed=0, ttfts=[0.01] * 4, tpots=[0.0, 0.0, 0.004, 0.008])
+    (runs,) = by_rule(write_run(tmp_path, [row]))
+    with house_style():
+        _, tpot = latency_cdf_figure(runs).axes
+    assert points(tpot) == [(4.0, 75.0), (8.0, 100.0)]
 
 
 def test_failed_requests_keep_a_curve_below_all(tmp_path: Path) -> None:

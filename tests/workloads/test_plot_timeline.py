@@ -1,16 +1,21 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.image import imread
+from matplotlib.patches import Patch
 
 from loong.core.instance import ESPGroup
+from loong.core.request_spans import RequestSpan
 from loong.core.timeline import BatchSlice, ClusterHistory
 from loong.workloads.plot_style import house_style, write_figure
 from loong.workloads.plot_timeline import kv_strip, timelines_figure
 from loong.workloads.timeline_cells import Scale, Work, kv_shares, long_prompt_of, rows_of
 
+RGBA: TypeAlias = tuple[float, float, float, float]
 CAPACITY = dict.fromkeys(range(4), 8000)
 
 
@@ -28,6 +33,12 @@ def elastic() -> ClusterHistory:
         for i, time in enumerate(np.arange(2.0, 3.0, 0.02).tolist())
     ]
     return ClusterHistory((long, *steps, short), (), CAPACITY)
+
+
+def queued() -> ClusterHistory:
+    """The same, with a long and a short prompt that come while nothing runs them."""
+    requests = (RequestSpan("a", 9000, 0.1, 2.0, 2.9, "length"), RequestSpan("b", 300, 0.5))
+    return replace(elastic(), requests=requests)
 
 
 def plot_timelines(
@@ -60,7 +71,7 @@ def test_the_picture_says_all_that_one_needs_to_read_it(tmp_path: Path) -> None:
         "esp",
         "static-sp",
         "instance",
-        "time since the first batch (s)",
+        "time since the first request (s)",
         "DoP 4: prompt of 9,000 tokens",
         "DoP 2: decode",
         "DoP 1: prompt of 300 tokens + decode",
@@ -69,6 +80,30 @@ def test_the_picture_says_all_that_one_needs_to_read_it(tmp_path: Path) -> None:
         "KV held (full height: 50 % of an instance",
         "degree of parallelism (DoP)",
     ):
+        assert words in text
+
+
+def colors_of(artist: Any) -> set[RGBA]:
+    """Of what is filled its fill, of lines their own."""
+    filled = isinstance(artist, Patch)
+    found = artist.get_facecolor() if filled else artist.get_color()
+    return {to_rgba(color) for color in (found if np.ndim(found) == 2 else [found])}
+
+
+def test_every_color_drawn_is_in_the_legend_and_the_other_way_round() -> None:
+    with house_style():
+        figure = timelines_figure({"esp": queued(), "static-sp": elastic()})
+    artists = [artist for panel in figure.axes for artist in (*panel.patches, *panel.collections)]
+    drawn = set[RGBA]().union(*map(colors_of, artists))
+    named = set[RGBA]().union(*map(colors_of, figure.legends[0].legend_handles))
+    assert named <= drawn
+    assert {color[:3] for color in drawn} == {color[:3] for color in named}
+
+
+def test_a_run_whose_requests_are_known_has_a_strip_of_those_that_wait(tmp_path: Path) -> None:
+    assert "waiting" not in drawn({"esp": elastic()}, tmp_path)
+    text = drawn({"esp": queued()}, tmp_path)
+    for words in ("waiting", "a long prompt arrives", "a shorter prompt waits, or its answer"):
         assert words in text
 
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from loong.core.instance import ESPGroup
+from loong.core.request_spans import RequestSpan
 from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
 from loong.server.trace import chrome_trace
 from loong.workloads.timeline import parse_trace
@@ -12,11 +13,16 @@ PREFILL = BatchSlice(
     1, ESPGroup((1, 0)), "prefill", 1.0, 2.0, ("a", "b"), ((1, 5), (0, 7)), ((1, 6), (0, 8)), 40, 30
 )
 DECODE = BatchSlice(2, ESPGroup((0,)), "decode", 2.0, 2.5, ("a",), ((0, 9),))
+REQUESTS = (
+    RequestSpan("a", 30, 0.5, 1.5, 2.5, "stop"),
+    RequestSpan("b", 10, 0.75, 2.0),
+    RequestSpan("c", 9, 2.25),
+)
 MOVE = KVMove(4, "b", 1, 0, 5, 2.25, 2.75, is_committed=True)
 
 
 def test_a_history_comes_back_from_its_trace() -> None:
-    history = ClusterHistory((PREFILL, DECODE), (MOVE,), {0: 100, 1: 100})
+    history = ClusterHistory((PREFILL, DECODE), (MOVE,), {0: 100, 1: 100}, REQUESTS)
     assert parse_trace(chrome_trace(history)) == history
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loong.core.errors import ConfigError
 from loong.workloads.named import NAMES
-from loong.workloads.request import MIN_OUTPUT_TOKENS, MIN_PROMPT_TOKENS
+from loong.workloads.request import MIN_OUTPUT_TOKENS, MIN_PROMPT_TOKENS, MIN_SCALED_OUTPUT_TOKENS
 from loong.workloads.workload import Pace, make_workload, pace_of
 
 PROMPT_RANGES = {
@@ -55,7 +55,8 @@ def checksum(name: str, **arguments: float) -> str:
 
 @pytest.mark.parametrize("name", CHECKSUMS)
 def test_a_seed_gives_the_requests_that_published_results_had(name: str) -> None:
-    bursts = checksum(name, seed=7, request_rate=4.0, burstiness=0.5, length_scale=1 / 64)
+    scales = {"length_scale": 1 / 64, "output_scale": 1 / 64}
+    bursts = checksum(name, seed=7, request_rate=4.0, burstiness=0.5, **scales)
     assert (checksum(name, seed=0, request_rate=2.0), bursts) == CHECKSUMS[name]
 
 
@@ -112,7 +113,18 @@ def test_a_length_scale_shrinks_every_length_and_leaves_something_to_measure(
             <= after.num_prompt_tokens
             <= before.num_prompt_tokens
         )
-        assert MIN_OUTPUT_TOKENS <= after.num_output_tokens <= before.num_output_tokens
+        least = min(MIN_SCALED_OUTPUT_TOKENS, before.num_output_tokens)
+        assert least <= after.num_output_tokens <= before.num_output_tokens
+
+
+def test_an_output_scale_is_of_answers_alone_and_exact() -> None:
+    full, as_prompts, own = (
+        make_workload("mixed", 30, seed=3, length_scale=scale, output_scale=output_scale)
+        for scale, output_scale in ((1.0, None), (1 / 64, None), (1 / 64, 1 / 4))
+    )
+    assert [r.num_prompt_tokens for r in own] == [r.num_prompt_tokens for r in as_prompts]
+    for before, after in zip(full, own, strict=True):
+        assert after.num_output_tokens == max(MIN_OUTPUT_TOKENS, round(before.num_output_tokens / 4))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +134,7 @@ def test_a_length_scale_shrinks_every_length_and_leaves_something_to_measure(
         ({"num_requests": 0}, "--num-requests 0"),
         ({"length_scale": 0.0}, "--length-scale 0"),
         ({"length_scale": 2.0}, "--length-scale 2"),
+        ({"output_scale": 0.0}, "--output-scale 0"),
         ({"request_rate": 0.0}, "--request-rate 0 is not above 0"),
         ({"request_rate": 1.0, "burstiness": -1.0}, "--burstiness -1 is not above 0"),
         ({"text": "mixed@closed(8)", "burstiness": 2.0}, "--burstiness 2 is of a rate, and closed"),

@@ -29,7 +29,8 @@ def run_words(run: Run) -> Iterator[str]:
     yield from _scaling(run)
     if len(run.instance_ids) > 1 and (kept_on := _sum(part.kept_on for part in run.parts)):
         yield f"{_where_kv_stays(run, kept_on)}."
-    yield from _interruptions(run)
+    yield from rest_words(run)
+    yield from _early_ends(run)
 
 
 def _scaling(run: Run) -> Iterator[str]:
@@ -98,13 +99,17 @@ def _where_kv_stays(run: Run, kept_on: Mapping[int, int]) -> str:
     return f"{keeping}; {instances(others)} {verb('compute', others)} without keeping any"
 
 
-def _interruptions(run: Run) -> Iterator[str]:
+def rest_words(run: Run) -> Iterator[str]:
+    """Sentences on what it rested for between its batches; none if it did not."""
     if paused := [part for part in run.parts if part.paused_seconds]:
         others = [batch_id for part in paused for batch_id in part.paused_for]
         meanwhile = f", while {batches(others)} {verb('run', others)} where its KV is" if others else ""
         seconds = sum(part.paused_seconds for part in paused)
         yield f"It rests {times(len(paused))} before a batch, {duration(seconds)} in all{meanwhile}."
         yield from wait_words(run.waited_for)
+
+
+def _early_ends(run: Run) -> Iterator[str]:
     cuts = [part.cut_short_by for part in run.parts if part.cut_short_by]
     if cuts:
         causes = some_of([f"as {happenings(causes)}" for causes in cuts])

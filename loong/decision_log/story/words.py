@@ -3,15 +3,19 @@
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from operator import itemgetter
 from textwrap import fill
 
 from loong.decision_log.story.arrival_words import arrival_words
-from loong.decision_log.story.phrases import counted, difference, duration
+from loong.decision_log.story.phrases import counted, difference, duration, wait_words
+from loong.decision_log.story.run_words import rest_words
 from loong.decision_log.story.step_words import step_words, told_at
+from loong.decision_log.story.steps import Run, Wait
 from loong.decision_log.story.story import Story
 from loong.decision_log.story.summary import Latency, Summary
 
 WIDTH = 110
+LEAST_TOLD = 0.001  # seconds; a summary says nothing of shorter waits
 _TIME_WIDTH = 11
 _INDENT = " " * (_TIME_WIDTH + 2)
 
@@ -31,6 +35,20 @@ def chapters(story: Story) -> Iterator[tuple[float, Iterator[str]]]:
     for step in story.steps:
         since = told_at(step, story) - story.summary.arrived_at
         yield max(0.0, since), step_words(step, story)  # the log rounds times, each by itself
+
+
+def why_it_waited(story: Story) -> Iterator[str]:
+    """Yield the sentences of the story that say what it waited for, the longest wait first."""
+    waits: list[tuple[float, list[str]]] = []
+    for step in story.steps:
+        if isinstance(step, Wait):
+            seconds = (story.log_ends_at if step.until is None else step.until) - step.time
+            waits.append((seconds, [next(step_words(step, story)), *wait_words(step.waited_for)]))
+        elif isinstance(step, Run):
+            waits.append((sum(part.paused_seconds for part in step.parts), list(rest_words(step))))
+    for seconds, sentences in sorted(waits, key=itemgetter(0), reverse=True):
+        if seconds >= LEAST_TOLD:
+            yield from sentences
 
 
 def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from itertools import islice, takewhile
-from math import inf
+from math import ceil, inf
 
 import msgspec
 
@@ -11,7 +11,9 @@ from loong.core.snapshot import RunningBatch, Snapshot
 from loong.core.timeline import BatchSlice, KVMove
 from loong.decision_log.runs import RequestRun
 from loong.server.cluster import Cluster
+from loong.server.dashboard.past import Past
 from loong.server.insight import Insight
+from loong.workloads.timeline_cells import LONG_SHARE
 
 WINDOW_SECONDS = 120.0  # of the past, that a page begins with
 MAX_BATCHES = 4_000  # in one tick
@@ -28,6 +30,7 @@ class Batch(msgspec.Struct, frozen=True):
     start: float
     end: float | None
     num_requests: int
+    longest_prompt: int
     kv: tuple[int, ...] = ()
 
 
@@ -42,10 +45,14 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A request, which came at a time of the run's clock; the targets are its own or the policy's."""
+    """A request, which came at a time of the run's clock; the targets are its own or the policy's.
+
+    It waited from then to its first batch, and None is not yet.
+    """
 
     id: str
     arrived: float
+    waited: float | None
     prompt: int
     output: int
     end: str | None
@@ -73,6 +80,7 @@ class Hello(msgspec.Struct, frozen=True):
     policy: str
     version: str
     max_model_len: int
+    past: list[tuple[float, ...]]  # as `Past` has its samples
     length_edges: tuple[int, ...] = LENGTH_EDGES
 
 
@@ -90,6 +98,9 @@ class Tick(msgspec.Struct, frozen=True):
     over: list[Run]
     num_running: int
     num_waiting: int
+    num_judged: int
+    num_met: int
+    long_prompt: int
     num_computed_tokens: int
     num_output_tokens: int
     num_batches_by_dop: dict[int, int]
@@ -99,8 +110,10 @@ class Tick(msgspec.Struct, frozen=True):
 class Feed:
     """One page's; it remembers what that was told."""
 
-    def __init__(self, cluster: Cluster, insight: Insight) -> None:
-        self._cluster, self._insight = cluster, insight
+    def __init__(self, cluster: Cluster, insight: Insight, past: Past) -> None:
+        self._cluster, self._insight, self._past = cluster, insight, past
+        batches = self._cluster.engine.history().batches
+        self._longest_prompt = max((batch.longest_prompt for batch in batches), default=0)
         self._told_to = self._cluster.engine.snapshot().now - WINDOW_SECONDS
         self._told_run_at = -inf
 
@@ -111,6 +124,7 @@ class Feed:
             policy=self._insight.policy,
             version=loong.__version__,
             max_model_len=self._cluster.engine.limits.max_model_len,
+            past=self._past.samples(),
         )
 
     def tick(self) -> Tick:
@@ -120,18 +134,25 @@ class Feed:
         told_to, self._told_to = self._told_to, snapshot.now
         batches = takewhile(lambda batch: batch.ended_at > told_to, reversed(history.batches))
         moves = takewhile(lambda move: move.ended_at > told_to, reversed(history.moves))
+        ended = [_ended(batch) for batch in islice(batches, MAX_BATCHES)]
+        running = [_running(batch, snapshot) for batch in (*snapshot.ending, *snapshot.batches)]
+        longest = (batch.longest_prompt for batch in (*ended, *running))
+        self._longest_prompt = max(self._longest_prompt, *longest, 0)
         return Tick(
             now=snapshot.now,
             health=None if health.is_alive else health.message,
             instances=[(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value) for i in snapshot.instances],
-            ended=[_ended(batch) for batch in islice(batches, MAX_BATCHES)],
-            running=[_running(batch) for batch in (*snapshot.ending, *snapshot.batches)],
+            ended=ended,
+            running=running,
             moves=[_move(move) for move in moves if move.is_committed],
             queue=_buckets(snapshot),
             live=[self._run(run, snapshot) for run in islice(insight.runs.live, MAX_LIVE)],
             over=[self._run(run, snapshot) for run in self._new_runs()],
             num_running=len(snapshot.running),
             num_waiting=len(snapshot.waiting),
+            num_judged=self._past.num_judged,
+            num_met=self._past.num_met,
+            long_prompt=ceil(LONG_SHARE * self._longest_prompt),
             num_computed_tokens=snapshot.stats.num_computed_tokens,
             num_output_tokens=snapshot.stats.num_output_tokens,
             num_batches_by_dop=dict(snapshot.stats.num_batches_by_dop),
@@ -152,6 +173,7 @@ class Feed:
         return Run(
             run.request_id,
             run.arrived_at,
+            waited=None if run.started_at is None else run.started_at - run.arrived_at,
             prompt=run.num_prompt_tokens,
             output=run.num_output_tokens if view is None else view.num_output_tokens,
             end=run.end,
@@ -180,16 +202,24 @@ def _ended(batch: BatchSlice) -> Batch:
         batch.started_at,
         batch.ended_at,
         len(batch.request_ids),
+        batch.longest_prompt,
         tuple(num_tokens for _, num_tokens in batch.kv_used),
     )
 
 
-def _running(batch: RunningBatch) -> Batch:
+def _running(batch: RunningBatch, snapshot: Snapshot) -> Batch:
     plan = batch.plan
-    phases = {"prefill" if len(block.positions) > 1 else "decode" for block in plan.queries}
-    phase = "mixed" if len(phases) > 1 else phases.pop()
+    prefilled = {block.request_id for block in plan.queries if len(block.positions) > 1}
+    phase = "decode" if not prefilled else "mixed" if len(prefilled) < len(plan.request_ids) else "prefill"
+    prompts = (snapshot.request[i].num_prompt_tokens for i in prefilled if i in snapshot.request)
     return Batch(
-        batch.batch_id, plan.group.instance_ids, phase, batch.started_at, None, len(plan.request_ids)
+        batch.batch_id,
+        plan.group.instance_ids,
+        phase,
+        batch.started_at,
+        None,
+        len(plan.request_ids),
+        max(prompts, default=0),
     )
 
 

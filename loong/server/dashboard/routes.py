@@ -1,21 +1,29 @@
 """The addresses under `/dashboard`: the page and its files, what happens, and what became of a request."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
+from typing import TypeVar
 
+import msgspec
 from aiohttp import web
 
 from loong.core.request import RequestId
 from loong.decision_log.recent import index_of
+from loong.decision_log.story.index import LogIndex
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.words import chapters, heading
 from loong.server.cluster import CLUSTER
+from loong.server.dashboard.batches import BatchStory, Part, story_of_batch
 from loong.server.dashboard.feed import Feed
+from loong.server.dashboard.past import PAST, Past, keep_past
 from loong.server.errors import ApiError
 from loong.server.insight import Insight
 from loong.server.sse import EventStream, event_of
 from loong.server.wire import json_response
+
+T = TypeVar("T")
 
 TICK_SECONDS = 0.5
 _PARTS = {part.name: part for part in files("loong.server.dashboard").joinpath("page").iterdir()}
@@ -34,7 +42,14 @@ def add_dashboard(app: web.Application, insight: Insight) -> None:
     """Let an application that has `DASHBOARD_ROUTES` serve them."""
     app[_INSIGHT] = insight
     app[_STOPPING], app[_TELLING] = asyncio.Event(), asyncio.Lock()
+    app[PAST] = Past(insight)
+    app.cleanup_ctx.append(keep_past)
     app.on_shutdown.append(_stop)
+
+
+async def start(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
+    """The page of the bare address, which leads to all others."""
+    return _file("start.html")
 
 
 async def page(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
@@ -51,7 +66,7 @@ async def events(http: web.Request) -> web.StreamResponse:
     """What the cluster does, for as long as someone watches."""
     stream = EventStream(http.app[CLUSTER].settings)
     stopping = http.app[_STOPPING]
-    feed = Feed(http.app[CLUSTER], http.app[_INSIGHT])
+    feed = Feed(http.app[CLUSTER], http.app[_INSIGHT], http.app[PAST])
     async with stream.open(http):
         await stream.send(event_of(feed.hello()))
         while not stopping.is_set():
@@ -62,31 +77,43 @@ async def events(http: web.Request) -> web.StreamResponse:
 
 
 async def batch(http: web.Request) -> web.Response:
-    """The requests of a batch that has ended."""
+    """A batch with its requests, how long it takes, and why it was planned."""
     batch_id = int(http.match_info["batch_id"])
-    for ended in reversed(http.app[CLUSTER].engine.history().batches):
-        if ended.batch_id == batch_id:
-            return json_response({"id": batch_id, "phase": ended.phase, "request_ids": ended.request_ids})
-    for running in http.app[CLUSTER].engine.snapshot().batches:
-        if running.batch_id == batch_id:
-            return json_response({"id": batch_id, "phase": None, "request_ids": running.plan.request_ids})
-    raise ApiError(404, f"batch {batch_id} is not known any more", "batch_not_found")
+    story = await _told(http, lambda index: story_of_batch(index, batch_id)) or _bare(http, batch_id)
+    if story is None:
+        raise ApiError(404, f"batch {batch_id} is not known any more", "batch_not_found")
+    return json_response(msgspec.to_builtins(story))
 
 
 async def request(http: web.Request) -> web.Response:
     """A request's story, as `loong explain` tells it."""
     request_id = http.match_info["request_id"]
-    async with http.app[_TELLING]:
-        written = http.app[_INSIGHT].recent.written()  # here, where nobody adds a line meanwhile
-        story = await asyncio.to_thread(_story, written, request_id)
+    story = await _told(http, lambda index: _story(index, request_id))
     if story is None:
         message = f"nothing is known of request {request_id!r}, or nothing any more"
         raise ApiError(404, message, "request_not_found")
     return json_response(story)
 
 
-def _story(written: tuple[bytes, ...], request_id: RequestId) -> dict[str, object] | None:
-    index = index_of(written)
+async def _told(http: web.Request, tell: Callable[[LogIndex], T]) -> T:
+    """What the decisions that are kept tell, read in a thread."""
+    async with http.app[_TELLING]:
+        written = http.app[_INSIGHT].recent.written()  # here, where nobody adds a line meanwhile
+        return await asyncio.to_thread(lambda: tell(index_of(written)))
+
+
+def _bare(http: web.Request, batch_id: int) -> BatchStory | None:
+    """A batch of which only what ran is known, for its decision is not kept any more."""
+    for ended in reversed(http.app[CLUSTER].engine.history().batches):
+        if ended.batch_id == batch_id:
+            parts = [Part(request_id, None, ended.phase) for request_id in ended.request_ids]
+            seconds = ended.ended_at - ended.started_at
+            group = ended.group.instance_ids
+            return BatchStory(batch_id, ended.phase, group, 1, 1, None, seconds, parts, ())
+    return None
+
+
+def _story(index: LogIndex, request_id: RequestId) -> dict[str, object] | None:
     if request_id not in index.arrivals:
         return None
     story = story_of(index, request_id)
@@ -107,6 +134,7 @@ async def _stop(app: web.Application) -> None:
 
 
 DASHBOARD_ROUTES = (
+    web.get("/", start),
     web.get("/dashboard", page),
     web.get("/dashboard/page/{name}", page_file),
     web.get("/dashboard/events", events, allow_head=False),  # it would go on and on

@@ -20,5 +20,3 @@ export function prepared(canvas, height) {
 export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
-
-export const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;

@@ -1,128 +1,130 @@
-// Instances over time: a row each, a block for each stretch of batches of one group and phase, KV below it.
+// Instances over time: a row each, a block for each stretch of batches of one group and kind of work, KV below it.
 
-import { color, isDark, prepared } from "./canvas.js";
-import { element, percent, tokens } from "./words.js";
+import { color, prepared } from "./canvas.js";
+import { element, percent, seconds, tokens } from "./words.js";
 
-const BLOCKS = 26, KV = 12, GAP = 10, LEFT = 26, AXIS = 20;
-const MERGED_PIXELS = 1.5;
-const PHASES = { prefill: "prefill", decode: "decode", mixed: "both at once" };
-const hues = new Map(); // of groups, in the order in which they were seen
+const STRIPE = 6, BLOCKS = 28, KV = 12, GAP = 10, LEFT = 26, AXIS = 20;
+const MERGED_PIXELS = 1.5, PREFILL_SHARE = 0.7, NUM_DOP_COLORS = 6;
+const WORDS = { long: "prefill of a long prompt", short: "prefill of a shorter prompt", decode: "decode" };
 
-export const groupName = (instances) => [...instances].sort((a, b) => a - b).join("+");
-
-function hue(name) {
-  if (!hues.has(name)) hues.set(name, (210 + hues.size * 137.508) % 360);
-  return hues.get(name);
+/** The same color for a DoP always: 1, 2, 3, 4, up to 8, and more have one each. */
+export function dopColor(dop) {
+  return color(`dop${dop <= 4 ? dop : dop <= 8 ? 5 : NUM_DOP_COLORS}`);
 }
 
-function fill(name, phase) {
-  const light = isDark() ? (phase === "decode" ? 34 : 58) : phase === "decode" ? 78 : 46;
-  return `hsl(${hue(name)} 62% ${light}%)`;
+const dopWords = (dop) => (dop <= 4 ? `DoP ${dop}` : dop <= 8 ? "DoP 5 to 8" : "DoP 9 and more");
+
+function workOf(batch, longPrompt) {
+  if (batch.phase === "decode") return "decode";
+  return longPrompt && batch.longest_prompt >= longPrompt ? "long" : "short";
 }
 
-function inkOn(phase) {
-  return (phase === "decode") === isDark() ? "#fff" : isDark() ? "#000" : phase === "decode" ? "#111" : "#fff";
-}
+const groupName = (instances) => [...instances].sort((a, b) => a - b).join("+");
 
-/** Blocks of one row: batches of one group and phase that nearly touch are one. */
-function merged(batches, x) {
+/** Blocks of one row: batches of one group and kind of work that nearly touch are one. */
+function merged(batches, x, longPrompt) {
   const blocks = [];
   for (const batch of batches) {
-    const last = blocks.at(-1);
-    const name = groupName(batch.instances);
-    if (last && last.name === name && last.phase === batch.phase && x(batch.start) - x(last.end) < MERGED_PIXELS) {
-      last.end = Math.max(last.end, batch.end);
-    } else blocks.push({ name, phase: batch.phase, dop: batch.instances.length, start: batch.start, end: batch.end });
+    const last = blocks.at(-1), work = workOf(batch, longPrompt), name = groupName(batch.instances);
+    const isSame = last && last.name === name && last.work === work && last.phase === batch.phase;
+    if (isSame && x(batch.start) - x(last.end) < MERGED_PIXELS) last.end = Math.max(last.end, batch.end);
+    else blocks.push({ name, work, phase: batch.phase, instances: batch.instances, dop: batch.instances.length, start: batch.start, end: batch.end });
   }
   return blocks;
 }
 
 export class Gantt {
-  constructor(canvas, legend, onBatch) {
+  constructor(canvas, legend) {
     this.canvas = canvas;
     this.legend = legend;
-    canvas.addEventListener("click", (event) => {
-      const batch = this.at(event.offsetX, event.offsetY);
-      if (batch) onBatch(batch);
-    });
-    canvas.addEventListener("mousemove", (event) => {
-      const batch = this.at(event.offsetX, event.offsetY);
-      canvas.title = batch ? `${batch.phase} of ${batch.num_requests} on ${groupName(batch.instances)}` : "";
-    });
+    canvas.addEventListener("mousemove", (event) => (canvas.title = this.words(event.offsetX, event.offsetY)));
   }
 
-  draw(state, span) {
+  draw(state, start, end) {
     this.rows = state.instances.filter(([, , , kind]) => kind !== "host").map(([id]) => id);
     const height = AXIS + this.rows.length * (BLOCKS + KV + GAP);
     const { context, width } = prepared(this.canvas, height);
+    this.context = context;
     this.right = width - (width > 600 ? 96 : 44); // beyond it is how much KV there is
-    const start = state.now - span, scale = (this.right - LEFT) / span;
-    this.x = (time) => LEFT + (Math.max(time, start) - start) * scale;
+    this.start = start;
+    this.end = end;
+    this.longPrompt = state.tick.long_prompt;
+    const scale = (this.right - LEFT) / (end - start);
+    this.x = (time) => LEFT + (Math.min(Math.max(time, start), end) - start) * scale;
     this.shown = [...state.batches, ...state.running.map((batch) => ({ ...batch, end: state.now }))]
-      .filter((batch) => batch.end > start)
+      .filter((batch) => batch.end > start && batch.start < end)
       .sort((a, b) => a.start - b.start);
-    this.rows.forEach((id, row) => this.drawRow(context, state, id, this.top(row), start));
-    this.drawMoves(context, state.moves.filter((move) => move.end > start));
-    this.drawAxis(context, span, height);
+    this.rows.forEach((id, row) => this.drawRow(state, id, this.top(row)));
+    this.drawMoves(state.moves.filter((move) => move.end > start && move.start < end));
+    this.drawAxis(state.now, height);
     this.drawLegend();
+  }
+
+  /** The time at a place of the canvas. */
+  time(x) {
+    return this.start + ((Math.min(Math.max(x, LEFT), this.right) - LEFT) / (this.right - LEFT)) * (this.end - this.start);
   }
 
   top(row) {
     return row * (BLOCKS + KV + GAP);
   }
 
-  drawRow(context, state, id, top, start) {
+  drawRow(state, id, top) {
+    const { context } = this;
     context.fillStyle = color("dim");
     context.fillText(String(id), 4, top + BLOCKS / 2);
     context.fillStyle = color("page");
     context.fillRect(LEFT, top, this.right - LEFT, BLOCKS);
-    const own = this.shown.filter((batch) => batch.instances.includes(id));
-    for (const block of merged(own, this.x)) {
-      const left = this.x(block.start), wide = Math.max(1, this.x(block.end) - left);
-      context.fillStyle = fill(block.name, block.phase);
-      context.fillRect(left, top, wide, BLOCKS);
-      if (block.phase === "mixed") this.hatch(context, left, top, wide);
-      context.fillStyle = inkOn(block.phase);
-      const label = [`DoP ${block.dop} ${block.phase}`, `${block.dop} ${block.phase}`, `${block.dop}`].find(
-        (text) => context.measureText(text).width + 6 < wide,
-      );
-      if (label) context.fillText(label, left + 3, top + BLOCKS / 2);
-    }
-    this.drawKv(context, state.kv.get(id) ?? [], state.instances.find(([one]) => one === id), top + BLOCKS + 1, start);
+    const blocks = merged(this.shown.filter((batch) => batch.instances.includes(id)), this.x, this.longPrompt);
+    for (const block of blocks) this.drawBlock(block, id, top);
+    this.drawKv(state.kv.get(id) ?? [], state.instances.find(([one]) => one === id), top + BLOCKS + 1);
+    for (const block of blocks) this.drawJoin(block, id, top);
   }
 
-  hatch(context, left, top, wide) {
-    context.save();
-    context.beginPath();
-    context.rect(left, top, wide, BLOCKS);
-    context.clip();
-    context.strokeStyle = isDark() ? "#0004" : "#fff5";
-    context.lineWidth = 2;
-    context.beginPath();
-    for (let x = left - BLOCKS; x < left + wide; x += 7) {
-      context.moveTo(x, top + BLOCKS);
-      context.lineTo(x + BLOCKS, top);
-    }
-    context.stroke();
-    context.restore();
+  drawBlock(block, id, top) {
+    const { context } = this, left = this.x(block.start), wide = Math.max(1, this.x(block.end) - left);
+    const tall = BLOCKS - STRIPE, cut = block.phase === "mixed" ? tall * PREFILL_SHARE : tall;
+    context.fillStyle = dopColor(block.dop);
+    context.fillRect(left, top, wide, STRIPE);
+    context.fillStyle = color(block.work);
+    context.fillRect(left, top + STRIPE, wide, cut);
+    context.fillStyle = color("decode");
+    context.fillRect(left, top + STRIPE + cut, wide, tall - cut);
+    context.fillStyle = color("on-work");
+    const label = [`DoP ${block.dop} ${block.phase}`, `DoP ${block.dop}`, `${block.dop}`].find(
+      (text) => context.measureText(text).width + 6 < wide,
+    );
+    if (label && id === Math.min(...block.instances)) context.fillText(label, left + 3, top + STRIPE + cut / 2);
   }
 
-  drawKv(context, samples, [, used, capacity], top, start) {
-    const tall = (share) => Math.max(share > 0 ? 1 : 0, share * KV);
+  /** Down to the next row of the same group, so that a group is as tall as its DoP. */
+  drawJoin(block, id, top) {
+    if (!block.instances.includes(this.rows[this.rows.indexOf(id) + 1])) return;
+    const left = this.x(block.start);
+    this.context.globalAlpha = 0.3;
+    this.context.fillStyle = color(block.work);
+    this.context.fillRect(left, top + BLOCKS, Math.max(1, this.x(block.end) - left), KV + GAP);
+    this.context.globalAlpha = 1;
+  }
+
+  drawKv(samples, [, used, capacity], top) {
+    const { context } = this, tall = (share) => Math.max(share > 0 ? 1 : 0, share * KV);
     context.fillStyle = color("page");
     context.fillRect(LEFT, top, this.right - LEFT, KV);
     context.fillStyle = color("bar");
-    const shown = samples.filter(([time]) => time > start);
-    shown.forEach(([time, held], i) => {
-      const left = this.x(time), end = i + 1 < shown.length ? this.x(shown[i + 1][0]) : this.right;
-      context.fillRect(left, top + KV - tall(held / capacity), Math.max(1, end - left), tall(held / capacity));
+    samples.forEach(([time, held], i) => {
+      const until = i + 1 < samples.length ? samples[i + 1][0] : this.end;
+      if (until <= this.start || time >= this.end) return;
+      const left = this.x(time), high = tall(held / capacity);
+      context.fillRect(left, top + KV - high, Math.max(1, this.x(until) - left), high);
     });
     context.fillStyle = color("text");
     const isWide = this.canvas.clientWidth > 600;
     context.fillText(isWide ? `${tokens(used)} / ${tokens(capacity)}` : percent(used / capacity), this.right + 5, top + KV / 2);
   }
 
-  drawMoves(context, moves) {
+  drawMoves(moves) {
+    const { context } = this;
     context.strokeStyle = context.fillStyle = color("text");
     for (const move of moves) {
       const from = this.rows.indexOf(move.source), to = this.rows.indexOf(move.destination);
@@ -138,10 +140,12 @@ export class Gantt {
     }
   }
 
-  drawAxis(context, span, height) {
+  drawAxis(now, height) {
+    const { context } = this, isLive = this.end === now;
     context.fillStyle = color("dim");
-    for (const share of this.right > 500 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1]) {
-      const text = share === 1 ? "now" : `−${span * (1 - share)} s`;
+    for (const share of this.right > 500 ? [0, 0.25, 0.5, 0.75, 1] : [0, 1]) {
+      const ago = now - this.start - share * (this.end - this.start);
+      const text = isLive && share === 1 ? "now" : isLive ? `−${Number(ago.toFixed(1))} s` : `−${ago.toFixed(3)} s`;
       context.textAlign = share === 1 ? "right" : share === 0 ? "left" : "center";
       context.fillText(text, LEFT + share * (this.right - LEFT), height - AXIS / 2);
     }
@@ -149,20 +153,20 @@ export class Gantt {
   }
 
   drawLegend() {
-    const names = [...new Set(this.shown.map((batch) => groupName(batch.instances)))].sort((a, b) => b.length - a.length);
-    const text = names.join(" ") + isDark();
+    const dops = [...new Map(this.shown.map((batch) => [dopWords(batch.instances.length), batch.instances.length]))].sort((a, b) => a[1] - b[1]);
+    const text = JSON.stringify([dops, this.longPrompt, color("page")]);
     if (text === this.legendText) return;
     this.legendText = text;
-    const swatch = (name, phase) => {
-      const box = element("i", { className: phase });
-      box.style.backgroundColor = fill(name, phase);
-      return box;
+    const swatch = (background, ...words) => {
+      const box = element("i");
+      box.style.backgroundColor = background;
+      return element("span", {}, box, ...words);
     };
-    const groups = names.slice(0, 12).map((name) => element("span", {}, swatch(name, "prefill"), name));
-    const phases = names.length ? Object.entries(PHASES) : [];
-    const shades = phases.map(([phase, text]) => element("span", {}, swatch(names[0], phase), text));
-    shades[0]?.classList.add("first");
-    this.legend.replaceChildren(...groups, ...shades);
+    const long = this.longPrompt ? { ...WORDS, long: `${WORDS.long} (${tokens(this.longPrompt)} tokens or more)` } : WORDS;
+    const works = Object.entries(long).map(([work, words]) => swatch(color(work), words));
+    const stripes = dops.map(([words, dop]) => swatch(dopColor(dop), words));
+    stripes[0]?.classList.add("first");
+    this.legend.replaceChildren(...works, swatch(color("bar"), "KV held"), element("span", {}, "╲● KV moves"), ...stripes);
   }
 
   at(x, y) {
@@ -171,5 +175,12 @@ export class Gantt {
       (batch) => batch.instances.includes(id) && x >= this.x(batch.start) - 1 && x <= this.x(batch.end) + 1,
     );
     return near?.at(-1);
+  }
+
+  words(x, y) {
+    const batch = this.at(x, y);
+    if (!batch) return "";
+    const group = `instances ${[...batch.instances].sort((a, b) => a - b).join(", ")}`;
+    return `batch ${batch.id}: ${batch.phase} of ${batch.num_requests} on ${group}, ${seconds(batch.end - batch.start)}`;
   }
 }

@@ -1,21 +1,30 @@
 // The page: what it knows of the cluster, and when it draws it.
 
-import { Gantt } from "./gantt.js";
+import { Gantt, dopColor } from "./gantt.js";
+import { drawLines } from "./lines.js";
 import { drawRequests, openBatch } from "./requests.js";
 import { drawScatter } from "./scatter.js";
 import { follow } from "./stream.js";
 import { element, fillTable, percent, seconds, tokens } from "./words.js";
+import { Zoom } from "./zoom.js";
 
 const KEPT_SECONDS = 300, MAX_OVER = 500, RATE_SECONDS = 5;
+const SAMPLE_SECONDS = 2, MAX_SAMPLES = 2_500;
 const byId = (id) => document.getElementById(id);
-const gantt = new Gantt(byId("gantt"), byId("legend"), openBatch);
+const gantt = new Gantt(byId("gantt"), byId("legend"));
+const zoom = new Zoom(byId("gantt"), byId("frame"), gantt, { onClick: openBatchAt, onChange: draw });
 let state, edges = [], isPaused = false;
 
 function begin(hello) {
   edges = hello.length_edges;
-  state = { now: 0, instances: [], batches: [], running: [], moves: [], live: [], over: [], kv: new Map(), ticks: [] };
+  state = { now: 0, instances: [], batches: [], running: [], moves: [], live: [], over: [], kv: new Map(), ticks: [], past: hello.past };
   byId("what").textContent = `${hello.model}, policy ${hello.policy}, up to ${tokens(hello.max_model_len)} tokens`;
   document.title = `loong: ${hello.model}`;
+}
+
+function openBatchAt(x, y) {
+  const batch = gantt.at(x, y);
+  if (batch) openBatch(batch);
 }
 
 function take(tick) {
@@ -24,6 +33,10 @@ function take(tick) {
   state.batches = kept([...state.batches, ...tick.ended], (batch) => batch.end);
   state.moves = kept([...state.moves, ...tick.moves], (move) => move.end);
   state.over = [...state.over, ...tick.over].slice(-MAX_OVER);
+  if (tick.now - (state.past.at(-1)?.[0] ?? 0) >= SAMPLE_SECONDS) {
+    const sample = [tick.now, tick.num_computed_tokens, tick.num_output_tokens, tick.num_waiting, tick.num_running, tick.num_judged, tick.num_met];
+    state.past = [...state.past, sample].slice(-MAX_SAMPLES);
+  }
   state.ticks = [...state.ticks, tick].filter((other) => other.now > tick.now - RATE_SECONDS).slice(-100);
   for (const batch of [...tick.ended].sort((a, b) => a.end - b.end)) {
     batch.instances.forEach((id, i) => remember(id, batch.end, batch.kv[i], since));
@@ -44,14 +57,18 @@ function draw() {
   if (!state?.tick) return;
   tell(state.tick.health ?? "live", state.tick.health !== null);
   drawNumbers(state.tick);
-  gantt.draw(state, Number(byId("window").value));
+  const { start, end } = zoom.view ?? { start: state.now - Number(byId("window").value), end: state.now };
+  gantt.draw(state, start, end);
+  byId("reset").hidden = !zoom.view;
+  byId("zoomed").textContent = zoom.view ? `${seconds(end - start)} of the past; new batches are not followed` : "";
+  drawLines(state.past, Number(byId("minutes").value) * 60);
   drawQueue(state.tick.queue);
-  drawBars("dops", ["DoP", "", "batches"], state.tick.num_batches_by_dop, (count) => String(count));
+  drawDops(state.tick.num_batches_by_dop);
   drawErrors(state.tick.errors);
   const runs = [...state.live, ...state.over];
   drawScatter(byId("ttft"), byId("ttft-note"), points(runs, "ttft"));
   drawScatter(byId("tpot"), byId("tpot-note"), points(runs, "tpot"));
-  drawRequests(byId("requests"), state.live, state.over, byId("filter").value);
+  drawRequests(byId("requests"), state, byId("filter").value, draw);
 }
 
 function points(runs, name) {
@@ -92,10 +109,10 @@ function drawQueue(queue) {
   fillTable(byId("queue"), ["prompt", "", "waiting", "tokens", "oldest"], rows);
 }
 
-function drawBars(id, headings, counts, text) {
+function drawDops(counts) {
   const most = Math.max(1e-9, ...Object.values(counts));
-  const rows = Object.entries(counts).map(([name, value]) => [name, { bar: value / most }, text(value)]);
-  fillTable(byId(id), headings, rows);
+  const rows = Object.entries(counts).map(([dop, count]) => [dop, { bar: count / most, paint: dopColor(Number(dop)) }, String(count)]);
+  fillTable(byId("dops"), ["DoP", "", "batches"], rows);
 }
 
 function drawErrors(errors) {
@@ -116,7 +133,9 @@ byId("pause").onclick = () => {
   byId("pause").setAttribute("aria-pressed", String(isPaused));
   draw();
 };
-for (const id of ["window", "filter"]) byId(id).onchange = draw;
+for (const id of ["window", "minutes", "filter"]) byId(id).onchange = draw;
+byId("window").addEventListener("change", () => zoom.reset());
+byId("reset").onclick = () => zoom.reset();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 window.addEventListener("resize", draw);
 follow({ onHello: begin, onTick: take, onLost: (why) => tell(`not connected: ${why}`, true) });

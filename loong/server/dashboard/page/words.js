@@ -19,14 +19,14 @@ export function tokens(value) {
 }
 
 export function percent(share) {
-  return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+  return `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)} %`;
 }
 
 export function quantile(sorted, share) {
   return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
 }
 
-/** A table of rows of cells; a cell is text, an element, or {bar: share}. */
+/** A table of rows of cells; a cell is text, an element, or {bar: share, paint: its color}. */
 export function fillTable(table, headings, rows) {
   const head = element("tr", {}, ...headings.map((text) => element("th", { scope: "col" }, text)));
   const body = rows.map((cells) => element("tr", {}, ...cells.map(cell)));
@@ -36,6 +36,7 @@ export function fillTable(table, headings, rows) {
 function cell(content) {
   if (content?.bar === undefined) return element("td", {}, content ?? "");
   const bar = element("i");
+  if (content.paint) bar.style.backgroundColor = content.paint;
   bar.style.width = `${100 * Math.min(1, content.bar)}%`;
   return element("td", { className: "bar" }, bar);
 }

@@ -1,0 +1,35 @@
+"""Which requests failed, and why, in words."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from loong.workloads.plot_curves import at_rate
+from loong.workloads.run_document import RuleRuns, RunRow
+
+MAX_REASONS = 3
+NO_REASON = "no reason is known"
+
+
+def failures_of(runs: RuleRuns) -> Iterator[str]:
+    """Yield a sentence for each policy and rate at which requests failed, the commonest reasons first."""
+    for policy in runs.policies:
+        for rate in runs.rates:
+            repeats = runs.at(policy, rate)
+            sent, completed = (
+                sum(getattr(run, key) for run in repeats) for key in ("num_prompts", "completed")
+            )
+            if completed < sent:
+                yield (
+                    f"{sent - completed:,} of {sent:,} requests of {policy} failed {at_rate(rate)} and count "
+                    f"as misses: {_reasons(repeats, sent - completed)}."
+                )
+
+
+def _reasons(runs: Sequence[RunRow], num_failed: int) -> str:
+    counts = Counter(error for run in runs for error in run.errors if error)
+    told = [f"{count:,} x {reason}" for reason, count in counts.most_common(MAX_REASONS)]
+    if more := sum(counts.values()) - sum(count for _, count in counts.most_common(MAX_REASONS)):
+        told.append(f"{more:,} x other reasons")
+    if unknown := num_failed - sum(counts.values()):
+        told.append(f"{unknown:,} x {NO_REASON}" if told else NO_REASON)
+    return "; ".join(told)

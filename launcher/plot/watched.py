@@ -1,0 +1,53 @@
+"""The runs that are looked at closely: of each policy the first one at the rate that is shown."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from loong.core.timeline import ClusterHistory
+from loong.decision_log.story.index import LogIndex
+from loong.launcher.plot.latest import ToldStory, latest_requests, stories_of
+from loong.launcher.plot.run_files import RunFiles
+from loong.workloads.plot_waterfall import LateRequest
+from loong.workloads.run_document import RuleRuns, RunRow
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """What a run did and why, as far as files say; `run` is None for what is of no document."""
+
+    history: ClusterHistory
+    latest: Sequence[LateRequest]
+    run: RunRow | None
+    index: LogIndex | None
+
+    @staticmethod
+    def of(history: ClusterHistory, run: RunRow | None = None, index: LogIndex | None = None) -> "WatchedRun":
+        """Return the run with the requests of it that are latest."""
+        return WatchedRun(history, latest_requests(history, run, index), run, index)
+
+    def stories(self, request_ids: Sequence[str]) -> list[ToldStory]:
+        """Return the stories of these requests that the decision log tells."""
+        return [] if self.index is None else stories_of(self.index, request_ids)
+
+    @property
+    def latest_stories(self) -> list[ToldStory]:
+        """Return those of the latest requests."""
+        return self.stories([late.span.request_id for late in self.latest])
+
+
+def watched_runs(files: RunFiles, runs: RuleRuns) -> Mapping[str, WatchedRun]:
+    """Return the run of each policy that is looked at closely, if its history was kept."""
+    found: dict[str, WatchedRun] = {}
+    for policy in runs.policies:
+        for run in runs.at(policy, runs.shown_rate)[:1]:
+            if (history := files.history_of(run)) is not None:
+                found[policy] = WatchedRun.of(history, run, files.decisions_of(run))
+    return found
+
+
+def watched_logs(files: RunFiles) -> Mapping[str, WatchedRun]:
+    """Return what is of no document, by its title: traces and decision logs."""
+    return {
+        title: WatchedRun.of(history, index=files.decisions.get(title))
+        for title, history in files.histories.items()
+    }

@@ -1,0 +1,73 @@
+"""A batch as the decision log has it: what it computes for whom, how long that takes, and why."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from loong.core.request import RequestId
+from loong.decision_log.lines import Batch, Planned
+from loong.decision_log.story.index import LogIndex
+from loong.decision_log.story.phrases import capital, counted, happenings, policy_words
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What a batch does for a request; lengths are tokens, None where the log does not tell them any more."""
+
+    id: RequestId
+    prompt: int | None
+    does: str
+
+
+class BatchStory(msgspec.Struct, frozen=True):
+    """A batch that was planned; seconds are of one step, and None is what is not known."""
+
+    id: int
+    phase: str
+    instances: tuple[int, ...]
+    max_steps: int
+    num_steps: int | None
+    predicted_seconds: float | None
+    seconds: float | None
+    parts: Sequence[Part]
+    why: Sequence[str]
+
+
+def story_of_batch(index: LogIndex, batch_id: int) -> BatchStory | None:
+    """Return what the log tells of a batch; None if that is nothing, or nothing any more."""
+    if batch_id not in index.batches:
+        return None
+    plan, batch = index.batches[batch_id]
+    end = index.batch_ends.get(batch_id)
+    return BatchStory(
+        batch_id,
+        "decode" if not batch.chunks else "mixed" if batch.decodes else "prefill",
+        batch.instance_ids,
+        index.max_steps(batch),
+        None if end is None else end.num_steps,
+        batch.predicted_seconds,
+        None if end is None else end.seconds,
+        list(_parts(index, batch)),
+        list(_why(plan, batch)),
+    )
+
+
+def _parts(index: LogIndex, batch: Batch) -> Iterator[Part]:
+    def prompt(request_id: RequestId) -> int | None:
+        arrived = index.arrivals.get(request_id)
+        return None if arrived is None else arrived.num_prompt_tokens
+
+    for chunk in batch.chunks:
+        span = f"{chunk.first_position:,} to {chunk.stop_position - 1:,}"
+        does = f"prefill of {counted(chunk.num_tokens, 'token')} ({span})"
+        yield Part(chunk.request_id, prompt(chunk.request_id), does)
+    for decode in batch.decodes:
+        does = f"decode from position {decode.first_position:,} on instance {decode.master_id}"
+        yield Part(decode.request_id, prompt(decode.request_id), does)
+
+
+def _why(plan: Planned, batch: Batch) -> Iterator[str]:
+    """The events that the plan was made on, and what the policy says of the batch's requests."""
+    if plan.causes:
+        yield f"{capital(f'planned as {happenings(plan.causes)}')}."
+    own = {*(chunk.request_id for chunk in batch.chunks), *(decode.request_id for decode in batch.decodes)}
+    yield from policy_words(reason for reason in plan.reasons if own & set(reason.request_ids))

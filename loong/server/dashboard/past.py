@@ -1,0 +1,76 @@
+"""How a server has done over minutes and hours: numbers of the whole cluster, sampled at a steady pace."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from loong.core.snapshot import Snapshot
+from loong.decision_log.runs import RequestRun
+from loong.server.cluster import CLUSTER
+from loong.server.insight import Insight
+
+SAMPLE_SECONDS = 2.0
+MAX_BYTES = 2**17  # of samples: an hour and a half
+NUM_FIELDS = 7
+
+
+class Past:
+    """The last samples, and counts of requests that are over.
+
+    A sample is the time, tokens computed and tokens put out since the start, requests that wait and that run,
+    and of those that are over since the start how many had a token, and how many of these met their targets.
+    """
+
+    def __init__(self, insight: Insight, max_bytes: int = MAX_BYTES) -> None:
+        self._insight = insight
+        self._values = array("d")
+        self._max_values = max_bytes // self._values.itemsize // NUM_FIELDS * NUM_FIELDS
+        self.num_judged = self.num_met = 0
+        insight.runs.tell(self._judge)
+
+    def sample(self, snapshot: Snapshot) -> None:
+        """Keep the numbers of a cluster as they are now, in the place of the oldest ones."""
+        stats = snapshot.stats
+        self._values.extend(
+            (
+                snapshot.now,
+                stats.num_computed_tokens,
+                stats.num_output_tokens,
+                len(snapshot.waiting),
+                len(snapshot.running),
+                self.num_judged,
+                self.num_met,
+            )
+        )
+        del self._values[: max(len(self._values) - self._max_values, 0)]
+
+    def samples(self) -> list[tuple[float, ...]]:
+        """Return the samples, oldest first."""
+        values = self._values
+        return [tuple(values[start : start + NUM_FIELDS]) for start in range(0, len(values), NUM_FIELDS)]
+
+    def _judge(self, run: RequestRun) -> None:
+        if run.ttft is None:
+            return
+        target = self._insight.target_of(run)
+        self.num_judged += 1
+        self.num_met += run.ttft <= target.ttft and (run.tpot or 0.0) <= target.tpot
+
+
+PAST = web.AppKey("past", Past)
+
+
+async def keep_past(app: web.Application) -> AsyncIterator[None]:
+    """Sample for as long as the application runs."""
+
+    async def keep() -> None:
+        while True:
+            app[PAST].sample(app[CLUSTER].engine.snapshot())
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    keeping = asyncio.create_task(keep())
+    yield
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
