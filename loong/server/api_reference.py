@@ -25,8 +25,8 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault, and both numbers
   where a limit is passed.
 - With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the pages at
-  `/` and `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user` shares
-  between keys, and `--max-requests-per-key` bounds each.
+  `/` and `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user`
+  shares between keys, and `--max-requests-per-key` bounds each.
 - Browser pages may use the server only if it serves them itself or `--allowed-origins` names their origin.
   What others send gets 403. Without an API key, a server that listens on loopback also refuses a Host that is
   not `localhost`, a loopback address, its `--host`, or the host of an allowed origin.
