@@ -98,6 +98,18 @@ class Page:
             await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
             await asyncio.sleep(PRESS_SECONDS)
 
+    async def drag(self, start: float, end: float, y: float) -> None:
+        """Press the mouse at one place, and release it at another of the same height."""
+        for kind, x, buttons in (
+            ("mouseMoved", start, 0),
+            ("mousePressed", start, 1),
+            ("mouseMoved", end, 1),
+            ("mouseReleased", end, 0),
+        ):
+            await self.send(
+                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=buttons, clickCount=1
+            )
+
     async def click_on(self, selector: str) -> None:
         """Scroll an element into sight and click in its middle."""
         middle = await self.until(
@@ -107,10 +119,11 @@ class Page:
         )
         await self.click(*middle)
 
-    async def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+    async def screenshot(self, path: Path, max_height: int = 1_000_000) -> None:
+        """The page as a PNG, from its top to its end or to `max_height` pixels."""
         metrics = (await self.send("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": metrics["width"], "height": metrics["height"], "scale": 1}
+        height = min(metrics["height"], max_height)
+        clip = {"x": 0, "y": 0, "width": metrics["width"], "height": height, "scale": 1}
         shot = await self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(shot["data"]))  # noqa: ASYNC240  nothing waits
 

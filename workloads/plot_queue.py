@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STRIP_INCHES = 0.62
-WAITING_OPACITY = 0.45
+WAITING_COLORS = {Work.LONG: "#e58a5a", Work.SHORT: "#4a9fd6"}  # of the work's hue, on any paper
 TICK_SHARE = 0.2  # of the strip, for arrivals
 DIGITS = 2  # of how many wait in the mean of a column
 MIN_MOST = 1.0  # that the strip has room for
@@ -75,8 +75,7 @@ def _draw_area(panel: "Axes", floor: Sequence[float], top: Sequence[float], scal
         [*edges, scale.end],
         baseline=lows,
         fill=True,
-        color=work.value,
-        alpha=WAITING_OPACITY,
+        color=WAITING_COLORS[work],
         linewidth=0,
     )
 

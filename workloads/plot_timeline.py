@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from loong.core.placement import InstanceId
 from loong.core.timeline import ClusterHistory
-from loong.workloads.plot_queue import STRIP_INCHES, WAITING_OPACITY, Queue, draw_queue
+from loong.workloads.plot_queue import STRIP_INCHES, WAITING_COLORS, Queue, draw_queue
 from loong.workloads.plot_style import (
     INK,
     ON_COLOR,
@@ -216,7 +216,7 @@ def _draw_legend(figure: "Figure", scale: Scale, *, has_queue: bool) -> None:
             Work.SHORT: "a shorter prompt" if scale.long_prompt else "a prompt",
         }
         handles += [
-            Patch(facecolor=work.value, alpha=WAITING_OPACITY, label=f"{kinds[work]} waits, or its answer")
+            Patch(facecolor=WAITING_COLORS[work], label=f"{kinds[work]} waits, or its answer")
             for work in shown[:-1]
         ]
         for work in shown[:-1]:

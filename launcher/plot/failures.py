@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
 
 from loong.workloads.plot_curves import at_rate
 from loong.workloads.run_document import RuleRuns, RunRow
 
-MAX_REASONS = 3
+MAX_REASONS, MAX_LETTERS = 3, 200
 NO_REASON = "no reason is known"
 
 
@@ -25,8 +28,24 @@ def failures_of(runs: RuleRuns) -> Iterator[str]:
                 )
 
 
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Answer(msgspec.Struct):
+    error: _Error
+
+
+def _short(reason: str) -> str:
+    """The message alone where a server answered with an error of the OpenAI API."""
+    status, brace, rest = reason.partition("{")
+    with suppress(msgspec.MsgspecError):
+        reason = status + msgspec.json.decode((brace + rest).encode(), type=_Answer).error.message
+    return reason if len(reason) <= MAX_LETTERS else f"{reason[:MAX_LETTERS]} ..."
+
+
 def _reasons(runs: Sequence[RunRow], num_failed: int) -> str:
-    counts = Counter(error for run in runs for error in run.errors if error)
+    counts = Counter(_short(error) for run in runs for error in run.errors if error)
     told = [f"{count:,} x {reason}" for reason, count in counts.most_common(MAX_REASONS)]
     if more := sum(counts.values()) - sum(count for _, count in counts.most_common(MAX_REASONS)):
         told.append(f"{more:,} x other reasons")

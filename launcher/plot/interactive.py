@@ -10,6 +10,7 @@ import msgspec
 from loong.core.request_spans import RequestSpan
 from loong.core.timeline import BatchSlice, ClusterHistory
 from loong.launcher.plot.watched import WatchedRun
+from loong.workloads.plot_queue import WAITING_COLORS
 from loong.workloads.plot_style import styles_of
 from loong.workloads.timeline_cells import Scale, Work
 from loong.workloads.waiting import waits_of
@@ -43,6 +44,7 @@ def interactive_page(watched: Mapping[str, WatchedRun], title: str) -> str:
     data = {
         "policies": [_policy(name, one, colors[name], end) for name, one in watched.items()],
         "colors": {work.name.lower(): work.value for work in Work},
+        "waiting_colors": {work.name.lower(): color for work, color in WAITING_COLORS.items()},
         "long_prompt": scale.long_prompt,
         "window": [scale.start, min(scale.end, end)],
     }

@@ -33,7 +33,12 @@ def test_a_request_is_followed_from_its_arrival_to_its_end() -> None:
 
 def test_tokens_of_one_whose_client_left_change_nothing() -> None:
     spans = RequestSpans()
-    for event in (arrived("a", 1.0), RequestAborted(2.0, "a"), produced(3.0, "a", FinishReason.STOP)):
+    for event in (
+        arrived("a", 1.0),
+        RequestAborted(2.0, "a"),
+        RequestAborted(2.5, "a"),
+        produced(3.0, "a", FinishReason.STOP),
+    ):
         spans.took_in(event)
     assert spans.spans() == (RequestSpan("a", 5, 1.0, None, 2.0, "abort"),)
 

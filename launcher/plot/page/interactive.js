@@ -69,7 +69,7 @@ function queueTraces(policy, axis) {
     let waiting = 0;
     const counts = changes.map((change) => (waiting += change));
     return { type: "scatter", mode: "lines", stackgroup: axis, x: times, y: counts, line: { width: 0, shape: "hv", color: runs.colors[kind] },
-      fillcolor: `${runs.colors[kind]}73`, hovertemplate: `%{y} ${kind === "long" ? "long prompts" : "prompts"} wait<extra></extra>`, xaxis: "x", yaxis: axis };
+      fillcolor: runs.waiting_colors[kind], hovertemplate: `%{y} ${kind === "long" ? "long prompts" : "prompts"} wait<extra></extra>`, xaxis: "x", yaxis: axis };
   });
   const most = Math.max(1, ...times.map((_, index) => areas.reduce((sum, area) => sum + area.y[index], 0)));
   return { areas, most };
@@ -120,7 +120,7 @@ function drawRequests() {
   });
   const layout = baseLayout({ height: 420, showlegend: true, dragmode: "zoom", legend: { orientation: "h", y: 1.12 } });
   layout.xaxis = { ...axis({ title: { text: "prompt (tokens), logarithmic" }, type: "log", dtick: 1 }), fixedrange: false };
-  layout.yaxis = { ...axis({ title: { text: "first token (s), logarithmic; a cross missed its SLO" }, type: "log", dtick: 1 }), fixedrange: false };
+  layout.yaxis = { ...axis({ title: { text: "first token (s); a cross missed its SLO" }, type: "log", dtick: 1 }), fixedrange: false };
   Plotly.newPlot("requests", traces, layout, CONFIG).then((plot) => plot.on("plotly_click", open));
 }
 
@@ -195,7 +195,7 @@ function drawLegend() {
   const kinds = runs.long_prompt ? { long: "a long prompt", short: "a shorter prompt" } : { short: "a prompt" };
   byId("legend").replaceChildren(
     ...Object.keys(words).filter((work) => used.has(work)).map((work) => swatch(runs.colors[work], words[work])),
-    ...Object.entries(kinds).map(([kind, text]) => swatch(`${runs.colors[kind]}73`, `${text} waits, or its answer`)),
+    ...Object.entries(kinds).map(([kind, text]) => swatch(runs.waiting_colors[kind], `${text} waits, or its answer`)),
     ...Object.entries(kinds).map(([kind, text]) => swatch(runs.colors[kind], `${text} arrives`, "tick")),
   );
 }

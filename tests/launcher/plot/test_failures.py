@@ -10,7 +10,8 @@ from loong.workloads.run_document import by_rule
 
 
 def test_reasons_are_counted_the_commonest_first(tmp_path: Path) -> None:
-    errors = ["HTTP 503: the queue is full", "", "ConnectionResetError: gone", "HTTP 503: the queue is full"]
+    full = 'HTTP 503: {"error":{"message":"the queue is full","type":"server_error"}}'
+    errors = [full, "", "ConnectionResetError: gone", full]
     (runs,) = by_rule(write_run(tmp_path, [run_row("esp", completed=1, errors=errors)]))
     (sentence,) = failures_of(runs)
     assert sentence.startswith(

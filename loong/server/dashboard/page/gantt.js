@@ -41,7 +41,11 @@ export class Gantt {
   }
 
   draw(state, start, end) {
-    this.rows = state.instances.filter(([, , , kind]) => kind !== "host").map(([id]) => id);
+    this.shown = [...state.batches, ...state.running.map((batch) => ({ ...batch, end: state.now }))]
+      .filter((batch) => batch.end > start && batch.start < end)
+      .sort((a, b) => a.start - b.start);
+    const there = state.instances.filter(([, , , kind]) => kind !== "host").map(([id]) => id);
+    this.rows = [...new Set([...there, ...this.shown.flatMap((batch) => batch.instances)])].sort((a, b) => a - b);
     const height = AXIS + this.rows.length * (BLOCKS + KV + GAP);
     const { context, width } = prepared(this.canvas, height);
     this.context = context;
@@ -51,12 +55,11 @@ export class Gantt {
     this.longPrompt = state.tick.long_prompt;
     const scale = (this.right - LEFT) / (end - start);
     this.x = (time) => LEFT + (Math.min(Math.max(time, start), end) - start) * scale;
-    this.shown = [...state.batches, ...state.running.map((batch) => ({ ...batch, end: state.now }))]
-      .filter((batch) => batch.end > start && batch.start < end)
-      .sort((a, b) => a.start - b.start);
     this.rows.forEach((id, row) => this.drawRow(state, id, this.top(row)));
     this.drawMoves(state.moves.filter((move) => move.end > start && move.start < end));
     this.drawAxis(state.now, height);
+    context.fillStyle = color("dim");
+    if (!this.shown.length) context.fillText("No batch ran in these seconds.", LEFT + 8, BLOCKS / 2);
     this.drawLegend();
   }
 
@@ -107,8 +110,14 @@ export class Gantt {
     this.context.globalAlpha = 1;
   }
 
-  drawKv(samples, [, used, capacity], top) {
+  drawKv(samples, instance, top) {
     const { context } = this, tall = (share) => Math.max(share > 0 ? 1 : 0, share * KV);
+    if (!instance) {
+      context.fillStyle = color("bad");
+      context.fillText("lost", this.right + 5, top + KV / 2);
+      return;
+    }
+    const [, used, capacity] = instance;
     context.fillStyle = color("page");
     context.fillRect(LEFT, top, this.right - LEFT, KV);
     context.fillStyle = color("bar");

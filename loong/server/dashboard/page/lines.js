@@ -50,7 +50,7 @@ export function drawLines(samples, longest) {
   for (const [id, chart] of Object.entries(CHARTS)) {
     const curves = Object.entries(chart.lines).map(([name, [paint, value]]) => ({ name, paint, points: pointsOf(samples, span, value) }));
     const most = chart.most ?? nice(Math.max(1, ...curves.flatMap(({ points }) => points.map(([, value]) => value ?? 0))));
-    drawChart(document.getElementById(id), curves, samples.at(-1)[0], span, most, chart.text);
+    drawChart(document.getElementById(id), curves, { now: samples.at(-1)[0], span, most, ...chart });
     document.getElementById(`${id}-key`).replaceChildren(...curves.map((curve) => keyOf(curve, chart.text)));
   }
 }
@@ -61,13 +61,13 @@ function keyOf({ name, paint, points }, text) {
   return element("span", {}, box, `${name} ${last === null || last === undefined ? "–" : text(last)}`);
 }
 
-function drawChart(canvas, curves, now, span, most, text) {
+function drawChart(canvas, curves, { now, span, most, text }) {
   const { context, width, height } = prepared(canvas, HEIGHT);
   const x = (time) => LEFT + (1 - (now - time) / span) * (width - LEFT - RIGHT);
   const y = (value) => height - BOTTOM - (value / most) * (height - BOTTOM - TOP);
   context.strokeStyle = color("line");
   context.fillStyle = color("dim");
-  for (const value of [0, most / 2, most].filter((mark) => most <= 1 || Number.isInteger(mark))) {
+  for (const value of [0, most / 2, most].filter((mark) => text === percent || Number.isInteger(mark))) {
     context.beginPath();
     context.moveTo(LEFT, y(value));
     context.lineTo(width - RIGHT, y(value));

@@ -9,6 +9,7 @@ import { element, fillTable, percent, seconds, tokens } from "./words.js";
 import { Zoom } from "./zoom.js";
 
 const KEPT_SECONDS = 300, MAX_OVER = 500, RATE_SECONDS = 5;
+const NARROW_PIXELS = 600; // on which half a minute of batches is a blur
 const SAMPLE_SECONDS = 2, MAX_SAMPLES = 2_500;
 const byId = (id) => document.getElementById(id);
 const gantt = new Gantt(byId("gantt"), byId("legend"));
@@ -78,7 +79,7 @@ function points(runs, name) {
 
 function drawNumbers(tick) {
   const first = state.ticks[0], elapsed = tick.now - first.now;
-  const rate = (name) => (elapsed > 0 ? tokens((tick[name] - first[name]) / elapsed) : "0");
+  const rate = (name) => (elapsed > 0 ? tokens((tick[name] - first[name]) / elapsed) : "–");
   const pools = tick.instances.filter(([, , , kind]) => kind !== "host");
   const sum = (index) => pools.reduce((total, pool) => total + pool[index], 0);
   const promised = state.over.filter((run) => run.ttft !== null);
@@ -127,6 +128,7 @@ function tell(text, isBad) {
   byId("state").className = isBad ? "bad" : "";
 }
 
+if (innerWidth < NARROW_PIXELS) byId("window").value = "10";
 byId("pause").onclick = () => {
   isPaused = !isPaused;
   byId("pause").textContent = isPaused ? "Go on" : "Pause";
