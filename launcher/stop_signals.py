@@ -12,17 +12,24 @@ logger = logging.getLogger(__name__)
 class StopSignals:
     """Events of SIGINT, SIGTERM and SIGHUP: the first asks for a drain, the second for its end.
 
-    Only the first `num_heeded` set these events; one beyond those cancels the task. SIGHUP stays ignored
-    if it was, as under `nohup`.
+    Only the first `num_heeded` set these events; one beyond those cancels the task. SIGHUP is never the
+    second: a supervisor or a terminal may send it with another. It stays ignored if it was, as under `nohup`.
     """
 
     def __init__(self) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         self.num_heeded = 0
         self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, self._take)
+            if number != signal.SIGHUP:
+                loop.add_signal_handler(number, self._take)
+            elif signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if not self.first.is_set():
+            self._take()
 
     def _take(self) -> None:
         heeded = (self.first, self.second)[: self.num_heeded]

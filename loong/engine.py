@@ -69,9 +69,9 @@ class Engine:
             prepared = (
                 None if params.json_schema is None else self._executor.prepare_grammar(params.json_schema)
             )
-        except (OverflowError, TypeError, ValueError) as error:  # of what cannot be encoded
+        except (OverflowError, TypeError, ValueError):  # of what cannot be encoded
             logger.exception("request %s cannot be sent to workers", request.request_id)
-            put(ClusterError(f"the request cannot be sent to workers: {error}"))
+            put(ClusterError("the request cannot be sent to workers; the server's log says why"))
             return
         if not self._waiting:
             self._advanced_at = self._executor.now

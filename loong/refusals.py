@@ -8,6 +8,7 @@ from math import inf
 
 from loong.core.check_plan import check_plan
 from loong.core.cost_model import CostModel
+from loong.core.errors import InvalidPlanError
 from loong.core.permitted import permitted_part
 from loong.core.plan import Failure, IterationPlan, KVMigration
 from loong.core.request import RequestId, RequestView
@@ -25,7 +26,7 @@ class Refusals:
     """Replaces a refused plan by one that keeps the rules, so that other requests go on.
 
     A request that a refused part was for is planned again on later events. It fails once it is refused again
-    after everything has ended that was in flight at its first refusal: nothing else can change its case.
+    after everything has ended that was in flight at its first refusal, while nothing else was started.
     """
 
     def __init__(self, record: Callable[[Snapshot, IterationPlan, Exception], str]) -> None:
@@ -43,16 +44,15 @@ class Refusals:
     ) -> IterationPlan:
         """Return what to do after the policy has raised `error`.
 
-        If it plans once one request that waits is left out, that request fails. The newest are tried first.
+        If it plans once one request at rest is left out, that request fails. The newest are tried first.
         """
-        for view in sorted(snapshot.waiting, key=_age, reverse=True)[:MAX_TRIES]:
-            if view.is_plannable:
-                others = tuple(other for other in snapshot.waiting if other is not view)
-                with suppress(Exception):  # then it is not this request alone
-                    plan = policy(replace(snapshot, waiting=others), cost_model)
-                    check_plan(snapshot, plan)
-                    self._log(snapshot, IterationPlan(), error, (view,))
-                    return replace(plan, failures=(*plan.failures, Failure(view.request_id, _REASON)))
+        at_rest = [view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable]
+        for view in sorted(at_rest, key=_age, reverse=True)[:MAX_TRIES]:
+            with suppress(Exception):  # then it is not this request alone
+                plan = policy(_without(snapshot, view), cost_model)
+                check_plan(snapshot, plan)
+                self._log(snapshot, IterationPlan(), error, (view,))
+                return replace(plan, failures=(*plan.failures, Failure(view.request_id, _REASON)))
         return self.amend(snapshot, IterationPlan(), error)
 
     def amend(self, snapshot: Snapshot, plan: IterationPlan, error: Exception) -> IterationPlan:
@@ -71,8 +71,13 @@ class Refusals:
         if not (failing or in_flight or starts_anything):
             failing = _newest(snapshot, permitted.refused_ids)
         self._log(snapshot, plan, error, failing)
-        for request_id in permitted.refused_ids:
-            self._in_flight_at.setdefault(request_id, in_flight)
+        if starts_anything:
+            self._in_flight_at.clear()  # what starts now may change the case of all others
+        else:
+            self._in_flight_at.update(
+                (request_id, self._in_flight_at.get(request_id, in_flight))
+                for request_id in permitted.refused_ids
+            )
         failures = tuple(Failure(view.request_id, _REASON) for view in failing)
         return replace(permitted.plan, failures=permitted.plan.failures + failures)
 
@@ -88,7 +93,9 @@ class Refusals:
             self._logged_at = snapshot.now
             what = f"{type(error).__name__}: {error}"
             kept = self._record(snapshot, plan, error)
-            logger.error("a plan was refused and what keeps the rules is done: %s; %s", what, kept)
+            cause = None if isinstance(error, InvalidPlanError) else error
+            message = "a plan was refused and what keeps the rules is done: %s; %s"
+            logger.error(message, what, kept, exc_info=cause)
         for view in failing:
             logger.error("request %s fails: no valid plan was found for it", view.request_id)
 
@@ -96,6 +103,13 @@ class Refusals:
 def _in_flight(snapshot: Snapshot) -> frozenset[int | KVMigration]:
     batches = (batch.batch_id for batch in (*snapshot.batches, *snapshot.ending))
     return frozenset((*batches, *snapshot.migrations))
+
+
+def _without(snapshot: Snapshot, view: RequestView) -> Snapshot:
+    """Return the snapshot as if a request were not there, though the KV that it holds is still in use."""
+    waiting = tuple(other for other in snapshot.waiting if other is not view)
+    running = tuple(other for other in snapshot.running if other is not view)
+    return replace(snapshot, waiting=waiting, running=running)
 
 
 def _newest(snapshot: Snapshot, refused_ids: frozenset[RequestId]) -> list[RequestView]:

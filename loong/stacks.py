@@ -30,8 +30,11 @@ def stacks_on_request(name: str, then: Callable[[], None] | None = None) -> Iter
     def wait_for_requests() -> None:
         while signal.sigwait([signal.SIGUSR1]) and not is_over.is_set():
             logger.warning("the threads of %s, process %d:\n%s", name, os.getpid(), stacks())
-            if then is not None:
-                then()
+            try:
+                if then is not None:
+                    then()
+            except Exception:  # the next request is answered all the same
+                logger.exception("no more could be found out")
 
     thread = threading.Thread(target=wait_for_requests, name="stacks", daemon=True)
     thread.start()

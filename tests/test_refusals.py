@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import prefill
 from simulation import instances_with, timed_request
+from snapshots import running, snapshot_of, waiting
 
 import loong
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
+from loong.core.errors import InvalidPlanError
 from loong.core.events import Event, TokensProduced
 from loong.core.foresight import Lead
 from loong.core.plan import IterationPlan, Preemption
@@ -47,6 +50,13 @@ def too_much_room(snapshot: Snapshot, plan: IterationPlan) -> IterationPlan:
 def error_while_it_waits(snapshot: Snapshot, plan: IterationPlan) -> IterationPlan:
     """The policy raises an error whenever it sees the bad request wait."""
     if any(view.request_id == "bad" for view in snapshot.waiting):
+        raise ZeroDivisionError("bad")
+    return plan
+
+
+def error_while_it_runs(snapshot: Snapshot, plan: IterationPlan) -> IterationPlan:
+    """The policy raises an error once the bad request has two tokens."""
+    if any(view.request_id == "bad" and view.num_output_tokens > 1 for view in snapshot.running):
         raise ZeroDivisionError("bad")
     return plan
 
@@ -98,7 +108,9 @@ class Failures:
         self.reasons.update((failure.request_id, failure.reason) for failure in plan.failures)
 
 
-@pytest.mark.parametrize("spoil", [too_much_room, error_while_it_waits, moves_what_waits])
+@pytest.mark.parametrize(
+    "spoil", [too_much_room, error_while_it_waits, error_while_it_runs, moves_what_waits]
+)
 def test_a_request_without_a_valid_plan_fails_and_all_others_end(spoil: Spoil, tmp_path: Path) -> None:
     num_tokens, failures = run(spoil, sorted([*GOOD, BAD], key=lambda r: r.arrival_time), tmp_path)
     assert failures.keys() <= {"bad"}
@@ -112,6 +124,18 @@ def test_a_bad_request_alone_fails_at_once(spoil: Spoil, tmp_path: Path) -> None
     num_tokens, failures = run(spoil, [BAD], tmp_path)
     assert not num_tokens
     assert "no valid plan" in failures["bad"]
+
+
+def test_a_request_waits_for_the_one_that_took_the_room_that_it_was_planned_for() -> None:
+    refusals = Refusals(lambda _snapshot, _plan, _error: "nowhere")
+    views = [waiting(name, 30) for name in "ab"]
+    snapshot = snapshot_of([48], views)
+    plan = IterationPlan(tuple(prefill([view], (0,)) for view in views))
+    (taken,) = refusals.amend(snapshot, plan, InvalidPlanError("no room")).batches
+    assert taken.request_ids == ("a",)
+    later = snapshot_of([48], views, [running(1, taken)])
+    again = refusals.amend(later, IterationPlan(plan.batches[1:]), InvalidPlanError("no room"))
+    assert again == IterationPlan()
 
 
 def test_a_refused_plan_is_kept_with_its_snapshot_and_made_again(

@@ -19,7 +19,10 @@ def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
     """Raise `InvalidPlanError`, naming the thing and both numbers, at the first rule that `plan` breaks."""
     case = Case(snapshot, plan)
     for rule in _RULES:
-        rule(case)
+        try:
+            rule(case)
+        except LookupError as error:
+            raise InvalidPlanError(f"the plan names what does not exist: {error!r}") from error
 
 
 @value

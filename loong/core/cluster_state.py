@@ -254,7 +254,8 @@ class ClusterState:
 
     def _fail(self, request_id: RequestId) -> tuple[Instruction, ...]:
         live = self._books.changing(request_id)
-        live.has_ended = True
+        live.has_ended, live.foreseen_at = True, None
+        self._books.leave_if_ending(live)
         self._books.count(num_failed=1)
         return self._books.settle((live,))
 

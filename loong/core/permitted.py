@@ -1,6 +1,6 @@
 """The part of a refused plan that keeps the rules."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from loong.core.check_plan import check_plan
@@ -21,8 +21,8 @@ class PermittedPart:
 def permitted_part(snapshot: Snapshot, plan: IterationPlan) -> PermittedPart:
     """Return the parts of `plan` that keep the rules together, taken one by one in a fixed order.
 
-    What frees KV comes first, so that batches which need that room are kept. A batch that breaks a rule is
-    cut to those of its requests that keep the rules. Decisions are left out: they explain the whole plan.
+    Parts that free KV come first, so that batches which need that room are kept. A batch that breaks a rule
+    is cut to those of its requests that keep the rules. Decisions are left out: they explain the whole plan.
     """
     permitted, kept_ids, refused_ids = IterationPlan(), set[RequestId](), set[RequestId]()
     for part, request_ids in _parts(plan):
@@ -47,12 +47,18 @@ def _permitted_batch(snapshot: Snapshot, permitted: IterationPlan, batch: BatchP
     def is_permitted(part: BatchPlan) -> bool:
         return _keeps_rules(snapshot, replace(permitted, batches=(*permitted.batches, part)))
 
-    if is_permitted(batch):
-        return batch
     kept: list[RequestId] = []
-    for request_id in batch.request_ids:
-        if is_permitted(batch.only_for((*kept, request_id))):
-            kept.append(request_id)
+
+    def keep(request_ids: Sequence[RequestId]) -> None:
+        """Keep what is permitted of these, in halves: a check takes as long as the batch is large."""
+        if is_permitted(batch.only_for((*kept, *request_ids))):
+            kept.extend(request_ids)
+        elif len(request_ids) > 1:
+            middle = len(request_ids) // 2
+            keep(request_ids[:middle])
+            keep(request_ids[middle:])
+
+    keep(batch.request_ids)
     return batch.only_for(kept) if kept else None
 
 

@@ -1,7 +1,7 @@
 """Refused plans in files of their own, which `loong simulate --replay` reads."""
 
-import os
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
@@ -21,11 +21,14 @@ class RefusedPlans:
         """Write one, and return a clause that says where it is, or why it is nowhere."""
         if self._num_files == MAX_FILES:
             return f"{MAX_FILES} such plans were kept before, and this one is not"
-        path = self._folder / f"loong-refused-plan-{os.getpid()}-{self._num_files + 1}.jsonl"
         line = Refused(f"{type(error).__name__}: {error}", snapshot, plan)
         try:
-            path.write_bytes(b"".join(encoded(part) + b"\n" for part in (self._setting, line)))
-        except OSError as failure:
+            text = b"".join(encoded(part) + b"\n" for part in (self._setting, line))
+            with NamedTemporaryFile(
+                prefix="loong-refused-plan-", suffix=".jsonl", dir=self._folder, delete=False
+            ) as file:
+                file.write(text)
+        except (OSError, TypeError, ValueError) as failure:  # of the disk, or of what cannot be encoded
             return f"it could not be kept: {failure}"
         self._num_files += 1
-        return f"`loong simulate --replay {path}` plans it again"
+        return f"`loong simulate --replay {file.name}` plans it again"

@@ -20,7 +20,7 @@ from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, IterationPlan, Preemption
+from loong.core.plan import BatchPlan, Failure, IterationPlan, Preemption
 from loong.core.request import FinishReason, Request, RequestId, RequestView, SamplingParams
 
 PROMPT = (50, 51, 52, 53)
@@ -211,6 +211,17 @@ def test_who_is_aborted_meanwhile_leaves_when_nothing_touches_it() -> None:
     state.apply(RequestAborted(2.0, "r"))
     state.apply(EndForeseen(3.0, 1, 4.0))
     assert not state.snapshot(3.0).request
+    state.check()
+
+
+def test_who_fails_meanwhile_is_counted_as_leaving() -> None:
+    state = foreseen()
+    snapshot = state.snapshot(3.0)
+    assert state.commit(IterationPlan(failures=(Failure("r", "no room"),)), snapshot) == ()
+    assert not state.snapshot(3.0).request
+    assert state.snapshot(3.0).leaving == {0: len(PROMPT)}
+    state.apply(produced(1))
+    assert state.apply(BatchFinished(5.0, 1, 1)) == (ReleaseKV("r", (0,)),)
     state.check()
 
 
