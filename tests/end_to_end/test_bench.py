@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,12 @@ from served import wait_until
 from loong.decision_log.reader import read_log
 from loong.decision_log.story.index import indexed
 from loong.launcher.embedded import ENTRY
+from loong.workloads.scalings import scalings_of
 from loong.workloads.timeline import parse_trace
 
 MARK = "LOONG_TEST_BENCH"  # in the environment of a benchmark and of all that it starts
-LOAD = ("--workload", "mixed", "--length-scale", "1/64", "--request-rate", "inf", "--num-warmups", "0")
+SHORT = ("--length-scale", "1/64", "--output-scale", "1/64")  # prompts and answers
+LOAD = ("--workload", "mixed", *SHORT, "--request-rate", "inf", "--num-warmups", "0")
 RELAXED = ("--goodput", "ttft:60000")
 # The longest of these prompts need all four pools, others two or three, and many share one; small chunks let
 # a prompt that began on few instances go on with more.
@@ -67,6 +70,8 @@ def assert_all_requests_are_in_trace_and_log(folder: Path, run: dict[str, Any]) 
     assert set(run["request_ids"]) == {span.request_id for span in history.requests}
     assert set(run["request_ids"]) <= index.arrivals.keys()
     assert set(run["request_ids"]) == {name for batch in history.batches for name in batch.request_ids}
+    scalings = Counter(scaling.is_up for scaling in scalings_of(history))
+    assert (scalings[True], scalings[False]) == (run["num_scale_ups"], run["num_scale_downs"])
 
 
 def test_elastic_groups_change_and_keep_kv_where_static_ones_stay_as_they_are(tmp_path: Path) -> None:
