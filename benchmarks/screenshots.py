@@ -10,12 +10,12 @@ import os
 import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
+import numpy as np
 from browser import Page, browser_page
 from dashboard_check import load, server
 from PIL import Image
@@ -59,9 +59,11 @@ class Album:
 
 def with_fewer_colors(picture: Image.Image) -> Image.Image:
     """A third of the bytes: the commonest colors stay, the others (of edges) become the nearest of these."""
-    counts = Counter(picture.getdata())
+    pixels = np.asarray(picture).reshape(-1, 3)
+    colors, counts = np.unique(pixels, axis=0, return_counts=True)
+    commonest = colors[np.argsort(counts)[::-1][:NUM_COLORS]]
     palette = Image.new("P", (1, 1))
-    palette.putpalette([part for color, _ in counts.most_common(NUM_COLORS) for part in color])
+    palette.putpalette(commonest.reshape(-1).tolist())
     return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 

@@ -19,6 +19,7 @@ from loong.workloads.plot_style import (
     new_figure,
     say_nothing_to_show,
 )
+from loong.workloads.scalings import Scaling, scalings_of
 from loong.workloads.timeline_cells import (
     NUM_COLUMNS,
     Cell,
@@ -41,6 +42,8 @@ AXES_INCHES = 9.2  # about, of the time axis
 ROW_INCHES = 0.5
 MAX_INCHES = 24.0  # of all rows, which are lower for many instances
 MIN_LABEL_INCHES = 0.3  # of a row that has room for words
+SCALING_MARKERS = {True: "^", False: "v"}  # by whether the group grows
+SCALING_POINTS = 4
 MAX_TICKS = 48
 NUM_LEGEND_COLUMNS = 3
 LABEL_POINTS = 7
@@ -98,6 +101,7 @@ def _draw_panel(panel: "Axes", history: ClusterHistory, scale: Scale, *, has_lab
         _draw_boxes(panel, of_color, color, opacity)
     if has_labels:
         _draw_labels(panel, rows, height, scale)
+    _draw_scalings(panel, list(scalings_of(history)), height, scale)
     _draw_axes(panel, list(rows), scale)
     if not rows:
         say_nothing_to_show(panel, "no batch ran")
@@ -173,6 +177,26 @@ def _draw_labels(
                 )
 
 
+def _draw_scalings(
+    panel: "Axes", scalings: Sequence[Scaling], height: Mapping[InstanceId, float], scale: Scale
+) -> None:
+    """Mark where groups grow and shrink, on the first row of the group that then is."""
+    for is_up, marker in SCALING_MARKERS.items():
+        shown = [one.batch for one in scalings if one.is_up is is_up]
+        shown = [batch for batch in shown if scale.start <= batch.started_at < scale.end]
+        (marks,) = panel.plot(
+            [batch.started_at for batch in shown],
+            [height[min(batch.group.instance_ids)] + BAR_TOP for batch in shown],
+            linestyle="",
+            marker=marker,
+            markersize=SCALING_POINTS,
+            color=INK,
+            clip_on=False,
+            zorder=5,
+        )
+        marks.set_in_layout(False)  # where there are none, they are nowhere
+
+
 def _labels(cells: Sequence[Cell]) -> Iterator[str]:
     """What to write, the longest first."""
     dop = f"DoP {len(cells[0].members)}"
@@ -223,6 +247,12 @@ def _draw_legend(figure: "Figure", scale: Scale, *, has_queue: bool) -> None:
             tick = Line2D([], [], color=work.value, marker="|", linestyle="", markersize=9)
             tick.set_label(f"{kinds[work]} arrives")
             handles.append(tick)
+    for is_up, words_of_change in ((True, "scale-up: its group grows"), (False, "scale-down: it shrinks")):
+        mark = Line2D(
+            [], [], color=INK, marker=SCALING_MARKERS[is_up], linestyle="", markersize=SCALING_POINTS
+        )
+        mark.set_label(words_of_change)
+        handles.append(mark)
     if scale.peak_kv:
         handles.append(
             Patch(

@@ -46,7 +46,7 @@ class RunFiles:
         return None
 
     def decisions_of(self, run: RunRow) -> LogIndex | None:
-        """Return what was decided in a run; None if it has no decision log, or that is gone.
+        """Return what was decided in a run; None if it has no decision log, or that is gone or empty.
 
         Raises:
             ConfigError: the file is no decision log.
@@ -54,7 +54,7 @@ class RunFiles:
         for folder, document in self.documents:
             if run.decision_log is not None and run in document.runs:
                 path = folder / run.decision_log
-                return indexed(read_log(path)) if path.exists() else None
+                return indexed(read_log(path)) if path.exists() and path.stat().st_size else None
         return None
 
 

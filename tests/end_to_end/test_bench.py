@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any
 
 from served import wait_until
 
+from loong.decision_log.reader import read_log
+from loong.decision_log.story.index import indexed
 from loong.launcher.embedded import ENTRY
+from loong.workloads.scalings import scalings_of
+from loong.workloads.timeline import parse_trace
 
 MARK = "LOONG_TEST_BENCH"  # in the environment of a benchmark and of all that it starts
-LOAD = ("--workload", "mixed", "--length-scale", "1/64", "--request-rate", "inf", "--num-warmups", "0")
+SHORT = ("--length-scale", "1/64", "--output-scale", "1/64")  # prompts and answers
+LOAD = ("--workload", "mixed", *SHORT, "--request-rate", "inf", "--num-warmups", "0")
 RELAXED = ("--goodput", "ttft:60000")
 # The longest of these prompts need all four pools, others two or three, and many share one; small chunks let
 # a prompt that began on few instances go on with more.
@@ -57,6 +63,17 @@ def dops_of(run: dict[str, Any]) -> set[int]:
     return {int(dop) for dop, num_batches in run["num_batches_by_dop"].items() if num_batches}
 
 
+def assert_all_requests_are_in_trace_and_log(folder: Path, run: dict[str, Any]) -> None:
+    """What the client noted, what the server did and why are of the same requests."""
+    history = parse_trace((folder / run["trace"]).read_bytes())
+    index = indexed(read_log(folder / run["decision_log"]))
+    assert set(run["request_ids"]) == {span.request_id for span in history.requests}
+    assert set(run["request_ids"]) <= index.arrivals.keys()
+    assert set(run["request_ids"]) == {name for batch in history.batches for name in batch.request_ids}
+    scalings = Counter(scaling.is_up for scaling in scalings_of(history))
+    assert (scalings[True], scalings[False]) == (run["num_scale_ups"], run["num_scale_downs"])
+
+
 def test_elastic_groups_change_and_keep_kv_where_static_ones_stay_as_they_are(tmp_path: Path) -> None:
     with benchmark(tmp_path, *ELASTIC, SMALL, "--policy", "esp,static-sp") as process:
         wait_until(lambda: len(processes_of(tmp_path)) >= 6, 60, "benchmark, server and four workers")
@@ -68,6 +85,9 @@ def test_elastic_groups_change_and_keep_kv_where_static_ones_stay_as_they_are(tm
         (30, 30, 0)
     ] * 2
     assert len(dops_of(runs["esp"])) >= 2
+    for run in runs.values():
+        assert_all_requests_are_in_trace_and_log(tmp_path, run)
+    assert "as <code>loong explain</code> tells them" in (tmp_path / "report.html").read_text()
     assert runs["esp"]["num_scale_ups"] + runs["esp"]["num_scale_downs"] > 0
     assert runs["esp"]["num_retained_tokens"] > 0
     assert dops_of(runs["static-sp"]) == {4}

@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel-size", type=int)
     for target in ("--target-ttft", "--target-tpot", "--ttft-factor"):
         parser.add_argument(target, type=float)
+    parser.add_argument("--decision-log", type=Path, help="has nothing to write there")
     parser.add_argument("--max-model-len", type=int, default=1_000_000)
     parser.add_argument("--fail-over", type=int, help="fail requests with longer prompts")
     parser.add_argument("--fail-to-start-as", metavar="POLICY")
