@@ -279,7 +279,8 @@ class WorkersExecutor:
         try:
             await begun
         except ClusterError:
-            number, _ = self._answers.expect("drop a trace")
+            number, dropped = self._answers.expect("drop a trace", MAX_TRACE_START_SECONDS)
+            dropped.add_done_callback(lambda done: done.exception())  # nobody waits for it
             self._send(self._endpoints.commands, encode(EndTrace(number, None)))
             raise
 

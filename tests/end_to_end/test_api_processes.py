@@ -13,25 +13,16 @@ from loong.server.listen import bound_socket
 FLAGS = ("--api-server-count", "2", "--num-instances", "1")
 
 
-def stream_of(server: Served, num_tokens: int) -> openai.Stream[openai.types.Completion]:
-    """A stream of so many tokens, of which one has come."""
-    stream = server.client.completions.create(
-        model="loong-tiny", prompt="x", max_tokens=num_tokens, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(stream)
-    return stream
-
-
 def endless_stream(server: Served) -> openai.Stream[openai.types.Completion]:
     """A stream that goes on."""
-    return stream_of(server, 60000)
+    return server.stream_of(60000)
 
 
 def test_clients_leave_and_stay_and_a_signal_lets_those_that_stay_finish(tmp_path: Path) -> None:
     with served(tmp_path, *FLAGS) as server:
         endless_stream(server).close()
         wait_until(lambda: server.metric("loong:instance_kv_tokens") == 0, 10, "the KV to be free")
-        stream = stream_of(server, 400)
+        stream = server.stream_of(400)
         processes = server.worker_pids()
         assert len(processes) == 3
         server.process.send_signal(signal.SIGTERM)
@@ -45,7 +36,7 @@ def test_clients_leave_and_stay_and_a_signal_lets_those_that_stay_finish(tmp_pat
 
 def test_a_signal_while_some_processes_still_start_lets_requests_at_the_others_finish(tmp_path: Path) -> None:
     with served(tmp_path, "--api-server-count", "8", "--num-instances", "1") as server:
-        stream = stream_of(server, 100)  # as soon as one process answers
+        stream = server.stream_of(100)  # as soon as one process answers
         server.process.send_signal(signal.SIGTERM)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         assert server.process.wait(60) == 0

@@ -23,15 +23,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-def stream_of(server: Served, num_tokens: int) -> openai.Stream[openai.types.Completion]:
-    """A stream of which one token has come."""
-    stream = server.client.completions.create(
-        model="loong-tiny", prompt="x", max_tokens=num_tokens, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(stream)
-    return stream
-
-
 def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
@@ -53,19 +44,19 @@ def stopped(pids: Iterable[int]) -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["the engine", "all"])
 def test_a_pause_loses_no_worker_and_no_request(server: Served, kind: str) -> None:
     workers = server.worker_pids()
-    stream = stream_of(server, 200)
+    stream = server.stream_of(200)
     with stopped([server.process.pid, *(workers if kind == "all" else ())]):
         time.sleep(1.5 * MAX_SILENCE)  # the pause itself: nothing else is waited for
     assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-    next(stream_of(server, 5))
+    next(server.stream_of(5))
     assert server.worker_pids() == workers
 
 
 def test_a_worker_that_stops_ends_streams_with_an_error(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "2", is_hasty=True) as server:
         workers = server.worker_pids()
-        stream = stream_of(server, 60_000)
+        stream = server.stream_of(60_000)
         with stopped(workers[1:]), pytest.raises(openai.APIError, match="has stopped"):
             list(stream)
         assert f"instance 1 was lost: it was silent for {MAX_SILENCE:g} s" in server.log

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
-import openai
 import pytest
 from child_processes import children_of
 from served import Served, assert_gone, free_port, served, wait_until
@@ -75,17 +74,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, reader: LogReader) -> Itera
         yield running
 
 
-def stream_of(server: Served, num_tokens: int) -> openai.Stream[openai.types.Completion]:
-    """A stream of a number of tokens, of which one has come."""
-    stream = server.client.completions.create(
-        model="loong-tiny", prompt="x", max_tokens=num_tokens, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(stream)
-    return stream
-
-
 def answers(server: Served) -> bool:
-    return [chunk.choices[0].finish_reason for chunk in stream_of(server, 10)][-1] == "length"
+    return [chunk.choices[0].finish_reason for chunk in server.stream_of(10)][-1] == "length"
 
 
 def processes_of(server: Served) -> list[int]:
@@ -112,7 +102,7 @@ def test_a_log_that_nobody_reads_stops_nobody_and_says_what_it_lacks(
 ) -> None:
     with reader.paused():
         for _ in range(60):
-            stream_of(server, 1000).close()
+            server.stream_of(1000).close()
         assert answers(server)
         fill_log(server)
         assert answers(server)
@@ -124,7 +114,7 @@ def test_one_signal_shows_the_stacks_of_all_processes_and_the_schedulers_state(
     server: Served, reader: LogReader
 ) -> None:
     begin = len(reader.text)
-    stream = stream_of(server, 60000)
+    stream = server.stream_of(60000)
     for pid in processes_of(server):
         os.kill(pid, signal.SIGUSR2)
     server.process.send_signal(signal.SIGUSR1)
@@ -151,7 +141,7 @@ def test_a_signal_to_all_processes_lets_open_requests_finish_with_no_stream_and_
         ) as server,
     ):
         processes = processes_of(server)
-        stream = stream_of(server, 400)
+        stream = server.stream_of(400)
         assert [*Path(folder).iterdir()]
         for pid in processes:
             os.kill(pid, signal.SIGTERM)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import httpx
 from child_processes import children_of
-from openai import OpenAI
+from openai import OpenAI, Stream
+from openai.types import Completion
 
 from loong.launcher.embedded import ENTRY
 
@@ -59,6 +60,18 @@ class Served:
     def client(self) -> OpenAI:
         """The official client."""
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def stream_of(self, num_tokens: int) -> Stream[Completion]:
+        """Begin a stream of a number of tokens, and return it once one has come."""
+        stream = self.client.completions.create(
+            model="loong-tiny",
+            prompt="x",
+            max_tokens=num_tokens,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(stream)
+        return stream
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
