@@ -109,13 +109,14 @@ def served(
     with log_path.open("wb") as log:
         entry = _HASTY_ENTRY if is_hasty else ENTRY
         command = [sys.executable, "-c", entry, "serve", "--port", str(port), *arguments]
-        process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" {redirections}', "sh", *command],
-            stdout=log,
-            stderr=stderr,
-            cwd=directory,
-            env={**os.environ, **(environment or {})},
-        )
+        with _hangups_heeded():
+            process = subprocess.Popen(
+                ["sh", "-c", f'exec "$@" {redirections}', "sh", *command],
+                stdout=log,
+                stderr=stderr,
+                cwd=directory,
+                env={**os.environ, **(environment or {})},
+            )
     if stderr != subprocess.STDOUT:
         os.close(stderr)
     server = Served(process, f"http://127.0.0.1:{port}", log_path)
@@ -129,6 +130,16 @@ def served(
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def _hangups_heeded() -> Iterator[None]:
+    """Let processes that start meanwhile heed SIGHUP, though the tests may run under `nohup`."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def assert_gone(pids: Sequence[int], timeout: float = 10) -> None:
