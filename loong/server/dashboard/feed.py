@@ -125,7 +125,7 @@ class Feed:
             health=None if health.is_alive else health.message,
             instances=[(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value) for i in snapshot.instances],
             ended=[_ended(batch) for batch in islice(batches, MAX_BATCHES)],
-            running=[_running(batch) for batch in (*snapshot.ending, *snapshot.batches)],
+            running=[_running(b) for b in (*snapshot.ending, *snapshot.batches) if b.has_started],
             moves=[_move(move) for move in moves if move.is_committed],
             queue=_buckets(snapshot),
             live=[self._run(run, snapshot) for run in islice(insight.runs.live, MAX_LIVE)],

@@ -76,7 +76,9 @@ export class Gantt {
     context.fillText(String(id), 4, top + BLOCKS / 2);
     context.fillStyle = color("page");
     context.fillRect(LEFT, top, this.right - LEFT, BLOCKS);
-    const own = this.shown.filter((batch) => batch.instances.includes(id));
+    const own = this.shown
+      .filter((batch) => batch.instances.includes(id))
+      .map((batch, i, all) => ({ ...batch, end: Math.min(batch.end, all[i + 1]?.start ?? Infinity) }));
     for (const block of merged(own, this.x)) {
       const left = this.x(block.start), wide = Math.max(1, this.x(block.end) - left);
       context.fillStyle = fill(block.name, block.phase);
