@@ -86,6 +86,15 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchBegun:
+    """An instance has begun a batch, and has ended all before."""
+
+    batch_id: int
+    instance_id: InstanceId
+    tp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """A master sampled the tokens of one step; whether it is the last is not known yet."""
 
@@ -139,7 +148,7 @@ class WorkerFailed:
 
 
 Report: TypeAlias = (
-    WorkerReady | Heartbeat | StepDone | BatchDone | MigrationDone | CommandDone | WorkerFailed
+    WorkerReady | Heartbeat | BatchBegun | StepDone | BatchDone | MigrationDone | CommandDone | WorkerFailed
 )
 
 _COMMANDS: tuple[type[Command], ...] = (
@@ -156,6 +165,7 @@ _COMMANDS: tuple[type[Command], ...] = (
 _REPORTS: tuple[type[Report], ...] = (
     WorkerReady,
     Heartbeat,
+    BatchBegun,
     StepDone,
     BatchDone,
     MigrationDone,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loong.core.cost_model import CostModel, PrefillTerms
-from loong.core.events import BatchFinished, Event, InstanceLost
+from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost
 from loong.core.instructions import ExtendLease, Instruction, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
@@ -19,10 +19,10 @@ from loong.scheduler.calibration import CalibratedCostModel, Calibration, kind_o
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A batch, and when it was told."""
+    """A batch, and since when it has run, or since when it was told if it has not begun."""
 
     batch: RunBatch
-    told_at: float
+    started_at: float
 
 
 class Recalibration:
@@ -47,6 +47,9 @@ class Recalibration:
     def took_in(self, event: Event, /) -> None:
         """Compare what has finished with what was predicted."""
         match event:
+            case BatchStarted():
+                if (running := self._running.get(event.batch_id)) is not None:
+                    self._running[event.batch_id] = replace(running, started_at=event.time)
             case BatchFinished():
                 if (running := self._running.pop(event.batch_id, None)) is not None:
                     self._learn(running, event)
@@ -80,12 +83,13 @@ class Recalibration:
 
     def _learn(self, running: _Running, finished: BatchFinished) -> None:
         batch, group = running.batch, running.batch.plan.group.instance_ids
-        started_at = self._rests.start(group, running.told_at)
-        have_rested = self._rests.have_rested(group, started_at)
+        have_rested = self._rests.have_rested(group, running.started_at)
         placements = {given.request_id: given.placement for given in batch.inputs}
         steps = batch_work(batch.plan, placements, finished.num_steps, have_rested=have_rested)
         predicted = sum(count * self.base.step_time(work) for work, count in steps)
-        calibration = self.calibration.observe(kind_of(steps[0][0]), predicted, finished.time - started_at)
+        calibration = self.calibration.observe(
+            kind_of(steps[0][0]), predicted, finished.time - running.started_at
+        )
         self.corrected = CalibratedCostModel(self.base, calibration)
 
 

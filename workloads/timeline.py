@@ -91,8 +91,8 @@ def parse_trace(trace: bytes) -> ClusterHistory:
 
 
 def _batch(parts: list[tuple[_WireEvent, _WireBatch]]) -> BatchSlice:
-    """A batch of its slices, one on the track of each instance of its group."""
-    event, batch = parts[0]
+    """A batch of its slices, one on the track of each instance of its group, which may end at other times."""
+    event, batch = max(parts, key=lambda part: part[0].ended_at)
     on = {int(event.tid): part for event, part in parts}
     members = [(i, on[i]) for i in batch.group if i in on]
     return BatchSlice(

@@ -11,6 +11,7 @@ from loong.decision_log.lines import (
     Arrived,
     Batch,
     BatchEnded,
+    BatchStarted,
     InstanceLost,
     InstanceState,
     Line,
@@ -46,6 +47,7 @@ class _Reading:
     prompts: dict[str, int] = field(default_factory=dict)
     kv_used: dict[int, int] = field(default_factory=dict)
     running: dict[int, tuple[Batch, Mapping[int, int]]] = field(default_factory=dict)
+    started: dict[int, float] = field(default_factory=dict)
     moving: dict[int, tuple[Migration, float]] = field(default_factory=dict)
     over: list[RequestRun] = field(default_factory=list)
     runs: RequestRuns = field(default_factory=RequestRuns)
@@ -62,6 +64,8 @@ class _Reading:
                 self._see(line.instances)
             case Planned():
                 self._plan(line)
+            case BatchStarted():
+                self.started[line.batch_id] = line.time
             case BatchEnded() if line.batch_id in self.running:
                 self.batches.append(self._slice(*self.running.pop(line.batch_id), line))
             case MigrationEnded() if line.migration_id in self.moving:
@@ -90,7 +94,7 @@ class _Reading:
         return reserved
 
     def _slice(self, batch: Batch, reserved: Mapping[int, int], end: BatchEnded) -> BatchSlice:
-        """A batch that is over, which may have been told while another ran.
+        """A batch that is over.
 
         What its pools hold then is not told, so it is what they held with it.
         """
@@ -100,7 +104,7 @@ class _Reading:
             batch.batch_id,
             ESPGroup(batch.instance_ids),
             phase,
-            end.time - end.num_steps * end.seconds,
+            self.started.pop(end.batch_id),
             end.time,
             (*(chunk.request_id for chunk in batch.chunks), *(one.request_id for one in batch.decodes)),
             counts,

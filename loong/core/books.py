@@ -213,11 +213,9 @@ class Books:
             if batch.ends_at is not None and not group.isdisjoint(batch.plan.group.instance_ids)
         }
 
-    def begin_behind(self, batch_id: int, ended: InFlightBatch, now: float) -> bool:
-        """Let batches begin that were told behind one that has ended; whether all its instances have one."""
-        for batch in self.batches.values():
-            batch.see_end(batch_id, now)
-        return all(self.instances[i].batch_id is not None for i in ended.plan.group.instance_ids)
+    def are_busy(self, instance_ids: Iterable[InstanceId]) -> bool:
+        """Return whether each of these instances has a batch."""
+        return all(self.instances[i].batch_id is not None for i in instance_ids)
 
     def _fork(self, leader: LiveRequest) -> list[LiveRequest]:
         """Let the forks of a request begin: all KV that it has is theirs too. Returns them."""

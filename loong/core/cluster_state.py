@@ -9,6 +9,7 @@ from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     EndForeseen,
     Event,
     InstanceJoined,
@@ -80,8 +81,9 @@ class ClusterState:
     def calls_for_a_plan(self, event: Event) -> bool:
         """Whether a policy may want to act on an event just applied.
 
-        It may on all but tokens with which no request ends, unless their lease comes near its end; and on the
-        end of a batch, unless it was foreseen, its instances have others, and it leaves no more room.
+        It may on all but the start of a batch; tokens with which no request ends, unless their lease comes
+        near its end; and the end of a batch that was foreseen, if its instances have others and it leaves no
+        more room.
         """
         match event:
             case TokensProduced():
@@ -90,6 +92,8 @@ class ClusterState:
                 batch = self._books.batches.get(event.batch_id)
                 has_come_near = batch is not None and batch.has_come_near_its_end(event.step)
                 return has_come_near or any(map(_finish_reason, event.tokens))
+            case BatchStarted():
+                return False
             case EndForeseen():
                 return event.batch_id in self._books.ending
             case BatchFinished():
@@ -107,6 +111,8 @@ class ClusterState:
                 return self._arrive(event.request)
             case TokensProduced():
                 return self._produce(event)
+            case BatchStarted():
+                return self._see_start(event)
             case EndForeseen():
                 return self._foresee(event)
             case BatchFinished():
@@ -146,6 +152,13 @@ class ClusterState:
         self._books.counts["num_output_tokens"] += len(lives)
         return ()
 
+    def _see_start(self, event: BatchStarted) -> tuple[Instruction, ...]:
+        batch = self._in_flight(event.batch_id)
+        if batch is None:
+            raise InvalidEventError(f"batch {event.batch_id} started, but is not in flight")
+        batch.start(event.time)
+        return ()
+
     def _in_flight(self, batch_id: int) -> InFlightBatch | None:
         return self._books.batches.get(batch_id) or self._books.ending.get(batch_id)
 
@@ -166,7 +179,7 @@ class ClusterState:
             self._was_foreseen = False
             return books.settle(books.close_batch(event.batch_id))
         released = books.settle(books.close_ending(event.batch_id))
-        self._was_foreseen = books.begin_behind(event.batch_id, batch, event.time) and not released
+        self._was_foreseen = books.are_busy(batch.plan.group.instance_ids) and not released
         return released
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
@@ -214,8 +227,6 @@ class ClusterState:
         voided = [n for n, batch in books.ending.items() if instance_id in batch.plan.group.instance_ids]
         for batch_id in voided:
             hit_ids.update(live.request.request_id for live in books.close_ending(batch_id))
-            for batch in books.batches.values():
-                batch.behind.discard(batch_id)
         for request_id in hit_ids:
             books.changing(request_id).has_lost_kv = True
         if instance.batch_id is not None:
@@ -271,10 +282,9 @@ class ClusterState:
         given = zip(inputs, lives, strict=True)
         sampling = [live for i, live in given if i.sampling_params is not None]
         sampled = {r.request.request_id: r for live in sampling for r in (live, *live.forks)}
-        ends = self._books.ending_on(plan)
-        start = max([now, *ends.values()])
+        start = max([now, *self._books.ending_on(plan).values()])
         running = RunningBatch(batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start)
-        self._books.open_batch(InFlightBatch(running, sampled, set(ends)))
+        self._books.open_batch(InFlightBatch(running, sampled))
         return RunBatch(batch_id, plan, inputs)
 
     def _extend_lease(self, extension: LeaseExtension, snapshot: Snapshot) -> ExtendLease:

@@ -34,6 +34,17 @@ class RequestArrived:
     request: Request
 
 
+@dataclass(frozen=True, slots=True)
+class BatchStarted:
+    """All instances of a batch's group have begun it, or some are done with their part already.
+
+    Its tokens and its end come after, and so do the starts of later batches on its instances.
+    """
+
+    time: float
+    batch_id: int
+
+
 @value
 class TokensProduced:
     """Some masters of a batch sampled the tokens of one step."""
@@ -103,6 +114,7 @@ class Drained:
 
 Event: TypeAlias = (
     RequestArrived
+    | BatchStarted
     | TokensProduced
     | EndForeseen
     | BatchFinished

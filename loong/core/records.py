@@ -130,13 +130,11 @@ class InFlightBatch:
     """A batch in flight, as policies see it; `sampled` are the requests that get a token at each step.
 
     Those whose prompts it ends get theirs together with their forks, which the plan does not name.
-    `num_tokens` is how many each has got, `ends_at` when its end is foreseen. It begins when those that it is
-    `behind` have ended, which were ending when it was told.
+    `num_tokens` is how many each has got, `ends_at` when its end is foreseen.
     """
 
     running: RunningBatch
     sampled: dict[RequestId, LiveRequest]
-    behind: set[int] = field(default_factory=set)
     ends_at: float | None = None
     num_tokens: dict[RequestId, int] = field(init=False)
 
@@ -208,12 +206,11 @@ class InFlightBatch:
         running, first = self.running, max(1, self.plan.num_steps - EXTENSION_STEPS)
         return step + 1 == running.num_steps_taken == first and running.is_ending
 
-    def see_end(self, batch_id: int, time: float) -> None:
-        """Begin now, if that was the last batch that it is behind, and it has not begun with less."""
-        if batch_id in self.behind:
-            self.behind.discard(batch_id)
-            if not self.behind and not self.running.num_steps_taken:
-                self.running = replace(self.running, started_at=time, stepped_at=time)
+    def start(self, time: float) -> None:
+        """Take in that its group has begun it. Raises `InvalidEventError` if it had before."""
+        if self.running.has_started or self.running.num_steps_taken:
+            raise InvalidEventError(f"batch {self.running.batch_id} started, but has started before")
+        self.running = replace(self.running, started_at=time, stepped_at=time, has_started=True)
 
     def extend(self, plan: BatchPlan) -> None:
         """Go on with `plan`, the same lease with more steps."""

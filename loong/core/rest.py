@@ -1,4 +1,4 @@
-"""Until when instances have worked: when they begin with what comes next, and whether slowly."""
+"""Until when instances have worked, and so whether they begin slowly with what comes next."""
 
 from collections.abc import Iterable
 
@@ -16,10 +16,6 @@ class Rests:
     def work(self, instance_ids: Iterable[InstanceId], until: float) -> None:
         """These have worked."""
         self._worked_until.update(dict.fromkeys(instance_ids, until))
-
-    def start(self, instance_ids: Iterable[InstanceId], told_at: float) -> float:
-        """When these begin with a batch that they were told at this time, perhaps behind another."""
-        return max([told_at, *(self._worked_until.get(i, 0.0) for i in instance_ids)])
 
     def have_rested(self, instance_ids: Iterable[InstanceId], now: float) -> bool:
         """Whether one of these, none of which works now, has rested before."""

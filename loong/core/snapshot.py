@@ -17,7 +17,7 @@ EXTENSION_STEPS = 8  # before the end of a lease a policy is asked whether it is
 class RunningBatch:
     """A batch in flight.
 
-    `started_at` is foreseen while one before it is ending. `stepped_at` is when the step that runs now began,
+    `started_at` is foreseen until the batch `has_started`. `stepped_at` is when the step that runs now began,
     as the tokens of the one before told. `last_step` is the step before which its lease is to end. A group
     that hears of it too late goes beyond, but never beyond `plan.num_steps`.
     """
@@ -28,6 +28,7 @@ class RunningBatch:
     num_steps_taken: int
     last_step: int
     stepped_at: float
+    has_started: bool = False
 
     @property
     def is_extendable(self) -> bool:
@@ -51,7 +52,9 @@ class RunningBatch:
 
     def after(self, step: int, time: float) -> "RunningBatch":
         """The same batch when it has taken `step`, as told at `time`."""
-        return RunningBatch(self.batch_id, self.plan, self.started_at, step + 1, self.last_step, time)
+        return RunningBatch(
+            self.batch_id, self.plan, self.started_at, step + 1, self.last_step, time, self.has_started
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
-from loong.core.events import BatchFinished, Event, InstanceLost, MigrationFinished
+from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost, MigrationFinished
 from loong.core.instance import ESPGroup
 from loong.core.instructions import Instruction, MoveKV, RunBatch
 from loong.core.latest import Latest
@@ -11,7 +12,6 @@ from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.request_spans import RequestSpan, RequestSpans
-from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 
 MAX_BATCH_BYTES = 2**25  # of the slices of batches that are kept
@@ -81,6 +81,19 @@ class ClusterHistory:
         """When the last batch ended; 0 if there is none."""
         return max((batch.ended_at for batch in self.batches), default=0.0)
 
+    def on(self, instance_id: InstanceId) -> list[BatchSlice]:
+        """Return what an instance ran, in order.
+
+        A batch that other members of its group ended later ends where the next one begins here.
+        """
+        own = [batch for batch in self.batches if instance_id in batch.group.instance_ids]
+        own.sort(key=lambda batch: (batch.started_at, batch.batch_id))
+        starts = [*(batch.started_at for batch in own[1:]), inf]
+        return [
+            replace(batch, ended_at=min(batch.ended_at, start))
+            for batch, start in zip(own, starts, strict=True)
+        ]
+
     def after(self, time: float) -> "ClusterHistory":
         """What started after `time`, on a clock that is 0 at the first request or batch left."""
         batches = [batch for batch in self.batches if batch.started_at > time]
@@ -103,9 +116,10 @@ class Timeline:
         self._batches = Latest(max_batch_bytes, _size_of_slice)
         self._moves = Latest(max_move_bytes, _size_of_move)
         self._requests = RequestSpans()
-        self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}  # and when they were told
+        self._running: dict[
+            int, tuple[RunBatch, float, TokensOf]
+        ] = {}  # and since when, or since they were told
         self._ended: list[BatchSlice] = []  # since the last plan, as if their pools held what was reserved
-        self._rests = Rests()
         self._moving: dict[int, tuple[MoveKV, float]] = {}
         self._kv_capacity: dict[InstanceId, int] = {}
 
@@ -117,10 +131,11 @@ class Timeline:
     def took_in(self, event: Event, /) -> None:
         """Keep what ended, and forget what a lost instance took part in: it never ends."""
         self._requests.took_in(event)
-        if isinstance(event, BatchFinished) and event.batch_id in self._running:
-            told, told_at, reserved = self._running.pop(event.batch_id)
-            started_at = self._rests.start(told.plan.group.instance_ids, told_at)
-            self._rests.work(told.plan.group.instance_ids, event.time)
+        if isinstance(event, BatchStarted) and event.batch_id in self._running:
+            told, _, reserved = self._running[event.batch_id]
+            self._running[event.batch_id] = told, event.time, reserved
+        elif isinstance(event, BatchFinished) and event.batch_id in self._running:
+            told, started_at, reserved = self._running.pop(event.batch_id)
             self._ended.append(_slice(told, started_at, reserved, event.time))
         elif isinstance(event, MigrationFinished) and event.migration_id in self._moving:
             self._moves.append(_move(*self._moving.pop(event.migration_id), event))

@@ -8,11 +8,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 
 EventName: TypeAlias = Literal[
     "request_arrived",
     "request_aborted",
+    "batch_started",
     "tokens_produced",
     "lease_ending",
     "end_foreseen",
@@ -179,6 +180,13 @@ class Planned(_Line, frozen=True, tag="planned"):
     reasons: tuple[Reason, ...] = ()
 
 
+class BatchStarted(_Line, frozen=True, tag="batch_started"):
+    """All instances of a batch have begun it, which may have been planned while they ran another."""
+
+    time: float
+    batch_id: int
+
+
 class BatchEnded(_Line, frozen=True, tag="batch_ended"):
     """A batch is done: what one of its steps took on average, and what it was predicted to take."""
 
@@ -233,6 +241,7 @@ Line: TypeAlias = (
     Started
     | Arrived
     | Planned
+    | BatchStarted
     | BatchEnded
     | MigrationEnded
     | FirstToken

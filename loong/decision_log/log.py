@@ -11,6 +11,7 @@ import msgspec
 from loong.core.decision import Decision, DecisionKind
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     EndForeseen,
     Event,
     InstanceJoined,
@@ -23,7 +24,6 @@ from loong.core.events import (
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import FinishReason, Request, RequestId
-from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 from loong.decision_log import lines
 from loong.decision_log.line_file import LineFile
@@ -66,8 +66,7 @@ class DecisionLog:
         self._file, self._listeners = file, listeners
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
-        self._running: dict[int, tuple[BatchPlan, float]] = {}  # and when they were told
-        self._rests = Rests()
+        self._running: dict[int, tuple[BatchPlan, float]] = {}  # and since when, or since they were told
         self._held: list[Line] = []  # from an arrival up to the next plan
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
         self._write(lines.Started(lines.VERSION, clock_start))
@@ -77,6 +76,8 @@ class DecisionLog:
         match event:
             case TokensProduced():
                 self._count_tokens(event)
+            case BatchStarted():
+                self._start_batch(event)
             case BatchFinished():
                 self._end_batch(event)
             case EndForeseen():
@@ -174,11 +175,14 @@ class DecisionLog:
         if num_tokens is not None:
             self._write(lines.Ended(time, request_id, reason.value, num_tokens))
 
+    def _start_batch(self, event: BatchStarted) -> None:
+        plan, _ = self._running[event.batch_id]
+        self._running[event.batch_id] = plan, event.time
+        self._write(lines.BatchStarted(event.time, event.batch_id))
+
     def _end_batch(self, event: BatchFinished) -> None:
-        plan, told_at = self._running.pop(event.batch_id)
-        group = plan.group.instance_ids
-        seconds = (event.time - self._rests.start(group, told_at)) / event.num_steps
-        self._rests.work(group, event.time)
+        plan, started_at = self._running.pop(event.batch_id)
+        seconds = (event.time - started_at) / event.num_steps
         self._write(
             lines.BatchEnded(event.time, event.batch_id, event.num_steps, seconds, plan.predicted_time)
         )

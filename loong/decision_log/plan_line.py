@@ -6,6 +6,7 @@ from typing import assert_never
 from loong.core.decision import Decision
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     EndForeseen,
     Event,
     InstanceJoined,
@@ -73,6 +74,8 @@ def _cause(event: Event) -> Cause:
         case TokensProduced():
             has_ended = any(token.finish_reason for token in event.tokens)
             return Cause("tokens_produced" if has_ended else "lease_ending", batch_id=event.batch_id)
+        case BatchStarted():
+            return Cause("batch_started", batch_id=event.batch_id)
         case EndForeseen():
             return Cause("end_foreseen", batch_id=event.batch_id)
         case BatchFinished():

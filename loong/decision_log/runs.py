@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 
 from loong.core.decision import DecisionKind
 from loong.core.request import RequestId
-from loong.decision_log.lines import Arrived, Chunk, Decode, Ended, FirstToken, Line, Planned
+from loong.decision_log.lines import (
+    Arrived,
+    Batch,
+    BatchStarted,
+    Chunk,
+    Decode,
+    Ended,
+    FirstToken,
+    InstanceLost,
+    Line,
+    Planned,
+)
 
 MAX_DOPS = 64  # changes of DoP that are kept of a request
 
@@ -42,12 +53,22 @@ class RequestRun:
         return (self.ended_at - self.first_token_at) / (self.num_output_tokens - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A batch that is planned, but has not started; `choices` wait for the prompts of its `runs`."""
+
+    instance_ids: tuple[int, ...]
+    runs: list[RequestRun]
+    choices: list[RequestRun]
+
+
 class RequestRuns:
     """A listener that follows requests, and hands each on when it is over."""
 
     def __init__(self, when_over: Sequence[Callable[[RequestRun], None]] = ()) -> None:
         self._live: dict[RequestId, RequestRun] = {}
         self._choices: dict[RequestId, list[RequestRun]] = {}  # that wait for this one's prompt
+        self._coming: dict[int, _Coming] = {}
         self._when_over = list(when_over)
 
     @property
@@ -74,7 +95,17 @@ class RequestRuns:
                 if line.choice_of is not None:
                     self._choices.setdefault(line.choice_of, []).append(come)
             case Planned():
-                self._run(line)
+                self._note_waits(line)
+                self._coming.update((batch.batch_id, self._come(batch)) for batch in line.batches)
+            case BatchStarted():
+                if (coming := self._coming.pop(line.batch_id, None)) is not None:
+                    _start(coming, line.time)
+            case InstanceLost():
+                self._coming = {
+                    batch_id: coming
+                    for batch_id, coming in self._coming.items()
+                    if line.instance_id not in coming.instance_ids
+                }
             case FirstToken():
                 if (run := self._live.get(line.request_id)) is not None:
                     run.first_token_at = line.time
@@ -87,19 +118,11 @@ class RequestRuns:
         """Return the run of a request that is not over; None if there is none."""
         return self._live.get(request_id)
 
-    def _run(self, plan: Planned) -> None:
-        self._note_waits(plan)
-        for batch in plan.batches:
-            parts: tuple[Chunk | Decode, ...] = (*batch.chunks, *batch.decodes)
-            for part in parts:
-                if (run := self._live.get(part.request_id)) is None:
-                    continue
-                if run.started_at is None:
-                    for begun in (run, *self._choices.pop(run.request_id, ())):
-                        begun.started_at = plan.time
-                if not run.dops or run.dops[-1] != batch.dop:
-                    run.dops.append(batch.dop)
-                    del run.dops[:-MAX_DOPS]
+    def _come(self, batch: Batch) -> "_Coming":
+        parts: tuple[Chunk | Decode, ...] = (*batch.chunks, *batch.decodes)
+        runs = [run for part in parts if (run := self._live.get(part.request_id)) is not None]
+        choices = [choice for run in runs for choice in self._choices.get(run.request_id, ())]
+        return _Coming(batch.instance_ids, runs, choices)
 
     def _note_waits(self, plan: Planned) -> None:
         for preempted in plan.preempted:
@@ -113,7 +136,25 @@ class RequestRuns:
 
     def _end(self, ended: Ended) -> None:
         if (run := self._live.pop(ended.request_id, None)) is not None:
-            self._choices.pop(ended.request_id, None)
+            self._leave_choices(run)
             run.ended_at, run.end, run.num_output_tokens = ended.time, ended.reason, ended.num_output_tokens
             for listener in self._when_over:
                 listener(run)
+
+    def _leave_choices(self, run: RequestRun) -> None:
+        """Let the next choice compute the prompt of all that wait for this one."""
+        waiting = [choice for choice in self._choices.pop(run.request_id, ()) if choice.end is None]
+        if waiting:
+            heir, *others = waiting
+            self._choices[heir.request_id] = others
+
+
+def _start(coming: _Coming, time: float) -> None:
+    dop = len(coming.instance_ids)
+    for run in (*coming.runs, *coming.choices):
+        if run.started_at is None and run.end is None:
+            run.started_at = time
+    for run in coming.runs:
+        if not run.dops or run.dops[-1] != dop:
+            run.dops.append(dop)
+            del run.dops[:-MAX_DOPS]

@@ -20,6 +20,10 @@ class InOrder:
             self._waits_for[batch_id] = before
         return not before
 
+    def before(self, batch_id: int) -> Iterable[int]:
+        """Return the batches that instances of a batch have yet to end before it; not those before these."""
+        return self._waits_for.get(batch_id, ())
+
     def end(self, batch_id: int) -> list[int]:
         """Take out a batch that has ended, or never will; returns those that begin now."""
         self._last = {i: last for i, last in self._last.items() if last != batch_id}

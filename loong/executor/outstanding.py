@@ -5,8 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from loong.core.errors import InvalidEventError
+from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.wire import BatchDone, MigrationDone
+from loong.wire import BatchBegun, BatchDone, MigrationDone
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +20,12 @@ class Outstanding:
         self._migrations: dict[int, set[WorkerId]] = {}
         self._done: defaultdict[int, list[BatchDone]] = defaultdict(list)  # by batch; all must agree
         self._rolled_back: set[int] = set()
+        self._not_begun: dict[int, set[InstanceId]] = {}  # by batch that has not started
 
     def begin_batch(self, batch_id: int, workers: Iterable[WorkerId]) -> None:
         """These are to run a batch."""
         self._batches[batch_id] = set(workers)
+        self._not_begun[batch_id] = {instance_id for instance_id, _ in self._batches[batch_id]}
 
     def begin_migration(self, migration_id: int, workers: Iterable[WorkerId]) -> None:
         """These are the two ends of a migration."""
@@ -35,6 +38,17 @@ class Outstanding:
     def has_migration(self, migration_id: int, worker_id: WorkerId) -> bool:
         """Return whether a worker is at an end of a migration that it has not reported."""
         return worker_id in self._migrations.get(migration_id, ())
+
+    def is_last_to_begin(self, report: BatchBegun | BatchDone) -> bool:
+        """Return whether all instances of a batch have begun it with this one."""
+        instance_ids = self._not_begun.get(report.batch_id, set())
+        is_awaited = report.instance_id in instance_ids
+        instance_ids.discard(report.instance_id)
+        return is_awaited and not instance_ids
+
+    def start(self, batch_id: int) -> bool:
+        """Let a batch have started, whoever has yet to say so. Return whether it had not before."""
+        return self._not_begun.pop(batch_id, None) is not None
 
     def end_batch(self, report: BatchDone) -> Sequence[BatchDone]:
         """What all workers of a batch told, if this was the last of them; nothing if others are to tell.

@@ -10,8 +10,8 @@ from loong.core.instructions import Instruction
 class Executor(Protocol):
     """Takes instructions, tells events. The order of events is the order in which they happened.
 
-    After the last `TokensProduced` of a batch there is one `BatchFinished`; each `MoveKV` ends in one
-    `MigrationFinished`. Arrivals and aborts come through the same stream.
+    Of each batch there is one `BatchStarted`, then its `TokensProduced`, then one `BatchFinished`. Each
+    `MoveKV` ends in one `MigrationFinished`. Arrivals and aborts come through the same stream.
     """
 
     async def next_events(self) -> Sequence[Event]:

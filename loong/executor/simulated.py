@@ -12,6 +12,7 @@ from loong.core.cost_model import CostModel
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     EndForeseen,
     Event,
     InstanceLost,
@@ -176,7 +177,7 @@ class SimulatedExecutor:
                 if self._running.pop(event.batch_id, None) is None:
                     return None
                 self._end_batch(event.batch_id)
-            case EndForeseen():
+            case BatchStarted() | EndForeseen():
                 if event.batch_id not in self._running:
                     return None
             case MigrationFinished():
@@ -235,6 +236,7 @@ class SimulatedExecutor:
         plan = running.plan
         have_rested = self._rests.have_rested(plan.group.instance_ids, self._now)
         running.work = LeaseWork(plan, running.placements, have_rested=have_rested)
+        self._schedule(self._now, BatchStarted(self._now, batch_id))
         self._start_step(batch_id, running, self._hidden(running))
         if self._lead is not None and (end := self._lead.foresee(batch_id, plan, self._now)) is not None:
             self._schedule(end.time, end)

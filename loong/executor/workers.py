@@ -13,6 +13,7 @@ import zmq
 from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     Drained,
     EndForeseen,
     Event,
@@ -36,6 +37,7 @@ from loong.stream import Stream
 from loong.wire import (
     HEARTBEAT_SECONDS,
     MAX_FRAME_BYTES,
+    BatchBegun,
     BatchDone,
     CommandDone,
     EndTrace,
@@ -314,6 +316,7 @@ class WorkersExecutor:
     def _translate(self, report: Report) -> None:
         match report:
             case StepDone():  # first, as most are
+                self._start(report.batch_id)
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case WorkerReady():
                 self._not_ready.discard((report.instance_id, report.tp_rank))
@@ -323,7 +326,12 @@ class WorkersExecutor:
                 worker_id = report.instance_id, report.tp_rank
                 self._heartbeats.hear(worker_id)
                 self._num_strays[worker_id] = report.num_stray_frames
+            case BatchBegun():
+                if self._outstanding.is_last_to_begin(report):
+                    self._start(report.batch_id)
             case BatchDone():
+                if report.tokens or self._outstanding.is_last_to_begin(report):
+                    self._start(report.batch_id)
                 if reports := self._outstanding.end_batch(report):
                     self._end_batch(reports)
                 elif report.tokens:  # now, for those of a batch behind may come before the others are done
@@ -337,6 +345,16 @@ class WorkersExecutor:
                 self._losses.take(report)
             case _:
                 assert_never(report)
+
+    def _start(self, batch_id: int) -> None:
+        """Post the start of a batch, unless it has started, and before it those of all that it is behind.
+
+        Reports of several workers have no order: tokens may come from one while another has yet to begin.
+        """
+        if self._outstanding.start(batch_id):
+            for before_id in self._in_order.before(batch_id):
+                self._start(before_id)
+            self.post(BatchStarted(self.now, batch_id))
 
     def _tell_tokens(self, report: BatchDone) -> None:
         self.post(TokensProduced(self.now, report.batch_id, report.num_steps - 1, report.tokens))

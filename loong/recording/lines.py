@@ -13,6 +13,7 @@ import msgspec
 
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     EndForeseen,
     Event,
     InstanceJoined,
@@ -29,7 +30,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 
-VERSION = 2
+VERSION = 3
 
 
 class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):
@@ -67,6 +68,12 @@ class Produced(_Line, frozen=True, tag="tokens_produced"):
     """Without log-probabilities."""
 
     event: TokensProduced
+
+
+class BatchBegan(_Line, frozen=True, tag="batch_started"):
+    """As the executor told it."""
+
+    event: BatchStarted
 
 
 class Foreseen(_Line, frozen=True, tag="end_foreseen"):
@@ -120,7 +127,7 @@ class Refused(_Line, frozen=True, tag="refused"):
     plan: IterationPlan
 
 
-EventLine: TypeAlias = Arrived | Produced | Foreseen | Finished | Moved | Aborted | Lost | Joined
+EventLine: TypeAlias = Arrived | BatchBegan | Produced | Foreseen | Finished | Moved | Aborted | Lost | Joined
 Line: TypeAlias = Setting | EventLine | Planned | Refused
 
 
@@ -144,6 +151,8 @@ def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
         case TokensProduced():
             tokens = tuple(token._replace(logprobs=None) for token in event.tokens)
             return Produced(replace(event, tokens=tokens))
+        case BatchStarted():
+            return BatchBegan(event)
         case EndForeseen():
             return Foreseen(event)
         case BatchFinished():

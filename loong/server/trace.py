@@ -61,8 +61,7 @@ def _events(history: ClusterHistory) -> Iterator[ChromeEvent]:
     yield from _request_events(history.requests)
     yield from _move_events(history.moves)
     for instance_id in history.instance_ids:
-        own = [batch for batch in history.batches if instance_id in batch.group.instance_ids]
-        yield from _instance_events(instance_id, sorted(own, key=lambda batch: batch.started_at))
+        yield from _instance_events(instance_id, history.on(instance_id))
 
 
 def _instance_events(instance_id: InstanceId, batches: Sequence[BatchSlice]) -> Iterator[ChromeEvent]:

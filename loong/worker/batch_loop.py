@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
-from loong.wire import BatchDone, StepDone
+from loong.wire import BatchBegun, BatchDone, StepDone
 from loong.worker.begun_batch import BegunBatch
 from loong.worker.lease_ends import LeaseEnds
 from loong.worker.runner import BatchRunner
@@ -24,7 +24,7 @@ class BatchLoop:
         tp_rank: int,
         runner: BatchRunner,
         lease_ends: LeaseEnds,
-        send: Callable[[StepDone | BatchDone], None],
+        send: Callable[[BatchBegun | StepDone | BatchDone], None],
         trace: Callable[[], None],
     ) -> None:
         """Take where to send reports, and what to do at the edge of each step."""
@@ -39,10 +39,19 @@ class BatchLoop:
         None in the queue is no batch, but wants what is to be done at an edge.
         """
         command = self._wait(told)
-        before, self._begun = self._begun, None if command is None else self._runner.begin(command)
+        before = self._begun
+        if before is None and command is not None:
+            self._report_begin(command)
+        self._begun = None if command is None else self._runner.begin(command)
         if before is not None:
             self._finish(before)
+            if command is not None:  # laid out before, but the device has come to it only now
+                self._report_begin(command)
         self._trace()
+
+    def _report_begin(self, command: RunBatch) -> None:
+        if self._tp_rank == 0:  # all ranks begin together
+            self._send(BatchBegun(command.batch_id, self._instance_id, self._tp_rank))
 
     def _wait(self, told: "SimpleQueue[RunBatch | None]") -> RunBatch | None:
         """The next that is told; None if before that the batch that has begun is to be finished."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from loong.core.events import BatchFinished, Event, InstanceLost, MigrationFinished
+from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost, MigrationFinished
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
@@ -44,6 +44,21 @@ def test_a_batch_is_kept_once_it_has_finished() -> None:
     assert times(history_of(told, BatchFinished(3.0, 2, 1))) == [(2, 1.0, 3.0)]
     both = history_of(told, BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1))
     assert times(both) == [(2, 1.0, 3.0), (1, 1.0, 4.0)]
+
+
+def test_a_batch_begins_when_it_starts_and_not_when_it_is_planned() -> None:
+    told = batch(1, 0, 1), batch(2, 0)
+    events = BatchStarted(1.5, 1), BatchStarted(2.5, 2), BatchFinished(3.0, 1, 1), BatchFinished(4.0, 2, 1)
+    assert times(history_of(told, *events)) == [(1, 1.5, 3.0), (2, 2.5, 4.0)]
+
+
+def test_on_an_instance_a_batch_ends_where_the_next_one_begins() -> None:
+    told = batch(1, 0, 1), batch(2, 0)
+    events = BatchStarted(1.5, 1), BatchStarted(2.5, 2), BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1)
+    history = history_of(told, *events)
+    assert times(history) == [(2, 2.5, 3.0), (1, 1.5, 4.0)]
+    on_both = [[(b.batch_id, b.started_at, b.ended_at) for b in history.on(i)] for i in (0, 1)]
+    assert on_both == [[(1, 1.5, 2.5), (2, 2.5, 3.0)], [(1, 1.5, 4.0)]]
 
 
 def test_a_batch_tells_the_kv_of_its_group_at_both_ends() -> None:

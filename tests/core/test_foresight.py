@@ -9,6 +9,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     EndForeseen,
     InstanceLost,
     ProducedToken,
@@ -132,30 +133,34 @@ def test_of_a_prompt_that_goes_on_all_is_known() -> None:
     assert (run.inputs[0].token_ids, run.inputs[0].follows) == (PROMPT[3:], None)
 
 
-def test_a_batch_that_was_told_behind_another_begins_when_that_has_ended() -> None:
+def test_a_batch_that_was_told_behind_another_starts_when_the_executor_says_so() -> None:
     state = foreseen()
     commit(state, step(state, (0, 1)), now=3.0)
     (running,) = state.snapshot(3.5).batches
-    assert (running.started_at, running.stepped_at) == (4.0, 4.0)
+    assert (running.started_at, running.stepped_at, running.has_started) == (4.0, 4.0, False)
     state.apply(produced(1))
     state.apply(BatchFinished(5.0, 1, 1))
-    (running,) = state.snapshot(5.0).batches
-    assert (running.started_at, running.stepped_at) == (5.0, 5.0)
+    start = BatchStarted(5.25, 2)
+    assert state.apply(start) == ()
+    assert not state.calls_for_a_plan(start)
+    (running,) = state.snapshot(5.5).batches
+    assert (running.started_at, running.stepped_at, running.has_started) == (5.25, 5.25, True)
 
 
-def test_a_batch_that_has_begun_does_not_begin_again_when_another_ends() -> None:
+def test_a_batch_may_start_before_others_have_ended_the_one_before_but_only_once() -> None:
     state = cluster("r", "s")
     commit(state, prefill([view(state)], (0, 1), masters=(0,), keep_on=(0,)))
     state.apply(EndForeseen(3.0, 1, 4.0))
     commit(state, prefill([view(state, "s")], (1,)), now=3.0)
-    state.apply(produced(2, request_id="s"))  # instance 1 was done with batch 1 long before the other
-    state.apply(BatchFinished(5.0, 2, 1))
-    commit(state, step(state, (1,), "s", num_steps=3), now=5.0)
-    state.apply(TokensProduced(5.5, 3, 0, (ProducedToken("s", 61),)))
+    state.apply(BatchStarted(3.5, 2))  # instance 1 was done with batch 1 long before the other
     state.apply(produced(1))
     state.apply(BatchFinished(6.0, 1, 1))
     (running,) = state.snapshot(6.0).batches
-    assert (running.started_at, running.stepped_at) == (5.0, 5.5)
+    assert running.started_at == 3.5
+    with pytest.raises(InvalidEventError, match="batch 2 started, but has started before"):
+        state.apply(BatchStarted(6.0, 2))
+    with pytest.raises(InvalidEventError, match="batch 1 started, but is not in flight"):
+        state.apply(BatchStarted(6.0, 1))
 
 
 def test_no_plan_is_called_for_when_an_end_is_as_foreseen_and_planned_for() -> None:

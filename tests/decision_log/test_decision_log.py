@@ -51,9 +51,11 @@ def test_a_run_of_one_request_reads_like_this(tmp_path: Path) -> None:
         lines.Started(lines.VERSION),
         lines.Arrived(1.0, "r000", 4, 3, empty, ttft_slo=2.0, tpot_slo=0.5, user="u"),
         lines.Planned(1.0, (Cause("request_arrived", request_id="r000"),), empty, batches=(first,)),
+        lines.BatchStarted(1.0, 1),
         lines.FirstToken(1.5, "r000"),
         lines.BatchEnded(1.5, 1, num_steps=1, seconds=0.5),
         lines.Planned(1.5, (Cause("batch_finished", batch_id=1),), filled, batches=(lease,)),
+        lines.BatchStarted(1.5, 2),
         lines.Ended(2.25, "r000", "length", num_output_tokens=3),
         lines.BatchEnded(2.25, 2, num_steps=2, seconds=0.375),
     )

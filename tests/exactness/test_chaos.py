@@ -1,4 +1,4 @@
-"""Whatever is done to requests, and whenever, their tokens are those of transformers."""
+"""Whatever is done to requests, and whenever, their tokens are those of transformers, their stories true."""
 
 from pathlib import Path
 from random import Random
@@ -7,12 +7,14 @@ import pytest
 from chaos import chaos
 from cluster import After, Cluster
 from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
+from true_stories import assert_true
 
 from loong.core.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
-from loong.scheduler.policy import Policy
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import Policy, make_policy
 
 LENGTHS = (1, 2, 5, 17, 29, 38, 52, 63)
 NUM_TOKENS = 10
@@ -21,6 +23,17 @@ NUM_TOKENS = 10
 def random_request(random: Random) -> Request:
     length = random.choice(LENGTHS)
     return greedy_request(random_prompt(length, seed=length), NUM_TOKENS)
+
+
+@pytest.mark.parametrize("policy", ["esp", "static-sp", "chunked"])
+def test_stories_of_policies_on_real_workers_are_true(foreseeing: Cluster, policy: str) -> None:
+    requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in LENGTHS]
+    anchor, *late = requests
+    arrivals = {r.request_id: After(anchor.request_id, 1 + n) for n, r in enumerate(late)}
+    config = PolicyConfig(max_num_batched_tokens=32, chunk_tokens=16, lease_steps=4)
+    leaving = {late[-1].request_id: 3}
+    foreseeing.run(requests, make_policy(policy, config), arrivals=arrivals, leaving=leaving)
+    assert_true(foreseeing.lines, foreseeing.history)
 
 
 def aborting(cluster: Cluster, policy: Policy, victims: set[RequestId], random: Random) -> Policy:
@@ -54,3 +67,4 @@ def test_any_valid_plans_give_the_tokens_of_transformers(
         token_ids, _ = expected(folder, victim.prompt_token_ids, NUM_TOKENS)
         produced = [token.token_id for token in outputs[victim.request_id]]
         assert produced == token_ids[: len(produced)]
+    assert_true(any_cluster.lines, any_cluster.history)

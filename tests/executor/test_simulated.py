@@ -13,6 +13,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     EndForeseen,
     Event,
     InstanceJoined,
@@ -49,19 +50,23 @@ class Stage:
     ) -> None:
         self.state = ClusterState(instances_with([1000, 1000]))
         self._events: deque[Event] = deque()
+        self.starts: list[BatchStarted] = []
         self.executor = SimulatedExecutor(
             model, requests, incidents, processors=processors, plan_time=plan_time, lead=lead
         )
 
     def next_event(self) -> Event | None:
-        """None once the executor has drained."""
-        if not self._events:
-            self._events.extend(asyncio.run(self.executor.next_events()))
-        if not self._events:
-            return None
-        event = self._events.popleft()
-        self.executor.submit(self.state.apply(event))
-        return event
+        """None once the executor has drained. Starts of batches go to `starts`."""
+        while True:
+            if not self._events:
+                self._events.extend(asyncio.run(self.executor.next_events()))
+            if not self._events:
+                return None
+            event = self._events.popleft()
+            self.executor.submit(self.state.apply(event))
+            if not isinstance(event, BatchStarted):
+                return event
+            self.starts.append(event)
 
     def rest(self) -> list[Event]:
         events = []
@@ -313,6 +318,7 @@ def test_what_is_told_before_an_end_begins_with_it() -> None:
     assert isinstance(produced, TokensProduced)
     assert [token.token_id for token in produced.tokens] == [1]
     assert finished.time == pytest.approx(ends_at + seconds - hidden)
+    assert [(start.batch_id, start.time) for start in stage.starts] == [(1, 0.0), (2, pytest.approx(ends_at))]
 
 
 def test_kv_of_a_request_moves_when_its_batch_has_ended() -> None:

@@ -9,6 +9,7 @@ from reporting_workers import WORKERS, executor_and_reports
 from loong.core.errors import ClusterError, InvalidEventError
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     Drained,
     EndForeseen,
     Event,
@@ -21,6 +22,7 @@ from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
 from loong.wire import (
+    BatchBegun,
     BatchDone,
     CommandDone,
     Heartbeat,
@@ -33,17 +35,22 @@ from loong.wire import (
 )
 
 
-async def told_of(num_steps: Iterable[int]) -> Sequence[Event] | None:
+async def told_of(num_steps: Iterable[int]) -> Sequence[Event]:
     """What an executor tells, or raises, when the workers of batch 7 have taken these numbers of steps."""
     with executor_and_reports() as (executor, reports):
         executor.submit([RunBatch(7, BatchPlan(ESPGroup((0, 1)), (), ()), ())])
         for (instance_id, tp_rank), count in zip(WORKERS, num_steps, strict=True):
             reports.send(encode(BatchDone(7, instance_id, tp_rank, count)))
-        telling = asyncio.create_task(executor.next_events())
-        reading = asyncio.create_task(executor.read_reports())
-        (first,), (other,) = await asyncio.wait((telling, reading), return_when=asyncio.FIRST_COMPLETED)
-        other.cancel()
-        return first.result()
+        reading, events = asyncio.create_task(executor.read_reports()), list[Event]()
+        while not any(isinstance(event, BatchFinished) for event in events):
+            telling = asyncio.create_task(executor.next_events())
+            await asyncio.wait((telling, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not telling.done():
+                telling.cancel()
+                await reading
+            events += telling.result()
+        reading.cancel()
+        return events
 
 
 async def steps_told(bursts: Iterable[int]) -> list[int]:
@@ -90,10 +97,11 @@ async def test_tokens_that_come_with_the_end_of_a_batch_are_told_before_it_as_ea
             executor.post(RequestAborted(0.0, str(number)))
             executor.receive(encode(BatchDone(7, *worker_id, 1, tokens.get(worker_id, ()))))
         *events, finished = await executor.next_events()
+    assert [event.batch_id for event in events if isinstance(event, BatchStarted)] == [7]
     told = [event for event in events if isinstance(event, TokensProduced)]
     assert {(event.batch_id, event.step) for event in told} == {(7, 0)}
     assert [[token.request_id for token in event.tokens] for event in told] == [["a"], ["b", "c"]]
-    assert events[1] == told[0]  # before the next worker has ended
+    assert events[2] == told[0]  # before the next worker has ended
     assert isinstance(finished, BatchFinished)
 
 
@@ -158,9 +166,35 @@ async def test_there_are_no_events_after_the_last() -> None:
 
 
 def test_a_batch_is_finished_when_all_its_workers_are() -> None:
-    [event] = asyncio.run(told_of((5, 5, 5, 5))) or ()
+    [started, event] = asyncio.run(told_of((5, 5, 5, 5)))
+    assert isinstance(started, BatchStarted)  # whoever did not say so
     assert isinstance(event, BatchFinished)
     assert (event.batch_id, event.num_steps) == (7, 5)
+
+
+async def test_a_batch_starts_when_the_last_instance_has_begun_it() -> None:
+    with executor_and_reports() as (executor, _):
+        executor.submit([batch(7, 0, 1)])
+        executor.receive(encode(BatchBegun(7, 0, 0)))
+        executor.post(RequestAborted(0.0, "a"))
+        executor.receive(encode(BatchBegun(7, 1, 0)))
+        aborted, started = await executor.next_events()
+    assert isinstance(aborted, RequestAborted)
+    assert isinstance(started, BatchStarted)
+    assert started.batch_id == 7
+
+
+async def test_a_batch_has_started_before_anything_comes_of_it_in_whatever_order_reports_are_read() -> None:
+    with executor_and_reports() as (executor, _):
+        executor.submit([batch(7, 0, 1)])
+        executor.receive(encode(BatchBegun(7, 1, 0)))
+        executor.receive(encode(StepDone(7, 0, ())))
+        executor.receive(encode(BatchBegun(7, 0, 0)))
+        for worker_id in WORKERS:
+            executor.receive(encode(BatchDone(7, *worker_id, 1)))
+        executor.receive(encode(BatchBegun(7, 0, 0)))  # of a batch that has ended
+        events = await executor.next_events()
+    assert [type(event) for event in events] == [BatchStarted, TokensProduced, BatchFinished]
 
 
 @pytest.mark.parametrize("odd", range(1, len(WORKERS)))
@@ -179,6 +213,15 @@ def batch(batch_id: int, *group: int, predicted_time: float | None = 0.0) -> Run
     return RunBatch(batch_id, BatchPlan(ESPGroup(group), (), (), predicted_time=predicted_time), ())
 
 
+async def test_a_batch_starts_after_those_that_its_instances_were_told_before() -> None:
+    with executor_and_reports() as (executor, _):
+        executor.submit([batch(1, 0), batch(2, 0, 1)])
+        executor.receive(encode(StepDone(2, 0, ())))  # of instance 1, before 0 has said anything
+        executor.receive(encode(BatchBegun(1, 0, 0)))
+        events = [event for event in await executor.next_events() if isinstance(event, BatchStarted)]
+    assert [event.batch_id for event in events] == [1, 2]
+
+
 async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_comes() -> None:
     with executor_and_reports(Lead()) as (executor, _):
         executor.submit([batch(1, 0), batch(2, 0, 1), batch(3, 1, predicted_time=3600.0)])
@@ -187,7 +230,7 @@ async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_come
         assert foreseen.batch_id == 1  # the others wait for it, and for one another
         for rank in (0, 1):
             executor.receive(encode(BatchDone(1, 0, rank, 1)))
-        assert [event.batch_id for event in await executor.next_events()] == [1]  # type: ignore[union-attr]
+        assert [type(event) for event in await executor.next_events()] == [BatchStarted, BatchFinished]
         (foreseen,) = await executor.next_events()
         assert isinstance(foreseen, EndForeseen)
         assert foreseen.batch_id == 2
@@ -197,7 +240,7 @@ async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_come
             executor.receive(encode(BatchDone(3, 1, rank, 1)))
         executor.post(Drained())
         finished = await executor.next_events()
-        assert [type(event) for event in finished] == [BatchFinished, BatchFinished]
+        assert [type(event) for event in finished] == [BatchStarted, BatchFinished] * 2
         assert not await executor.next_events()
 
 

@@ -14,6 +14,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.errors import ConfigError
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -92,6 +93,7 @@ def all_events() -> list[Event]:
     return [
         RequestArrived(0.1, replace(REQUESTS[3], user="someone", priority=-2)),
         RequestArrived(0.1, replace(REQUESTS[3], slo=SLO(2.0, inf), user="inf")),
+        BatchStarted(0.15, 3),
         TokensProduced(0.2, 3, 1, (token, ProducedToken("s", 1))),
         BatchFinished(0.30000000000000004, 3, 2),
         MigrationFinished(0.4, 4, is_committed=False),

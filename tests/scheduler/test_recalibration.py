@@ -34,15 +34,15 @@ def run(
     observers: Sequence[Observer],
     requests: Sequence[Request] = REQUESTS,
     lease_steps: int = 16,
+    plan_time: float = 0.0,
 ) -> None:
     """Serve all requests on two simulated instances."""
     state = ClusterState(instances_with([4096] * 2))
     policy = make_policy("replicas", PolicyConfig(lease_steps=lease_steps))
 
     async def drain() -> None:
-        async for _ in Scheduling(
-            state, policy, BASE, SimulatedExecutor(clock, requests), observers
-        ).events():
+        executor = SimulatedExecutor(clock, requests, plan_time=plan_time)
+        async for _ in Scheduling(state, policy, BASE, executor, observers).events():
             pass
 
     asyncio.run(drain())
@@ -94,9 +94,10 @@ def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
     assert model.migration_time(1000, 0, 1) == BASE.migration_time(1000, 0, 1)
 
 
-def test_predictions_that_come_true_are_left_as_they_are() -> None:
+@pytest.mark.parametrize("plan_time", [0.0, 0.01])
+def test_predictions_that_come_true_are_left_as_they_are_however_late_batches_start(plan_time: float) -> None:
     recalibration = Recalibration(BASE)
-    run(BASE, [recalibration])
+    run(BASE, [recalibration], plan_time=plan_time)
     for name, error in recalibration.errors.items():
         assert error < 0.02, name
         assert recalibration.calibration.corrections[Kind(Phase(name))].factor == pytest.approx(1, abs=0.02)

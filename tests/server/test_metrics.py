@@ -20,6 +20,7 @@ from loong.core.snapshot import Snapshot
 from loong.decision_log.lines import (
     Arrived,
     Batch,
+    BatchStarted,
     Cause,
     Chunk,
     Ended,
@@ -71,6 +72,7 @@ def one_request(insight: Insight) -> None:
     for line in (
         Arrived(1.0, "r", 6, 20, ()),
         Planned(2.0, (Cause("request_arrived"),), (), (Batch(1, (0,), 1, (chunk,)),)),
+        BatchStarted(2.0, 1),
         FirstToken(4.0, "r"),
         Planned(5.0, (Cause("batch_finished"),), (), preempted=(Preempted("r", {0: 6}),)),
         Ended(8.5, "r", "stop", 10),

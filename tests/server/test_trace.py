@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+import pytest
 
 from loong.core.instance import ESPGroup
 from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
@@ -16,6 +17,8 @@ DECODE = BatchSlice(9, ESPGroup((2,)), "decode", 2.5, 2.75, ("r2",), ((2, 3),))
 MOVES = tuple(
     KVMove(i, "r1", source, 2, 100, 1.0 + 0.1 * i, 2.0, is_committed=i != 2) for i, source in ((1, 0), (2, 1))
 )
+LATE = BatchSlice(10, ESPGroup((0, 2)), "decode", 2.75, 3.0, ("r1",), ())
+BEHIND = BatchSlice(11, ESPGroup((2,)), "decode", 2.9, 2.95, ("r2",), ())  # while 0 ends the one before
 HISTORY = ClusterHistory((PREFILL, CHUNK, DECODE), MOVES, {0: 100, 1: 100, 2: 100})
 
 
@@ -44,6 +47,16 @@ def test_slices_of_a_track_follow_or_hold_each_other() -> None:
                 open_ends = [other for other in open_ends if other > start]
                 assert all(end <= other for other in open_ends)
                 open_ends.append(end)
+
+
+def test_a_batch_ends_on_an_instance_where_the_next_one_begins_there() -> None:
+    events = [e for e in events_of(ClusterHistory((BEHIND, LATE))) if e["ph"] == "X" and e["cat"] == "batch"]
+    spans = [(event["tid"], event["args"]["batch_id"], event["ts"], event["dur"]) for event in events]
+    assert spans == [
+        (0, 10, 2.75e6, pytest.approx(0.25e6)),
+        (2, 10, 2.75e6, pytest.approx(0.15e6)),
+        (2, 11, 2.9e6, pytest.approx(0.05e6)),
+    ]
 
 
 def test_a_group_is_one_slice_for_all_its_batches_whoever_leads() -> None:

@@ -18,7 +18,9 @@ from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import Timeline
+from loong.core.timeline import ClusterHistory, Timeline
+from loong.decision_log.lines import Line
+from loong.decision_log.log import DecisionLog
 from loong.engine import Engine
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
@@ -65,7 +67,10 @@ class Recorder:
 
 
 class Cluster:
-    """A running engine whose policy each test chooses. `log` is what happened since the last run began."""
+    """A running engine whose policy each test chooses.
+
+    `log` is what happened since the last run began, and `lines` are those of its decision log.
+    """
 
     def __init__(self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...]) -> None:
         self.full_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
@@ -78,7 +83,9 @@ class Cluster:
         self._planned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         timeline = Timeline()
-        scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder, (timeline,))
+        self.lines: list[Line] = []
+        log = DecisionLog(None, listeners=[lambda line, _: self.lines.append(line)])
+        scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder, (timeline, log))
         capacity = sum(instance.kv_capacity for instance in instances)
         self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30), timeline)
         self.serving = asyncio.create_task(self._engine.run())
@@ -88,6 +95,11 @@ class Cluster:
     def log(self) -> Sequence[Event | Instruction]:
         """Events and instructions in their order."""
         return self._recorder.log
+
+    @property
+    def history(self) -> ClusterHistory:
+        """What ran last, of all runs."""
+        return self._engine.history()
 
     def run(
         self,
@@ -128,6 +140,7 @@ class Cluster:
     async def _serve(self, clients: "_Clients", policy: Policy, timeout: float) -> Outputs:
         self._policy, self._clients = policy, clients
         self._recorder.log.clear()
+        self.lines.clear()
         stats = self._engine.snapshot().stats
         self._num_expected = stats.num_arrived + clients.num_first
         num_ended = stats.num_ended + sum(request.num_choices for request in clients.requests)

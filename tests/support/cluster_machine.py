@@ -15,6 +15,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidPlanError
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     EndForeseen,
     Event,
     InstanceJoined,
@@ -304,6 +305,10 @@ class ClusterMachine(RuleBasedStateMachine):
         if batch.is_done:
             self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id)))
             return
+        if batch.num_steps_taken == 0:
+            started = BatchStarted(self.now(), batch_id)
+            self.apply(started)
+            assert not self.state.calls_for_a_plan(started)
         step, sampled = batch.num_steps_taken, batch.sampled
         batch.num_steps_taken += 1
         for request_id in sampled:

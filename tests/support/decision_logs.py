@@ -12,6 +12,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.events import (
     BatchFinished,
+    BatchStarted,
     Event,
     ProducedToken,
     RequestAborted,
@@ -19,6 +20,7 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.instructions import RunBatch
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestView
 from loong.decision_log.lines import Line
@@ -67,7 +69,7 @@ def logged(
 
 
 class Teller:
-    """A loop without policy or executor: a test tells its events and plans."""
+    """A loop without policy or executor: a test tells its events and plans. Batches start when planned."""
 
     def __init__(self, log: DecisionLog, instances: Iterable[ElasticInstance]) -> None:
         self.state = ClusterState(tuple(instances))
@@ -79,7 +81,11 @@ class Teller:
         self._log.took_in(event)
         if self.state.calls_for_a_plan(event):
             snapshot, made = self.state.snapshot(event.time), plan or IterationPlan()
-            self._log.planned([event], snapshot, made, self.state.commit(made, snapshot))
+            instructions = self.state.commit(made, snapshot)
+            self._log.planned([event], snapshot, made, instructions)
+            for instruction in instructions:
+                if isinstance(instruction, RunBatch):
+                    self.tell(BatchStarted(event.time, instruction.batch_id))
 
     def plan(self, time: float, plan: IterationPlan) -> None:
         """Make a plan on an event that changes nothing: who is not there leaves."""

@@ -7,6 +7,7 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import FinishReason, SamplingParams
 from loong.wire import (
+    BatchBegun,
     BatchDone,
     Command,
     CommandDone,
@@ -52,6 +53,7 @@ COMMANDS: tuple[Command, ...] = (
 REPORTS: tuple[Report, ...] = (
     WorkerReady(0, 1),
     Heartbeat(0, 1, 3),
+    BatchBegun(1, 0, 0),
     StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),
     BatchDone(1, 0, 0, 3),
     BatchDone(2, 0, 0, 1, (ProducedToken("r", 7), ProducedToken("s", 8, FinishReason.LENGTH))),

@@ -90,7 +90,7 @@ def _busy_with(index: LogIndex, batch_id: int, instance_ids: list[int]) -> Busy:
     if end is not None:
         until = end.time
     elif batch.predicted_seconds is not None:
-        until = plan.time + batch.predicted_seconds * batch.num_steps
+        until = index.batch_starts.get(batch_id, plan.time) + batch.predicted_seconds * batch.num_steps
     return Busy(
         batch_id,
         tuple(instance_ids),

@@ -1,9 +1,9 @@
 """A decision log, to be asked by request, batch and migration."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeAlias, assert_never
 
@@ -12,6 +12,7 @@ from loong.decision_log.lines import (
     Arrived,
     Batch,
     BatchEnded,
+    BatchStarted,
     Chunk,
     Decode,
     Ended,
@@ -30,19 +31,21 @@ from loong.decision_log.lines import (
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A plan ran a batch with a part of the request."""
+    """A batch with a part of the request, which a plan ran, began at a time."""
 
     plan: Planned
     batch: Batch
     part: Chunk | Decode
+    time: float
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A plan moved KV of the request."""
+    """A plan moved KV of the request, from a time on: when the batch that makes it has ended."""
 
     plan: Planned
     migration: Migration
+    time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,8 @@ Entry: TypeAlias = Ran | Moved | Dropped | Considered | FirstToken | Ended | Ins
 class LogIndex:
     """What a log says, by what it says it of. `entries` are in the order of the log, as are all others.
 
-    Every loss of an instance is among the entries of every request that was live. A batch has an end, a loss
-    that cut it off, or neither where the log ends first.
+    Every loss of an instance is among the entries of every request that was live. A batch or migration has an
+    end, a loss that cut it off, or neither where the log ends first. A batch that has not begun runs nothing.
     """
 
     clock_start: float | None = None
@@ -81,10 +84,18 @@ class LogIndex:
     started_at: dict[RequestId, int] = field(default_factory=dict)
     ended_at: dict[RequestId, int] = field(default_factory=dict)
     batches: dict[int, tuple[Planned, Batch]] = field(default_factory=dict)
-    batch_times: list[float] = field(default_factory=list)  # when each of `batches` began
+    batch_starts: dict[int, float] = field(default_factory=dict)
+    plan_times: list[float] = field(default_factory=list)  # of each of `batches`
+    start_times: list[float] = field(default_factory=list)  # those of `batch_starts`
     batch_ends: dict[int, BatchEnded] = field(default_factory=dict)
     batch_losses: dict[int, InstanceLost] = field(default_factory=dict)
+    migrations: dict[int, Migration] = field(default_factory=dict)
     migration_ends: dict[int, MigrationEnded] = field(default_factory=dict)
+    migration_losses: dict[int, InstanceLost] = field(default_factory=dict)
+    batch_of: dict[RequestId, int] = field(
+        default_factory=dict
+    )  # the latest that is planned and has not ended
+    held_moves: defaultdict[int, list[Moved]] = field(default_factory=lambda: defaultdict(list))  # by batch
     lease_ends: dict[int, Planned] = field(default_factory=dict)  # the first plan that ended a lease
     lease_steps: dict[int, int] = field(default_factory=dict)  # that leases may have had which were extended
 
@@ -94,9 +105,18 @@ class LogIndex:
 
     def batches_on(self, instance_ids: Iterable[int], start: float, end: float) -> tuple[Batch, ...]:
         """The batches with any of these instances that began from `start` on and before `end`."""
-        first, last = bisect_left(self.batch_times, start), bisect_left(self.batch_times, end)
-        began = islice(self.batches.values(), first, last)
-        return tuple(batch for _, batch in began if not set(instance_ids).isdisjoint(batch.instance_ids))
+        first, last = bisect_left(self.start_times, start), bisect_left(self.start_times, end)
+        began = islice(self.batch_starts, first, last)
+        return _on(instance_ids, (self.batches[batch_id][1] for batch_id in began))
+
+    def batches_planned_at(self, time: float, instance_ids: Iterable[int]) -> tuple[Batch, ...]:
+        """Return the batches with any of these instances that were planned at a time."""
+        first, stop = bisect_left(self.plan_times, time), bisect_right(self.plan_times, time)
+        return _on(instance_ids, (batch for _, batch in islice(self.batches.values(), first, stop)))
+
+
+def _on(instance_ids: Iterable[int], batches: Iterable[Batch]) -> tuple[Batch, ...]:
+    return tuple(batch for batch in batches if not set(instance_ids).isdisjoint(batch.instance_ids))
 
 
 def indexed(lines: Iterable[Line]) -> LogIndex:
@@ -116,9 +136,12 @@ def _add(index: LogIndex, number: int, line: Line) -> None:
             index.arrivals[line.request_id] = line
             index.arrived_at[line.request_id] = number
         case Planned():
-            _add_plan(index, number, line)
+            _add_plan(index, line)
+        case BatchStarted():
+            _add_start(index, number, line)
         case BatchEnded():
             index.batch_ends[line.batch_id] = line
+            _close_batch(index, line.batch_id, line.time)
         case MigrationEnded():
             index.migration_ends[line.migration_id] = line
         case FirstToken():
@@ -136,25 +159,59 @@ def _add(index: LogIndex, number: int, line: Line) -> None:
     index.last_time = max(index.last_time, line.time)
 
 
-def _add_plan(index: LogIndex, number: int, plan: Planned) -> None:
+def _add_plan(index: LogIndex, plan: Planned) -> None:
     for reason in plan.reasons:
         for request_id in reason.request_ids:
             index.entries[request_id].append(Considered(plan, reason))
     for preempted in plan.preempted:
         index.entries[preempted.request_id].append(Dropped(plan, preempted))
     for migration in plan.migrations:
-        index.entries[migration.request_id].append(Moved(plan, migration))
+        _add_move(index, Moved(plan, migration, plan.time))
     for batch in plan.batches:
         index.batches[batch.batch_id] = plan, batch
-        index.batch_times.append(plan.time)
-        parts: tuple[Chunk | Decode, ...] = (*batch.chunks, *batch.decodes)
-        for part in parts:
-            index.started_at.setdefault(part.request_id, number)
-            index.entries[part.request_id].append(Ran(plan, batch, part))
+        index.plan_times.append(plan.time)
+        index.batch_of.update((part.request_id, batch.batch_id) for part in _parts(batch))
     for end in plan.ended_leases:
         index.lease_ends.setdefault(end.batch_id, plan)
     for extended in plan.extended_leases:
         index.lease_steps[extended.batch_id] = extended.num_steps
+
+
+def _add_start(index: LogIndex, number: int, start: BatchStarted) -> None:
+    """Add a batch to the entries of its requests; those that have ended meanwhile take no part in it."""
+    if start.batch_id not in index.batches:  # planned before the first line that is there
+        return
+    plan, batch = index.batches[start.batch_id]
+    index.batch_starts[start.batch_id] = start.time
+    index.start_times.append(start.time)
+    for part in _parts(batch):
+        if part.request_id not in index.ends:
+            index.started_at.setdefault(part.request_id, number)
+            index.entries[part.request_id].append(Ran(plan, batch, part, start.time))
+
+
+def _parts(batch: Batch) -> tuple[Chunk | Decode, ...]:
+    return (*batch.chunks, *batch.decodes)
+
+
+def _add_move(index: LogIndex, moved: Moved) -> None:
+    """Add a migration, now or when the batch has ended that its request is in."""
+    migration = moved.migration
+    index.migrations[migration.migration_id] = migration
+    batch_id = index.batch_of.get(migration.request_id)
+    held = index.entries[migration.request_id] if batch_id is None else index.held_moves[batch_id]
+    held.append(moved)
+
+
+def _close_batch(index: LogIndex, batch_id: int, time: float) -> None:
+    """Let KV move that had to wait for the end of a batch, but for that of requests which have ended."""
+    for moved in index.held_moves.pop(batch_id, ()):
+        if moved.migration.request_id not in index.ends:
+            index.entries[moved.migration.request_id].append(replace(moved, time=time))
+    if batch_id in index.batches:
+        for part in _parts(index.batches[batch_id][1]):
+            if index.batch_of.get(part.request_id) == batch_id:
+                del index.batch_of[part.request_id]
 
 
 def _add_loss(index: LogIndex, loss: InstanceLost) -> None:
@@ -163,3 +220,9 @@ def _add_loss(index: LogIndex, loss: InstanceLost) -> None:
     for batch_id in index.batches.keys() - index.batch_ends.keys() - index.batch_losses.keys():
         if loss.instance_id in index.batches[batch_id][1].instance_ids:
             index.batch_losses[batch_id] = loss
+            index.held_moves.pop(batch_id, None)  # of KV that is lost
+            _close_batch(index, batch_id, loss.time)
+    for migration_id in index.migrations.keys() - index.migration_ends.keys() - index.migration_losses.keys():
+        migration = index.migrations[migration_id]
+        if loss.instance_id in (migration.source_id, migration.destination_id):
+            index.migration_losses[migration_id] = loss

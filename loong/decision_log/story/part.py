@@ -29,7 +29,7 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> Part:
         num_tokens, computed_on = num_steps, {part.master_id: num_steps}
         kept_on = computed_on
     return Part(
-        began_at(index, ran),
+        ran.time,
         until,
         batch_id=batch.batch_id,
         first_position=part.first_position,
@@ -44,12 +44,6 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> Part:
         paused_for=tuple(batch_id for pause in pauses for batch_id in pause.batch_ids),
         cut_short_by=_cut_short_by(index, ran),
     )
-
-
-def began_at(index: LogIndex, ran: Ran) -> float:
-    """When a batch began: it may have been planned while its instances ran another."""
-    end = index.batch_ends.get(ran.batch.batch_id)
-    return ran.plan.time if end is None else max(ran.plan.time, end.time - end.num_steps * end.seconds)
 
 
 def _outcome(index: LogIndex, ran: Ran) -> tuple[float | None, int]:
@@ -68,7 +62,8 @@ def _num_steps_to(ended: Ended, ran: Ran, num_prompt_tokens: int) -> int:
     """Steps that a request took in the batch in which it ended."""
     if isinstance(ran.part, Chunk):
         return 0 if ended.reason == ABORT else 1
-    return ended.num_output_tokens - (ran.part.first_position + 1 - num_prompt_tokens)
+    num_before = ran.part.first_position + 1 - num_prompt_tokens
+    return max(0, ended.num_output_tokens - num_before)  # one was foreseen, if its batch was lost
 
 
 def _cut_short_by(index: LogIndex, ran: Ran) -> tuple[Cause, ...]:

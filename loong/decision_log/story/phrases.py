@@ -96,6 +96,8 @@ def _happening(cause: Cause) -> str:
             return f"a request of batch {cause.batch_id} ends"
         case "lease_ending":
             return f"batch {cause.batch_id} has few steps left"
+        case "batch_started":
+            return f"batch {cause.batch_id} starts"
         case "end_foreseen":
             return f"batch {cause.batch_id} is about to end"
         case "batch_finished":

@@ -4,15 +4,25 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf, nextafter
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from loong.core.decision import DecisionKind
 from loong.core.request import RequestId
-from loong.decision_log.lines import Arrived, Chunk, Ended, FirstToken, InstanceLost, Planned, Reason
+from loong.decision_log.lines import (
+    Arrived,
+    Chunk,
+    Ended,
+    FirstToken,
+    InstanceLost,
+    Migration,
+    Planned,
+    Reason,
+)
 from loong.decision_log.story.found import idle_ids, room_of
 from loong.decision_log.story.index import Considered, Dropped, Entry, LogIndex, Moved, Ran
-from loong.decision_log.story.part import Pause, began_at, part_of
+from loong.decision_log.story.part import Pause, part_of
 from loong.decision_log.story.steps import (
     Drop,
     End,
@@ -87,7 +97,8 @@ class _Trail:
         return tuple(self.steps)
 
     def _run(self, ran: Ran) -> None:
-        began = began_at(self.index, ran)
+        began = ran.time
+        self._cut_at(began)
         self._leave_rest(ran.plan, began)
         part = part_of(self.index, ran, self.pauses)
         group = ran.batch.instance_ids
@@ -109,32 +120,49 @@ class _Trail:
         self.group, self.pauses = group, []
         if part.num_steps:
             self.kv.update(part.kept_on)
-        if part.until is not None:
-            self.free_since = part.until
+        self.free_since = self.index.last_time if part.until is None else part.until
 
     def _move(self, moved: Moved) -> None:
-        self._leave_rest(moved.plan, moved.plan.time)
-        migration = moved.migration
+        migration, until = moved.migration, self._end_of(moved.migration)
+        self._leave_rest(moved.plan, moved.time)
         end = self.index.migration_ends.get(migration.migration_id)
         route = Route(migration.source_id, migration.destination_id, migration.num_tokens)
         self.steps.append(
             Move(
-                moved.plan.time,
-                until=None if end is None else end.time,
+                moved.time,
+                until=until,
                 routes=(route,),
-                is_committed=None if end is None else end.is_committed,
+                is_committed=end.is_committed if end is not None else None if until is None else False,
                 reasons=self._take_reasons(),
             )
         )
-        if end is not None:
-            self.free_since = max(self.free_since, end.time)
-            if end.is_committed:
-                self.kv[route.source_id] -= route.num_tokens
-                self.kv[route.destination_id] += route.num_tokens
+        self.free_since = max(self.free_since, self.index.last_time if until is None else until)
+        if end is not None and end.is_committed:
+            self.kv[route.source_id] -= route.num_tokens
+            self.kv[route.destination_id] += route.num_tokens
+
+    def _end_of(self, migration: Migration) -> float | None:
+        """Return when a migration ended, or was void as an instance was lost; None if the log ends before."""
+        index, migration_id = self.index, migration.migration_id
+        over = index.migration_ends.get(migration_id) or index.migration_losses.get(migration_id)
+        return None if over is None else over.time
+
+    def _cut_at(self, time: float) -> None:
+        """End what goes on at a time: a batch that other instances end later, or moves of KV that is lost."""
+        for number in reversed(range(len(self.steps))):
+            step = self.steps[number]
+            if isinstance(step, Move) and step.until is not None and step.until > time:
+                self.steps[number] = replace(step, until=time)
+            elif isinstance(step, Run):
+                part = step.parts[-1]
+                if part.until is None or part.until > time:
+                    self.steps[number] = replace(step, parts=(replace(part, until=time),))
+                break
+        self.free_since = min(self.free_since, time)
 
     def _drop(self, dropped: Dropped) -> None:
         plan, kv = dropped.plan, dropped.preempted.kv
-        batch_ids = self._batches_at(kv, plan.time, nextafter(plan.time, inf))
+        batch_ids = tuple(batch.batch_id for batch in self.index.batches_planned_at(plan.time, kv))
         kv_free, kv_capacity = room_of(plan.instances)
         self.steps.append(Drop(plan.time, kv, batch_ids, kv_free, kv_capacity, reasons=self._take_reasons()))
         self._lose_kv(plan.time)
@@ -156,6 +184,7 @@ class _Trail:
         self.steps.append(End(ended.time, ended.reason, ended.num_output_tokens))
 
     def _lose_kv(self, time: float) -> None:
+        self._cut_at(time)
         self._rest_until(time)
         self.kv.clear()
         self.waits.clear()
@@ -182,7 +211,7 @@ class _Trail:
 
     def _waited_for(self, until: float) -> tuple[WaitedFor, ...]:
         """What it waited for since it last ran, each thing until the policy said another."""
-        times = [*(wait.plan.time for wait in self.waits), until]
+        times = [*(max(wait.plan.time, self.free_since) for wait in self.waits), until]
         reasons = [wait.reason.chosen for wait in self.waits]
         self.waits.clear()
         return summed(

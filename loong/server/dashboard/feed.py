@@ -135,7 +135,8 @@ class Feed:
         batches = takewhile(lambda batch: batch.ended_at > told_to, reversed(history.batches))
         moves = takewhile(lambda move: move.ended_at > told_to, reversed(history.moves))
         ended = [_ended(batch) for batch in islice(batches, MAX_BATCHES)]
-        running = [_running(batch, snapshot) for batch in (*snapshot.ending, *snapshot.batches)]
+        begun = (batch for batch in (*snapshot.ending, *snapshot.batches) if batch.has_started)
+        running = [_running(batch, snapshot) for batch in begun]
         longest = (batch.longest_prompt for batch in (*ended, *running))
         self._longest_prompt = max(self._longest_prompt, *longest, 0)
         return Tick(

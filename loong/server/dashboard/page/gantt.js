@@ -78,7 +78,10 @@ export class Gantt {
     context.fillText(String(id), 4, top + BLOCKS / 2);
     context.fillStyle = color("page");
     context.fillRect(LEFT, top, this.right - LEFT, BLOCKS);
-    const blocks = merged(this.shown.filter((batch) => batch.instances.includes(id)), this.x, this.longPrompt);
+    const own = this.shown
+      .filter((batch) => batch.instances.includes(id))
+      .map((batch, i, all) => ({ ...batch, end: Math.min(batch.end, all[i + 1]?.start ?? Infinity) }));
+    const blocks = merged(own, this.x, this.longPrompt);
     for (const block of blocks) this.drawBlock(block, id, top);
     this.drawKv(state.kv.get(id) ?? [], state.instances.find(([one]) => one === id), top + BLOCKS + 1);
     for (const block of blocks) this.drawJoin(block, id, top);

@@ -1,0 +1,27 @@
+"""What observers show of a run keeps the order in which things happened, under every policy."""
+
+import pytest
+from chaos import chaos
+from recorded_runs import recorded_run
+from true_stories import assert_true
+
+from loong.scheduler.policy import POLICIES
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("seed", range(4))
+def test_stories_keep_the_order_of_what_happened(policy: str, seed: int) -> None:
+    run = recorded_run(policy, seed)
+    assert_true(run.lines, run.history)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_so_they_do_where_plans_take_time(policy: str) -> None:
+    run = recorded_run(policy, seed=1, plan_time=0.002)
+    assert_true(run.lines, run.history)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_so_they_do_whatever_is_planned(seed: int) -> None:
+    run = recorded_run(chaos(seed), seed)
+    assert_true(run.lines, run.history)
