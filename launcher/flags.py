@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from math import inf
+from pathlib import Path
 
 from loong.workloads.spec import usage
 
@@ -116,6 +117,21 @@ def add_goal_flags(group: argparse._ActionsContainer) -> None:
         default=90.0,
         metavar="%",
         help="of requests, from which a run attains (90)",
+    )
+
+
+def add_output_flags(group: argparse._ActionsContainer) -> None:
+    """Where results go, and in which form."""
+    group.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="write results.json, report.html, pictures, traces and logs there (a new folder in loong-runs)",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="end with one JSON object, for programs (where the output is no terminal)",
     )
 
 
