@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from loong.launcher.bench_config import BenchConfig, Server
-from loong.launcher.bench_found import Found, MeasuredRun
+from loong.launcher.bench_found import Found, MeasuredRun, missing_runs
 from loong.launcher.embedded import ServerConfig
 from loong.launcher.other_work import SHARE_OF_OTHERS
 from loong.launcher.plot.report import report_folder
@@ -28,11 +28,13 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
         "prefill_probe": None if found.probe is None else msgspec.to_builtins(found.probe),
         "goodput": goodput_json(found.goodputs),
         "wall_seconds": found.wall_seconds,
+        "missing_runs": [*missing_runs(found, config)],
     }
     runs = [
         {
             **run.as_json(),
             SHARE_OF_OTHERS: run.share_of_others,
+            "num_unfinished": run.num_unfinished,
             "server": _server_json(run.server),
             "trace": traces[run.policy].name if run.history is not None else None,
         }
@@ -44,7 +46,10 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
     else:
         written += report_folder(folder)
     ours = dict.fromkeys(run.policy for run in found.runs if isinstance(run.server, ServerConfig))
-    written += [folder / f"server-{policy}.log" for policy in ours]
+    logs = [
+        folder / name for policy in ours for name in (f"server-{policy}.log", f"decisions-{policy}.jsonl")
+    ]
+    written += [path for path in logs if path.exists()]
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
@@ -68,6 +73,7 @@ def _configuration(config: BenchConfig) -> dict[str, JSON]:
         "num_repeats": config.num_repeats,
         "precision": config.precision,
         "policies": list(config.servers),
+        "chosen": list(config.chosen),
     }
 
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     with bound_socket(args.host, args.port) as listener:  # before what takes seconds, such as importing torch
         from loong.launcher.serving import serve_until_stopped
 
-        config = _config(args)
+        config = serve_config(args)
         logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
         return serve_until_stopped(config, listener)
 
@@ -189,7 +189,8 @@ def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _config(args: argparse.Namespace) -> "ServeConfig":
+def serve_config(args: argparse.Namespace) -> "ServeConfig":
+    """Return what the flags say. Raises `ConfigError` if the model is not there or does not fit."""
     from loong.launcher.run_logs import LogFiles
     from loong.launcher.serving import ServeConfig
     from loong.server.settings import ServerSettings
