@@ -22,6 +22,7 @@ from loong.launcher.bench_policies import servers_by_policy
 from loong.launcher.chosen_load import FEWEST_REQUESTS, Auto, choose_load
 from loong.launcher.embedded import ServerConfig
 from loong.launcher.rates import parse_rates
+from loong.launcher.vllm_flags import BENCH, SERVE, instead_of
 from loong.workloads.backends import Backend
 from loong.workloads.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[CommandParser]
 
 EXAMPLES = """examples:
-  loong bench --workload mixed                            on a server started here, for a minute; or:
-  loong bench --base-url http://localhost:8000            on any OpenAI-compatible one
+  loong bench --workload mixed                            # on a server started here, for a minute; or:
+  loong bench --base-url http://localhost:8000            # on any OpenAI-compatible one
   loong bench --workload mixed --length-scale 1/64 --request-rate 4 --policy esp,static-sp
   loong bench --num-instances 2 --policy esp,tp --length-scale 1/64   # tp: the same processes, one instance
   loong bench --base-url http://localhost:8000 --workload sharegpt --goodput ttft:2000 tpot:50
@@ -70,11 +71,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _flag_of_serve(flag: str) -> str | None:
-    """How to give a flag to the servers that are started here, if `loong serve` has it."""
+    """How to give a flag to the servers that are started here, or what stands in its place."""
     from loong.launcher.cli import build_parser  # which imports this
 
+    if (words := instead_of(flag, BENCH)) is not None:
+        return words
     if flag not in build_parser(["serve"])[1]["serve"].flags:
-        return None
+        return instead_of(flag, SERVE)
     return f"; servers that are started here take it in --extra-server-args='{flag} ...'"
 
 

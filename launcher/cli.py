@@ -9,6 +9,7 @@ from importlib import import_module
 import loong
 from loong.core.errors import LoongError
 from loong.launcher.config_file import add_config_flag, apply_config_file
+from loong.launcher.entry import INTERRUPTED
 from loong.launcher.parser import CommandParser
 
 COMMANDS = {  # each a module with `add_parser`
@@ -28,36 +29,39 @@ CONFIGURABLE = ("serve", "bench", "simulate", "profile")  # by a file
 
 _EXAMPLES = """\
 examples:
-  loong serve                                   a tiny built-in model on four CPU instances, no download
+  loong serve                                   # a tiny built-in model on four CPU instances, no download
   loong serve ./Llama-3.1-8B --num-instances 2  a local Hugging Face folder
-  loong chat                                    talk to it, or to any OpenAI-compatible server
+  loong chat                                    # talk to it, or to any OpenAI-compatible server
   loong bench --policy esp,static-sp --length-scale 1/64 --request-rate 10
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    words = _with_dashes(sys.argv[1:] if arguments is None else arguments)
-    chosen = words[0] if words and words[0] in COMMANDS else None
-    parser, commands = build_parser(COMMANDS if chosen is None else [chosen])
-    defaults = {action.dest: action.default for action in commands[chosen].actions} if chosen else {}
     try:
-        if chosen in CONFIGURABLE:
-            apply_config_file(commands[chosen], words)
-        args = parser.parse_args(words)
-        args.chosen = {
-            dest: value for dest, value in vars(args).items() if value != defaults.get(dest, value)
-        }
-        code: int = args.run(args)
+        code = _run(_with_help(_with_dashes(sys.argv[1:] if arguments is None else arguments)))
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return 130
+        print(INTERRUPTED, file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # whoever reads has seen enough, as `head` may have
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 128 + signal.SIGPIPE
     except LoongError as error:
         print(f"loong: error: {error}", file=sys.stderr)
         return 1
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
+    chosen = words[0] if words and words[0] in COMMANDS else None
+    parser, commands = build_parser(COMMANDS if chosen is None else [chosen])
+    defaults = {action.dest: action.default for action in commands[chosen].actions} if chosen else {}
+    if chosen in CONFIGURABLE:
+        apply_config_file(commands[chosen], words)
+    args = parser.parse_args(words)
+    args.chosen = {dest: value for dest, value in vars(args).items() if value != defaults.get(dest, value)}
+    code: int = args.run(args)
     return code
 
 
@@ -74,6 +78,13 @@ def build_parser(names: Iterable[str]) -> tuple[CommandParser, dict[str, Command
     for name in commands.keys() & CONFIGURABLE:
         add_config_flag(commands[name])
     return parser, commands
+
+
+def _with_help(words: list[str]) -> list[str]:
+    """The words that show help, if these are none or `help` and perhaps a command."""
+    if not words:
+        return ["--help"]
+    return [*words[1:2], "--help"] if words[0] == "help" else words
 
 
 def _with_dashes(arguments: Sequence[str]) -> list[str]:

@@ -13,9 +13,11 @@ from loong.launcher.flags import or_auto, port, positive, seconds, token_count
 from loong.launcher.logs import FORMATS, configure_logging
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.scheduler.policy import POLICIES
 
 if TYPE_CHECKING:
+    from loong.launcher.parser import CommandParser
     from loong.launcher.serving import ServeConfig
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ examples:
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     """Add the command `serve` and its flags."""
     parser = subparsers.add_parser(
         "serve",
@@ -39,6 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)
+    parser.elsewhere = lambda flag: instead_of(flag, SERVE)
     _add_model_flags(parser.add_argument_group("model"))
     add_instance_flags(parser.add_argument_group("cluster"))
     _add_scheduling_flags(parser.add_argument_group("scheduling"))

@@ -19,10 +19,10 @@ from loong.launcher.run_folder import newest_decision_log
 MAX_NAMED = 3  # of the ids that begin alike
 _EXAMPLES = """\
 examples:
-  loong serve --decision-log decisions.jsonl         write a log
-  loong explain                                      the newest log in this folder, as of `loong bench`
-  loong explain decisions.jsonl                      all requests, most delayed first
-  loong explain decisions.jsonl --request cmpl-1f3   one request's story
+  loong serve --decision-log decisions.jsonl         # write a log
+  loong explain                                      # the newest log in this folder, as of `loong bench`
+  loong explain decisions.jsonl                      # all requests, most delayed first
+  loong explain decisions.jsonl --request cmpl-1f3   # one request's story
 """
 
 

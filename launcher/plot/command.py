@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   loong bench --policy esp,static-sp --length-scale 1/64 --request-rate 10 --output-dir run
-  loong plot                                the newest run in this folder
-  loong plot run                            all pictures again, and run/report.html
-  loong plot run --slo loongserve-12        the same runs under another SLO, too
-  loong plot run --window 3:6               these seconds of the timeline closely
-  loong plot monday tuesday --output-dir both    runs of several folders in one report
-  loong plot decisions.jsonl --output-dir why    what a server did, from its decision log
+  loong plot                                # the newest run in this folder
+  loong plot run                            # all pictures again, and run/report.html
+  loong plot run --slo loongserve-12        # the same runs under another SLO, too
+  loong plot run --window 3:6               # these seconds of the timeline closely
+  loong plot monday tuesday --output-dir both    # runs of several folders in one report
+  loong plot decisions.jsonl --output-dir why    # what a server did, from its decision log
 """
 
 
