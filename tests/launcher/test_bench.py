@@ -125,6 +125,7 @@ def test_what_is_not_given_is_chosen_and_named(
     assert document["configuration"]["chosen"] == [line]
     assert document["configuration"]["rates"] == [200.0]
     assert "At 200 req/s, esp met the SLO for " in printed
+    assert "Chosen: --length-scale 1, the largest" in Path("loong-runs/bench-1/report.html").read_text()
     assert "Report: loong-runs/bench-1/report.html" in printed.splitlines()[-2]
 
 
