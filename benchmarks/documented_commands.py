@@ -39,7 +39,6 @@ NOT_RUN = (  # what commands need that is not here
     (r"^loong simulate --cost-model cost-model\.json", "a profile of GPUs"),
     (r"AzureLLMInferenceTrace", "a published trace"),
     (r"completion zsh", "zsh"),
-    (r"^loong serve --(config serve\.yaml|cost-model)", "a file that only readers have"),
 )
 SHORTENED = (  # the same command, for less time
     (r"--repeat 3", "--repeat 1 --num-requests 20"),
@@ -48,6 +47,7 @@ SHORTENED = (  # the same command, for less time
     (r"--rate 20:200:20", "--rate 20 --num-requests 40"),
     (r"--find-goodput", "--find-goodput 4 --num-requests 5"),
     (r"--goodput --slo tight --slo loongserve-12", "--goodput 1 --num-requests 20 --slo tight"),
+    (r"trace:mixed\.jsonl --num-requests 500", "trace:mixed.jsonl --num-requests 50"),
     (r"--length-scale 1/8", "--length-scale 1/64"),
     (r"(trace:azure\.csv@replay\(2\))' --policy", r"\1' --num-requests 40 --policy"),
     (r"--num-instances 8 --model \./my-model", "--num-instances 2 --model ./my-model --num-requests 20"),
@@ -66,7 +66,7 @@ SIMULATED = "loong simulate --workload leval --rate 5 --num-requests 20"
 LOGGED = "--decision-log decisions.jsonl"
 PREPARED = {  # what a page takes to be there, made before
     "docs/command-line.md": (
-        "loong workload save 'mixed@poisson(2)' --num-requests 500 -o mixed.jsonl",
+        "echo 'num-instances: 2' > serve.yaml",
         f"{SIMULATED} --policy esp --event-log events.jsonl {LOGGED} --output-dir monday",
         f"{SIMULATED} --policy tp --output-dir tuesday",
     ),

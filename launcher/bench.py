@@ -39,7 +39,7 @@ EXAMPLES = """examples:
   loong bench --num-instances 2 --policy esp,tp --length-scale 1/64   # tp: the same processes, one instance
   loong bench --base-url http://localhost:8000 --workload sharegpt --goodput ttft:2000 tpot:50
   loong bench --base-url loong=http://localhost:8000 --base-url vllm=http://localhost:8001 --slo tight
-  loong bench --policy esp,tp --length-scale 1/64 --request-rate 8 --find-goodput --attainment 90
+  loong bench --num-instances 2 --policy esp,tp --length-scale 1/64 --request-rate 8 --find-goodput
   loong bench --workload leval --max-concurrency 8 --num-instances 8 --model ./my-model
   loong bench --workload '0.7*sharegpt+0.3*lveval@gamma(2,0.5)' --length-scale 1/64 --repeat 3
   loong bench --workload 'trace:azure.csv@replay(2)' --length-scale 1/64
