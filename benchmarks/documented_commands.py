@@ -30,7 +30,7 @@ READY = re.compile(r"serving \S+ on (http://\S+)")
 SERVER = re.compile(r"(?:http://)?(?:localhost|a|b|gpu-7):800\d")
 
 NOT_RUN = (  # what commands need that is not here
-    (r"--device cuda|benchmarks/reality\.py", "GPUs"),
+    (r"--device cuda|benchmarks/reality\.py|plot out/mixed", "GPUs"),
     (r"^hf |Llama-3\.1|llama-3\.1-8b --load-format dummy", "a model of 8 billion parameters"),
     (r"^(vllm|python -m (sglang|lightllm))|vllm=|sglang=|lightllm", "another engine"),
     (r"^(git clone|pip install|python3\.11 -m venv|\. \.venv)", "an installation"),
@@ -113,10 +113,10 @@ def commands_of(page: Path) -> list[str]:
     return commands
 
 
-def run_page(page: Path, url: str) -> Iterator[Outcome]:
-    """Run the commands of a page in a fresh folder, in their order."""
+def run_page(page: Path) -> Iterator[Outcome]:
+    """Run the commands of a page in a fresh folder, in their order, beside a server of their own."""
     name = str(page.relative_to(ROOT))
-    with fresh_folder() as folder:
+    with fresh_folder() as folder, served() as url:
         for prepared in PREPARED.get(name, ()):
             run_typed(prepared, folder, url).check_returncode()
         for typed in commands_of(page):
@@ -181,6 +181,15 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
+def served() -> Iterator[str]:
+    """Yield the URL of a server of the built-in model."""
+    with TemporaryDirectory(prefix="documented-commands-") as folder:
+        config = ServerConfig(None, 4, 1, ("--trace-dir", f"{folder}/traces"), start_timeout=120.0)
+        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
+            yield url
+
+
+@contextmanager
 def fresh_folder() -> Iterator[Path]:
     """Yield a folder with what readers bring: a model, a trace, and the docs beside it."""
     with TemporaryDirectory(prefix="documented-commands-") as text:
@@ -212,18 +221,13 @@ def main() -> None:
             print(*(f"{page.name}: {command}" for command in commands_of(page)), sep="\n")
         return
     outcomes: list[Outcome] = []
-    with TemporaryDirectory(prefix="documented-commands-") as folder:
-        config = ServerConfig(None, 4, 1, ("--trace-dir", f"{folder}/traces"), start_timeout=120.0)
-        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
-            for page in chosen:
-                for outcome in run_page(page, url):
-                    outcomes.append(outcome)
-                    code = "-" if outcome.code is None else outcome.code
-                    print(
-                        f"{code:>4}  {outcome.seconds:6.1f} s  {outcome.page}: {outcome.command}", flush=True
-                    )
-                    if outcome.is_failed:
-                        print(outcome.output, flush=True)
+    for page in chosen:
+        for outcome in run_page(page):
+            outcomes.append(outcome)
+            code = "-" if outcome.code is None else outcome.code
+            print(f"{code:>4}  {outcome.seconds:6.1f} s  {outcome.page}: {outcome.command}", flush=True)
+            if outcome.is_failed:
+                print(outcome.output, flush=True)
     failed = [outcome for outcome in outcomes if outcome.is_failed]
     reasons = sorted({outcome.why for outcome in outcomes if outcome.why})
     rows = [(why, str(sum(outcome.why == why for outcome in outcomes))) for why in reasons]

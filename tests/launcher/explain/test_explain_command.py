@@ -97,9 +97,7 @@ def test_the_commands_of_the_documentation_print_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    simulate, explain = re.findall(
-        r"^    loong (simulate .*|explain .*--request r.*)$", DOCUMENT, re.MULTILINE
-    )
+    simulate, explain = re.findall(r"^loong (simulate .*|explain .*--request r.*)$", DOCUMENT, re.MULTILINE)
     assert main(simulate.split()) == 0
     capsys.readouterr()
     _, log_path, *which = explain.split()
