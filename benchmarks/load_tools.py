@@ -87,7 +87,7 @@ def write_trace(path: Path, seed: int) -> float:
 
 def loong_bench(url: str, trace: Path, folder: Path) -> Latencies:
     command = [sys.executable, "-c", ENTRY, "bench", "--base-url", url, "--workload", f"trace:{trace}"]
-    run([*command, "--num-requests", str(NUM_REQUESTS), "--output-dir", str(folder)])
+    run([*command, "--length-scale", "1", "--num-requests", str(NUM_REQUESTS), "--output-dir", str(folder)])
     (told,) = json.loads((folder / "results.json").read_text())["runs"]
     check_count(told["completed"])
     return {"ttft": told["mean_ttft_ms"], "tpot": told["mean_tpot_ms"]}

@@ -6,21 +6,23 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig, Server
+from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig, Server, check_lengths
 from loong.launcher.bench_flags import (
-    DEFAULT_NUM_REQUESTS,
     DEFAULT_POLICY,
     add_load_flags,
     add_report_flags,
     add_server_flags,
 )
 from loong.launcher.bench_policies import servers_by_policy
+from loong.launcher.chosen_load import FEWEST_REQUESTS, Auto, choose_load
 from loong.launcher.embedded import ServerConfig
 from loong.launcher.rates import parse_rates
+from loong.launcher.vllm_flags import BENCH, SERVE, instead_of
 from loong.workloads.backends import Backend
 from loong.workloads.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[CommandParser]
 
 EXAMPLES = """examples:
+  loong bench --workload mixed                            # on a server started here, for a minute; or:
+  loong bench --base-url http://localhost:8000            # on any OpenAI-compatible one
   loong bench --workload mixed --length-scale 1/64 --request-rate 4 --policy esp,static-sp
   loong bench --num-instances 2 --policy esp,tp --length-scale 1/64   # tp: the same processes, one instance
   loong bench --base-url http://localhost:8000 --workload sharegpt --goodput ttft:2000 tpot:50
   loong bench --base-url loong=http://localhost:8000 --base-url vllm=http://localhost:8001 --slo tight
-  loong bench --policy esp,tp --length-scale 1/64 --request-rate 8 --find-goodput --attainment 90
+  loong bench --num-instances 2 --policy esp,tp --length-scale 1/64 --request-rate 8 --find-goodput
   loong bench --workload leval --max-concurrency 8 --num-instances 8 --model ./my-model
   loong bench --workload '0.7*sharegpt+0.3*lveval@gamma(2,0.5)' --length-scale 1/64 --repeat 3
   loong bench --workload 'trace:azure.csv@replay(2)' --length-scale 1/64
@@ -63,30 +67,50 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark and report; 0 if every request succeeded, 1 if any failed."""
     from loong.launcher.bench_run import run_bench  # imports what `--help` can do without
 
-    return run_bench(_config(args), shlex.join(["loong", *sys.argv[1:]]))
+    return run_bench(_with_chosen_load(*_config(args)), shlex.join(["loong", *sys.argv[1:]]))
 
 
 def _flag_of_serve(flag: str) -> str | None:
-    """How to give a flag to the servers that are started here, if `loong serve` has it."""
+    """How to give a flag to the servers that are started here, or what stands in its place."""
     from loong.launcher.cli import build_parser  # which imports this
 
+    if (words := instead_of(flag, BENCH)) is not None:
+        return words
     if flag not in build_parser(["serve"])[1]["serve"].flags:
-        return None
+        return instead_of(flag, SERVE)
     return f"; servers that are started here take it in --extra-server-args='{flag} ...'"
 
 
-def _config(args: argparse.Namespace) -> BenchConfig:
+def _with_chosen_load(config: BenchConfig, auto: Auto) -> BenchConfig:
+    """The same with what is `auto` chosen; the lengths of its requests are checked.
+
+    Raises `ConfigError` or `ServerUnusableError` for what could not be measured.
+    """
+    from loong.launcher import bench_served  # imports what `--help` can do without
+
+    served = bench_served.served_by(config)
+    load, chosen = choose_load(config.load, auto, served, config.num_repeats)
+    for repeat in range(config.num_repeats):
+        check_lengths(load.requests(max(load.rates), repeat), served.max_tokens)
+    return replace(config, load=load, chosen=chosen)
+
+
+def _config(args: argparse.Namespace) -> tuple[BenchConfig, Auto]:
+    """What the flags say, and what of it is to be chosen: that is any value that works."""
     rule = _slo(args)
-    return BenchConfig(
+    load, auto = _load_config(args)
+    config = BenchConfig(
         servers=_servers(args, rule),
-        load=_load_config(args),
+        load=load,
         slo=rule,
         output_dir=args.output_dir,
         api_key=os.environ.get("OPENAI_API_KEY"),
         goal=args.attainment / 100,
         num_repeats=args.repeat,
         precision=args.find_goodput,
+        is_json_printed=args.json or not sys.stdout.isatty(),
     )
+    return config, auto
 
 
 def _servers(args: argparse.Namespace, rule: SLORule) -> Mapping[str, Server]:
@@ -138,29 +162,36 @@ def _targets(rule: SLORule) -> list[str]:
     return [word for flag, value in given if value < inf for word in (flag, f"{value:g}")]
 
 
-def _load_config(args: argparse.Namespace) -> LoadConfig:
+def _load_config(args: argparse.Namespace) -> tuple[LoadConfig, Auto]:
     rates: tuple[float, ...] = ()
-    if args.request_rate is not None:
+    if args.request_rate not in (None, "auto"):
         rates = parse_rates("--request-rate", args.request_rate, may_be_infinite=True)
     pace = pace_of(args.workload, max(rates, default=None), args.burstiness)
-    num_requests = args.num_requests
-    if num_requests is None and args.duration is None:
-        num_requests = DEFAULT_NUM_REQUESTS
-    return LoadConfig(
+    is_closed = args.max_concurrency is not None or pace.max_concurrency is not None
+    auto = Auto(
+        length_scale=args.length_scale is None,
+        request_rate=not rates and pace.request_rate == inf and not is_closed,
+        num_requests=args.num_requests is None and args.duration is None,
+    )
+    if auto.request_rate:
+        rates = (1.0,)
+        pace = pace_of(args.workload, rates[0], args.burstiness)
+    load = LoadConfig(
         workload=args.workload,
-        num_requests=num_requests,
+        num_requests=FEWEST_REQUESTS if auto.num_requests else args.num_requests,
         duration=args.duration,
         rates=rates or (pace.request_rate,),
         burstiness=pace.burstiness,
         max_concurrency=pace.max_concurrency if args.max_concurrency is None else args.max_concurrency,
         seed=args.seed,
-        length_scale=args.length_scale,
+        length_scale=args.length_scale or 1.0,
         output_scale=args.output_scale,
         num_warmups=args.num_warmups,
         vocab_size=args.vocab_size,
         request_timeout=args.request_timeout,
         extra_body=args.extra_body,
     )
+    return load, auto
 
 
 def _slo(args: argparse.Namespace) -> SLORule:

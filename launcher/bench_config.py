@@ -1,6 +1,6 @@
 """What `loong bench` was asked to do, checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import inf
@@ -79,6 +79,25 @@ class LoadConfig:
         return list(takewhile(lambda request: request.arrival_time < duration, endless))
 
 
+def longest_of(requests: Sequence[WorkloadRequest]) -> int:
+    """Return the tokens of the longest prompt with its answer."""
+    return max((request.num_prompt_tokens + request.num_output_tokens for request in requests), default=0)
+
+
+def check_lengths(requests: Sequence[WorkloadRequest], max_tokens: int | None) -> None:
+    """Raise `ConfigError`, which names a scale that fits, if a request is longer than what is served."""
+    longest = longest_of(requests)
+    if max_tokens is None or longest <= max_tokens:
+        return
+    divisor = 2
+    while longest / divisor > max_tokens:
+        divisor *= 2
+    raise ConfigError(
+        f"the longest request has {longest:,} tokens and the model takes {max_tokens:,}; make "
+        f"--length-scale at least {divisor} times smaller, or serve with a greater --max-model-len"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ExternalServer:
     """A server that is already there; `base_url` has no `/v1`, and `model` None takes its first."""
@@ -107,6 +126,8 @@ class BenchConfig:
     goal: float = 0.9
     num_repeats: int = 1
     precision: float | None = None
+    is_json_printed: bool = True
+    chosen: tuple[str, ...] = ()  # sentences on what was asked for as `auto`
 
     def __post_init__(self) -> None:
         if not 0 < self.goal <= 1:
@@ -118,8 +139,3 @@ class BenchConfig:
     def is_single(self) -> bool:
         """Whether each server is measured at one rate."""
         return self.precision is None and len(self.load.rates) == 1
-
-    @property
-    def keeps_decisions(self) -> bool:
-        """Whether servers started here write decision logs: those of one rate, for the report."""
-        return self.is_single and self.output_dir is not None

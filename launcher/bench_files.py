@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from loong.launcher.bench_config import BenchConfig, Server
-from loong.launcher.bench_found import Found, MeasuredRun
+from loong.launcher.bench_found import Found, MeasuredRun, missing_runs
 from loong.launcher.embedded import ServerConfig
 from loong.launcher.other_work import SHARE_OF_OTHERS
 from loong.launcher.plot.report import report_folder
@@ -28,6 +28,7 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
         "prefill_probe": None if found.probe is None else msgspec.to_builtins(found.probe),
         "goodput": goodput_json(found.goodputs),
         "wall_seconds": found.wall_seconds,
+        "missing_runs": [*missing_runs(found, config)],
     }
     ours = dict.fromkeys(run.policy for run in found.runs if isinstance(run.server, ServerConfig))
     logged = [policy for policy in ours if (folder / decision_log_name(policy)).exists()]
@@ -35,6 +36,7 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
         {
             **run.as_json(),
             SHARE_OF_OTHERS: run.share_of_others,
+            "num_unfinished": run.num_unfinished,
             "server": _server_json(run.server),
             "trace": traces[run.policy].name if run.history is not None else None,
             "decision_log": decision_log_name(run.policy) if run.policy in logged else None,
@@ -46,8 +48,9 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
         print(NO_PICTURES, file=sys.stderr)
     else:
         written += report_folder(folder)
-    written += [folder / f"server-{policy}.log" for policy in ours]
-    written += [folder / decision_log_name(policy) for policy in logged]
+    logs = [folder / f"server-{policy}.log" for policy in ours]
+    logs += [folder / decision_log_name(policy) for policy in logged]
+    written += [path for path in logs if path.exists()]
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
@@ -80,6 +83,7 @@ def _configuration(config: BenchConfig) -> dict[str, JSON]:
         "num_repeats": config.num_repeats,
         "precision": config.precision,
         "policies": list(config.servers),
+        "chosen": list(config.chosen),
     }
 
 

@@ -3,13 +3,21 @@
 import argparse
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from loong.core.errors import ConfigError
-from loong.launcher.flags import add_goal_flags, add_workload_flags, positive, ratio, seconds
+from loong.launcher.chosen_load import DEFAULT_NUM_REQUESTS, MOST_REQUESTS
+from loong.launcher.flags import (
+    add_goal_flags,
+    add_output_flags,
+    add_workload_flags,
+    or_auto,
+    positive,
+    ratio,
+    seconds,
+)
 from loong.workloads.backends import FIELDS_OF_THE_LOAD, Backend
 from loong.workloads.request import SMALLEST_VOCABULARY
 from loong.workloads.slo import RULE_NAMES
@@ -18,7 +26,6 @@ T = TypeVar("T")
 
 DEFAULT_POLICY = "esp"
 DEFAULT_SLO = "tight"
-DEFAULT_NUM_REQUESTS = 100
 DEFAULT_PRECISION = 0.1
 
 
@@ -56,16 +63,24 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 def add_load_flags(group: argparse._ArgumentGroup) -> None:
     """What is sent."""
-    add_workload_flags(group)
+    add_workload_flags(group, is_scale_chosen=True)
     lengths = group.add_mutually_exclusive_group()
-    lengths.add_argument("--num-requests", type=int, help=f"of each run (default: {DEFAULT_NUM_REQUESTS})")
+    lengths.add_argument(
+        "--num-requests",
+        type=or_auto(int),
+        metavar="N",
+        help=f"of each run (auto: what arrives in a minute, at most {MOST_REQUESTS}; "
+        f"{DEFAULT_NUM_REQUESTS} if a rate is given)",
+    )
     lengths.add_argument(
         "--duration", type=seconds, metavar="S", help="instead: what arrives in this time, at each rate"
     )
     group.add_argument(
         "--request-rate",
+        "--rate",
         metavar="R",
-        help="requests per second: 2, or 1,2,4, or 2:8:0.5 (default: inf, or the workload's own pace)",
+        help="requests per second: 2, or 1,2,4, or 2:8:0.5; inf: all at once (auto: the workload's own pace; "
+        "if it has none, two thirds of the predicted capacity, or inf with --max-concurrency)",
     )
     group.add_argument("--max-concurrency", type=int, metavar="N", help="at most N requests in flight")
     group.add_argument("--num-warmups", type=int, default=4, help="requests before the clock (default: 4)")
@@ -114,12 +129,7 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         help="from --request-rate on, search the highest rate at which enough meet their SLO, to this "
         f"relative precision ({DEFAULT_PRECISION})",
     )
-    group.add_argument(
-        "--output-dir",
-        type=Path,
-        metavar="DIR",
-        help="write results.json, report.html, pictures, traces and server logs",
-    )
+    add_output_flags(group)
 
 
 def _flag(parse: Callable[[str], T]) -> Callable[[str], T]:

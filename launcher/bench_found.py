@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loong.core.timeline import ClusterHistory
-from loong.launcher.bench_config import Server
+from loong.launcher.bench_config import BenchConfig, Server
 from loong.launcher.goodput import Goodput
 from loong.launcher.measured_server import PrefillProbe
 from loong.launcher.runs import Run
@@ -20,6 +20,12 @@ class MeasuredRun(Run):
     server: Server
     history: ClusterHistory | None
     share_of_others: float | None
+    num_unfinished: int = 0  # requests of an interrupted run, which is of the others alone
+
+    @property
+    def attains(self) -> bool:
+        """Whether the run met its rule, and went to its end."""
+        return not self.num_unfinished and Run.attains.__get__(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,24 @@ class Found:
     goodputs: Sequence[Goodput[Repeats]]
     probe: PrefillProbe | None
     wall_seconds: float
+
+
+def missing_runs(found: Found, config: BenchConfig) -> list[str]:
+    """Return the runs that were asked for and not made to their end, or the servers without a goodput."""
+    if config.precision is not None:
+        searched = {goodput.policy for goodput in found.goodputs}
+        return [name for name in config.servers if name not in searched]
+    ended = {(run.policy, run.rate, run.asked.repeat) for run in found.runs if not run.num_unfinished}
+    many_rates, many_repeats = len(config.load.rates) > 1, config.num_repeats > 1
+    return [
+        name
+        + (f" at {rate:g} req/s" if many_rates else "")
+        + (f", repetition {repeat + 1}" if many_repeats else "")
+        for name in config.servers
+        for rate in config.load.rates
+        for repeat in range(config.num_repeats)
+        if (name, rate, repeat) not in ended
+    ]
 
 
 def by_policy(runs: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:

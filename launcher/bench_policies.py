@@ -44,7 +44,7 @@ def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
     from loong.model.tensor_parallel import Shard
     from loong.model.tiny import CONFIG
 
-    arguments = _serve_arguments(policy, server)
+    arguments = serve_arguments(policy, server)
     dtype = None if arguments.dtype == "auto" else arguments.dtype
     is_tiny = arguments.model is None
     model = CONFIG if is_tiny else find_config(arguments.model, arguments.load_format, dtype)
@@ -64,8 +64,8 @@ def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
     return replace(one, extra_arguments=(*server.extra_arguments, "--kv-cache-tokens", str(num_tokens)))
 
 
-def _serve_arguments(policy: str, server: ServerConfig) -> argparse.Namespace:
-    """What `loong serve` would take; what it would not take ends this command with a line that says so."""
+def serve_arguments(policy: str, server: ServerConfig) -> argparse.Namespace:
+    """Return what `loong serve` would take; exit with a line on what it would not take."""
     from loong.launcher.cli import build_parser  # which imports this
 
     parser, commands = build_parser(["serve"])

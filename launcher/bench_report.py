@@ -3,15 +3,15 @@
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
-import msgspec
-
 from loong.launcher import run_tables
-from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig
+from loong.launcher.bench_config import BenchConfig, ExternalServer
 from loong.launcher.bench_files import write_files
-from loong.launcher.bench_found import Found, MeasuredRun, by_policy
+from loong.launcher.bench_found import Found, MeasuredRun, by_policy, missing_runs
 from loong.launcher.other_work import told_other_work
+from loong.launcher.report_words import print_end
 from loong.launcher.run_document import goodput_json
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.result import JSON, metrics_json
@@ -33,8 +33,9 @@ SUMMARY_KEYS = (
 )
 
 
-def print_workload(load: LoadConfig) -> None:
-    """Print what is sent; it says whether lengths are drawn or read from a file."""
+def print_workload(config: BenchConfig) -> None:
+    """Print what is sent, whether lengths are drawn or read from a file, and what was chosen."""
+    load = config.load
     pace = "all at once"
     if load.rates[0] < math.inf:
         spread = "replayed" if load.burstiness is None else f"burstiness {load.burstiness:g}"
@@ -44,7 +45,8 @@ def print_workload(load: LoadConfig) -> None:
     number = f"{load.duration:g} s of" if load.num_requests is None else str(load.num_requests)
     print(
         f"Workload: {load.workload} ({origin_of(load.workload)}, scale {load.length_scale:g}), "
-        f"{number} requests {pace}, seed {load.seed}\n"
+        f"{number} requests {pace}, seed {load.seed}\n" + "".join(f"{line}\n" for line in config.chosen),
+        flush=True,
     )
 
 
@@ -64,6 +66,8 @@ def print_run(run: MeasuredRun, config: BenchConfig) -> None:
     blocks = [block, format_buckets(run.metrics)]
     counters = format_counters(run.counters)
     errors = [error for error in run.errors if error]
+    if run.num_unfinished:
+        blocks.append(f"Interrupted: {run.num_unfinished:,} more requests had not ended; they are left out")
     if counters:
         blocks.append(counters)
     if errors:
@@ -71,18 +75,16 @@ def print_run(run: MeasuredRun, config: BenchConfig) -> None:
     print("\n\n".join(blocks), end="\n\n")
 
 
-def report(found: Found, config: BenchConfig, command: str) -> None:
-    """Compare at least one run, write the files that were asked for, and print one line of JSON."""
+def report(found: Found, config: BenchConfig, folder: Path, command: str) -> None:
+    """Compare at least one run, write the files, and print what they say, where they are, and JSON."""
     _print_tables(found, config)
-    if config.output_dir is not None:
-        write_files(config.output_dir, found, config, command)
+    write_files(folder, found, config, command)
     shares = {name: [run.share_of_others for run in runs] for name, runs in by_policy(found.runs).items()}
     if (other_work := told_other_work(shares)) is not None:
         print(other_work, file=sys.stderr)
-    measured = {run.policy for run in found.runs}
-    if missing := [name for name in config.servers if name not in measured]:
+    if missing := missing_runs(found, config):
         print(f"Not measured: {', '.join(missing)}", file=sys.stderr)
-    print(msgspec.json.encode(_summary(found, config)).decode())
+    print_end(folder, _summary(found, config), is_json_printed=config.is_json_printed)
 
 
 def _print_tables(found: Found, config: BenchConfig) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -14,14 +13,16 @@ from loong.launcher import goodput
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench_files import decision_log_name
 from loong.launcher.bench_found import Found, MeasuredRun, Repeats
+from loong.launcher.bench_progress import RunProgress
 from loong.launcher.bench_report import print_run, print_workload, report
 from loong.launcher.embedded import ServerConfig, embedded_server, sigterm_unwinds
 from loong.launcher.goodput import Goodput
-from loong.launcher.measured_server import MeasuredServer, PrefillProbe
+from loong.launcher.measured_server import MeasuredServer, Measurement, PrefillProbe
 from loong.launcher.other_work import processor_time, share_of_others
-from loong.launcher.outputs import make_folder
+from loong.launcher.run_folder import make_run_folder
 from loong.launcher.runs import Asked, max_misses_of
 from loong.workloads.backends import Backend
+from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
 from loong.workloads.result import columns_json
 
@@ -36,13 +37,14 @@ def run_bench(config: BenchConfig, command: str) -> int:
     """
     start = perf_counter()
     bench = _Bench(config)
-    print_workload(config.load)
+    print_workload(config)
+    folder = make_run_folder("bench", config.output_dir)
     try:
-        bench.measure_all()
+        bench.measure_all(folder)
     finally:
         if bench.runs:
             found = Found(bench.runs, bench.goodputs, bench.probe, perf_counter() - start)
-            report(found, config, command)
+            report(found, config, folder, command)
     return int(any(run.metrics.num_failed and not run.is_cut_off for run in bench.runs))
 
 
@@ -56,9 +58,9 @@ class _Bench:
         self._config = config
         self._first_requests = config.load.requests(max(config.load.rates), 0)
 
-    def measure_all(self) -> None:
-        """Measure each server, started for that if it is ours."""
-        with sigterm_unwinds(), _output_folder(self._config) as folder:
+    def measure_all(self, folder: Path) -> None:
+        """Measure each server, started for that if it is ours; its logs go into the folder."""
+        with sigterm_unwinds():
             for name, server in self._config.servers.items():
                 with _started(name, self._logging(name, server, folder), folder) as (
                     base_url,
@@ -71,13 +73,13 @@ class _Bench:
 
     def _logging(self, name: str, server: Server, folder: Path) -> Server:
         """Return the server, which writes its decisions down where a report will tell them."""
-        if isinstance(server, ExternalServer) or not self._config.keeps_decisions:
+        if isinstance(server, ExternalServer) or not self._config.is_single:
             return server
         flag = ("--decision-log", str(folder / decision_log_name(name)))
         return replace(server, extra_arguments=(*flag, *server.extra_arguments))
 
     async def _prepare(self, measured: MeasuredServer) -> None:
-        await measured.warm_up(self._first_requests)
+        await measured.warm_up()
         if self.probe is None and self._config.slo.needs_prefill_time:
             self.probe = await measured.probe(self._first_requests)
 
@@ -99,40 +101,38 @@ class _Bench:
     def _run(
         self, name: str, server: Server, measured: MeasuredServer, rate: float, repeat: int
     ) -> MeasuredRun:
-        """Measure once, and tell it."""
+        """Measure once, and print what came of it: what had ended, if that is interrupted."""
         config = self._config
         asked = Asked(name, config.slo, rate, config.goal, config.load.seed + repeat, repeat)
         requests = config.load.requests(rate, repeat)
         limits_of = config.slo.limits_of(None if self.probe is None else self.probe.fit)
         max_misses = max_misses_of(len(requests), asked) if config.precision is not None else inf
-        before = processor_time()
-        got = asyncio.run(measured.run(requests, limits_of, max_misses))
-        others = share_of_others(before, processor_time())
-        keeps_history = config.is_single and repeat == 0
-        run = MeasuredRun(
-            asked,
-            compute_metrics(got.records, limits_of, length_scale=config.load.length_scale),
-            columns_json(got.records, limits_of),
-            got.counters,
-            got.is_cut_off,
-            server,
-            got.history if keeps_history else None,
-            others if isinstance(server, ServerConfig) else None,
-        )
-        self.runs.append(run)
-        print_run(run, config)
-        return run
+        before, progress = processor_time(), RunProgress(limits_of)
 
+        def keep(got: Measurement) -> MeasuredRun:
+            others = share_of_others(before, processor_time())
+            run = MeasuredRun(
+                asked,
+                compute_metrics(got.records, limits_of, length_scale=config.load.length_scale),
+                columns_json(got.records, limits_of),
+                got.counters,
+                got.is_cut_off,
+                server,
+                got.history if config.is_single and repeat == 0 else None,
+                others if isinstance(server, ServerConfig) else None,
+                len(requests) - len(got.records),
+            )
+            self.runs.append(run)
+            print_run(run, config)
+            return run
 
-@contextlib.contextmanager
-def _output_folder(config: BenchConfig) -> Iterator[Path]:
-    """Yield where server logs go: the output folder, or one that is gone afterwards."""
-    if config.output_dir is None:
-        with tempfile.TemporaryDirectory(prefix="loong-bench-") as folder:
-            yield Path(folder)
-        return
-    make_folder("--output-dir", config.output_dir)
-    yield config.output_dir
+        try:
+            got = asyncio.run(measured.run(requests, progress, max_misses))
+        except (KeyboardInterrupt, SystemExit):
+            if progress.records:
+                keep(Measurement(progress.records, ServerCounters(), None))
+            raise
+        return keep(got)
 
 
 @contextlib.contextmanager

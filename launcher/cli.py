@@ -9,6 +9,7 @@ from importlib import import_module
 import loong
 from loong.core.errors import LoongError
 from loong.launcher.config_file import add_config_flag, apply_config_file
+from loong.launcher.entry import INTERRUPTED
 from loong.launcher.parser import CommandParser
 from loong.launcher.standard_streams import give_up_lost_streams, open_missing_streams
 
@@ -30,9 +31,9 @@ CONFIGURABLE = ("serve", "bench", "simulate", "profile")  # by a file
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EXAMPLES = """\
 examples:
-  loong serve                                   a tiny built-in model on four CPU instances, no download
+  loong serve                                   # a tiny built-in model on four CPU instances, no download
   loong serve ./Llama-3.1-8B --num-instances 2  a local Hugging Face folder
-  loong chat                                    talk to it, or to any OpenAI-compatible server
+  loong chat                                    # talk to it, or to any OpenAI-compatible server
   loong bench --policy esp,static-sp --length-scale 1/64 --request-rate 10
 """
 
@@ -42,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_missing_streams()
     try:
         try:
-            return _run(_with_dashes(sys.argv[1:] if arguments is None else arguments))
+            return _run(_with_help(_with_dashes(sys.argv[1:] if arguments is None else arguments)))
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
-        return 130
+        print(INTERRUPTED, file=sys.stderr)
+        return 128 + signal.SIGINT
     except LoongError as error:
         print(f"loong: error: {error}", file=sys.stderr)
         return 1
@@ -89,6 +91,13 @@ def build_parser(names: Iterable[str]) -> tuple[CommandParser, dict[str, Command
     for name in commands.keys() & CONFIGURABLE:
         add_config_flag(commands[name])
     return parser, commands
+
+
+def _with_help(words: list[str]) -> list[str]:
+    """The words that show help, if these are none or `help` and perhaps a command."""
+    if not words:
+        return ["--help"]
+    return [*words[1:2], "--help"] if words[0] == "help" else words
 
 
 def _with_dashes(arguments: Sequence[str]) -> list[str]:

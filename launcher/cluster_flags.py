@@ -25,9 +25,30 @@ class ChosenCluster:
     tokenizer_folder: Path
 
 
+class _OnlyModel(argparse.Action):
+    """Takes a model that is not named yet."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        _flag: str | None = None,
+    ) -> None:
+        named = getattr(namespace, self.dest, None)
+        if values == self.default:  # a positional argument that is not there
+            values = named or values
+        elif named not in (None, self.default, values):
+            raise argparse.ArgumentError(self, f"the model is {named} already, and cannot be {values}, too")
+        setattr(namespace, self.dest, values)
+
+
 def add_model_flags(group: argparse._ArgumentGroup) -> None:
     """MODEL, and how to make one of it."""
-    group.add_argument("model", nargs="?", metavar="MODEL", help="a local Hugging Face folder")
+    group.add_argument(
+        "model", nargs="?", action=_OnlyModel, metavar="MODEL", help="a local Hugging Face folder"
+    )
+    group.add_argument("--model", action=_OnlyModel, metavar="MODEL", help="the same, as a flag")
     group.add_argument(
         "--load-format",
         choices=("auto", "safetensors", "dummy"),

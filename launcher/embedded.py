@@ -23,7 +23,7 @@ POLL_SECONDS = 0.1
 STOP_SECONDS = 20.0
 NUM_LOG_LINES = 15
 PORT_IN_USE = ("address already in use", "port in use")
-ENTRY = "from loong.launcher.cli import main; raise SystemExit(main())"
+ENTRY = "from loong.launcher.entry import main; raise SystemExit(main())"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,12 @@
 import argparse
 from collections.abc import Callable
 from math import inf
+from pathlib import Path
+from typing import TypeVar
 
 from loong.workloads.spec import usage
+
+T = TypeVar("T")
 
 MAX_PORT = 65535
 _FACTORS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
@@ -95,8 +99,8 @@ def part(text: str) -> float:
     return value
 
 
-def add_workload_flags(group: argparse._ArgumentGroup) -> None:
-    """Which requests are sent: the flags that all commands share."""
+def add_workload_flags(group: argparse._ArgumentGroup, *, is_scale_chosen: bool = False) -> None:
+    """Add flags for which requests are sent, which all commands share; see `add_drawing_flags`."""
     group.add_argument(
         "--workload",
         default="mixed",
@@ -104,18 +108,25 @@ def add_workload_flags(group: argparse._ArgumentGroup) -> None:
         help=f"{usage()}, or a mix such as 0.7*sharegpt+0.3*leval; with @poisson(2), @gamma(2,0.5), "
         "@constant(2), @closed(8) or @replay(2) behind it if it has a pace (%(default)s)",
     )
-    add_drawing_flags(group)
+    add_drawing_flags(group, is_scale_chosen=is_scale_chosen)
 
 
-def add_drawing_flags(group: argparse._ActionsContainer) -> None:
-    """How a workload's requests are drawn."""
+def add_drawing_flags(group: argparse._ActionsContainer, *, is_scale_chosen: bool = False) -> None:
+    """Add flags for how requests are drawn; `is_scale_chosen` makes the default length scale `auto`, None."""
     group.add_argument(
         "--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf is constant (1)"
     )
     group.add_argument("--seed", type=int, default=0, help="same seed, same requests (%(default)s)")
-    group.add_argument(
-        "--length-scale", type=ratio, default=1.0, metavar="X", help="multiply lengths, such as 1/64"
-    )
+    scaled = "multiply lengths, such as 1/64"
+    if is_scale_chosen:
+        group.add_argument(
+            "--length-scale",
+            type=or_auto(ratio),
+            metavar="X",
+            help=f"{scaled} (auto: by the largest power of two that fits what is served, and a minute)",
+        )
+    else:
+        group.add_argument("--length-scale", type=ratio, default=1.0, metavar="X", help=f"{scaled} (1)")
     group.add_argument(
         "--output-scale",
         type=ratio,
@@ -136,6 +147,26 @@ def add_goal_flags(group: argparse._ActionsContainer) -> None:
     )
 
 
-def or_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
-    """A value, or `auto` for None."""
-    return lambda text: None if text == "auto" else parse(text)
+def add_output_flags(group: argparse._ActionsContainer) -> None:
+    """Where results go, and in which form."""
+    group.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="write results.json, report.html, pictures, traces and logs there (a new folder in loong-runs)",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="end with one JSON object, for programs (where the output is no terminal)",
+    )
+
+
+def or_auto(parse: Callable[[str], T]) -> Callable[[str], T | None]:
+    """Return a parser of a value, or of `auto` for None."""
+
+    def parse_or_auto(text: str) -> T | None:
+        return None if text == "auto" else parse(text)
+
+    parse_or_auto.__name__ = getattr(parse, "__name__", "value")  # argparse names it in its errors
+    return parse_or_auto

@@ -15,9 +15,7 @@ def machine_facts() -> dict[str, str]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "processor": _processor(),
-        "num_cores": str(
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        ),
+        "num_cores": str(num_processors()),
         "load_average": "{:.2f}, {:.2f}, {:.2f} over 1, 5, 15 minutes".format(*os.getloadavg()),
         "memory_gib": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f}",
     }
@@ -28,6 +26,11 @@ def machine_facts() -> dict[str, str]:
     if commit is not None:
         facts["git_commit"] = commit
     return facts
+
+
+def num_processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def git_commit() -> str | None:

@@ -6,21 +6,17 @@ from dataclasses import dataclass
 from itertools import count, islice
 from math import inf
 
-from tqdm import tqdm
-
-from loong.core.errors import ConfigError
 from loong.core.timeline import ClusterHistory
-from loong.launcher.bench_config import BenchConfig, LoadConfig
+from loong.launcher.bench_config import BenchConfig, LoadConfig, check_lengths
+from loong.launcher.bench_progress import RunProgress, run_bar, short_bar
 from loong.workloads.backends import Backend
 from loong.workloads.client import Target, run_load
 from loong.workloads.counters import ServerCounters
 from loong.workloads.errors import ServerUnusableError
-from loong.workloads.metrics import is_attained
 from loong.workloads.prefill import PrefillFit, fit_prefill, probe_lengths
 from loong.workloads.record import CUT_OFF, RequestRecord
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.scrape import Scraper, ServedModel
-from loong.workloads.slo import LimitsOf
 from loong.workloads.workload import endless_workload
 
 PROBES_PER_LENGTH = 2
@@ -65,53 +61,78 @@ class MeasuredServer:
         self._served = ServedModel(model or "")
         self._run_seeds = count(FIRST_RUN_SEED, FIRST_RUN_SEED)
 
-    async def warm_up(self, requests: Sequence[WorkloadRequest]) -> None:
+    async def find_model(self) -> ServedModel:
+        """Return the model that will be asked. Raises `ServerUnusableError` if it is not served to us."""
+        if self._backend is Backend.OPENAI:
+            self._served = await self._scraper.served_model(self._model)
+        return self._served
+
+    async def warm_up(self) -> None:
         """Send a few requests like those that will be measured.
 
         Raises:
             ServerUnusableError: the server cannot be reached or fails.
-            ConfigError: its model is too short for the workload.
         """
-        if self._backend is Backend.OPENAI:
-            self._served = await self._scraper.served_model(self._model)
-        self._check_lengths(requests)
+        await self.find_model()
         load = self._config.load
         if load.num_warmups:
             shapes = _like(load, load.num_warmups)
             warm_ups = [WorkloadRequest(0.0, shape.reseeded(FIRST_WARM_UP_SEED)) for shape in shapes]
-            records = await run_load(self._target, warm_ups, max_concurrency=load.max_concurrency)
-            _check_all_completed("warm-up", records)
+            await self._send("warm-up", warm_ups, load.max_concurrency)
+
+    async def capacity(self, shapes: Sequence[RequestShape]) -> float:
+        """Return the requests per second at which `shapes` are completed that are sent at once.
+
+        Raises:
+            ServerUnusableError: the server cannot be reached or fails.
+        """
+        offset = next(self._run_seeds)
+        sent = [WorkloadRequest(0.0, shape.reseeded(offset)) for shape in shapes]
+        records = await self._send("capacity", sent, self._config.load.max_concurrency)
+        return len(records) / max(record.finish_time for record in records)
 
     async def probe(self, requests: Sequence[WorkloadRequest]) -> PrefillProbe:
-        """Send prompts of a few lengths one after the other; of each length the fastest counts."""
+        """Send prompts of a few lengths one after the other; of each length the fastest counts.
+
+        Raises:
+            ServerUnusableError: the server cannot be reached or fails.
+        """
         sent = [request.num_prompt_tokens for request in requests]
         lengths = probe_lengths(min(sent), max(sent))
         probes = [
             WorkloadRequest(0.0, RequestShape((TokenRun(FIRST_PROBE_SEED + index, length),), 1))
             for index, length in enumerate(lengths * PROBES_PER_LENGTH)
         ]
-        records = await run_load(self._target, probes, max_concurrency=1)
-        _check_all_completed("probe", records)
+        records = await self._send("probe", probes, max_concurrency=1)
         seconds = [
             min(r.ttft for r in records if r.request.num_prompt_tokens == length) for length in lengths
         ]
         return PrefillProbe(tuple(lengths), tuple(seconds), fit_prefill(lengths, seconds))
 
     async def run(
-        self, requests: Sequence[WorkloadRequest], limits_of: LimitsOf, max_misses: float = inf
+        self, requests: Sequence[WorkloadRequest], progress: RunProgress, max_misses: float = inf
     ) -> Measurement:
         """Send the requests, until the end or until more than `max_misses` have missed; return what happened.
 
+        `progress` has the requests that have ended at any time, also if the run is interrupted.
+
         Raises:
             ServerUnusableError: the server cannot be reached before that.
-            ConfigError: its model is too short for the workload.
         """
-        self._check_lengths(requests)
+        check_lengths(requests, self._served.max_model_len)
         offset = next(self._run_seeds)
         fresh = [WorkloadRequest(r.arrival_time, r.shape.reseeded(offset)) for r in requests]
         counters_before = await self._scraper.counters()
         history_before = await self._scraper.history()
-        records = await self._load(fresh, limits_of, max_misses)
+        async with run_bar(progress, len(fresh), is_kept=self._config.is_single) as take:
+            records = await run_load(
+                self._target,
+                fresh,
+                max_concurrency=self._config.load.max_concurrency,
+                on_record=take,
+                is_hopeless=lambda: progress.num_missed > max_misses,
+                in_flight=progress.in_flight,
+            )
         counters, history = ServerCounters(), None
         with contextlib.suppress(ServerUnusableError):  # it died under load: the records tell
             counters = (await self._scraper.counters()).since(counters_before)
@@ -119,6 +140,21 @@ class MeasuredServer:
         if history is not None and history_before is not None:
             history = history.after(history_before.end)
         return Measurement(records, counters, history)
+
+    async def _send(
+        self, what: str, requests: Sequence[WorkloadRequest], max_concurrency: int | None
+    ) -> list[RequestRecord]:
+        """Send what is not measured, under a progress bar, and check that all of it is answered."""
+        with short_bar(what, len(requests)) as count_one:
+            records = await run_load(
+                self._target, requests, max_concurrency=max_concurrency, on_record=count_one
+            )
+        for record in records:
+            if record.error is not None:
+                raise ServerUnusableError(
+                    f"a {what} request of {record.request.num_prompt_tokens:,} tokens failed: {record.error}"
+                )
+        return records
 
     @property
     def _target(self) -> Target:
@@ -133,44 +169,6 @@ class MeasuredServer:
             load.extra_body,
         )
 
-    async def _load(
-        self, requests: Sequence[WorkloadRequest], limits_of: LimitsOf, max_misses: float
-    ) -> list[RequestRecord]:
-        """Run the load under a progress bar on stderr that shows the attainment so far."""
-        num_attained, num_missed = 0, 0
-        with tqdm(total=len(requests), unit="req", disable=None, leave=self._config.is_single) as bar:
-
-            def show(record: RequestRecord) -> None:
-                nonlocal num_attained, num_missed
-                if is_attained(record, limits_of):
-                    num_attained += 1
-                else:
-                    num_missed += 1
-                share = num_attained / (num_attained + num_missed)
-                bar.set_postfix_str(f"attained {share:.0%}", refresh=False)
-                bar.update()
-
-            return await run_load(
-                self._target,
-                requests,
-                max_concurrency=self._config.load.max_concurrency,
-                on_record=show,
-                is_hopeless=lambda: num_missed > max_misses,
-            )
-
-    def _check_lengths(self, requests: Sequence[WorkloadRequest]) -> None:
-        max_model_len = self._served.max_model_len
-        longest = max(request.num_prompt_tokens + request.num_output_tokens for request in requests)
-        if max_model_len is None or longest <= max_model_len:
-            return
-        divisor = 2
-        while longest / divisor > max_model_len:
-            divisor *= 2
-        raise ConfigError(
-            f"the longest request has {longest:,} tokens and the model takes {max_model_len:,}; make "
-            f"--length-scale at least {divisor} times smaller, or serve with a greater --max-model-len"
-        )
-
 
 def _like(load: LoadConfig, number: int) -> list[RequestShape]:
     """Draw other requests of the workload."""
@@ -183,11 +181,3 @@ def _like(load: LoadConfig, number: int) -> list[RequestShape]:
         output_scale=load.output_scale,
     )
     return [request.shape for request in islice(drawn, number)]
-
-
-def _check_all_completed(what: str, records: Sequence[RequestRecord]) -> None:
-    for record in records:
-        if record.error is not None:
-            raise ServerUnusableError(
-                f"a {what} request of {record.request.num_prompt_tokens:,} tokens failed: {record.error}"
-            )

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 USAGE_ERROR = 2
+LEAST_SIMILARITY = 0.65  # of words that are mistaken for each other
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -88,5 +89,5 @@ class CommandParser(argparse.ArgumentParser):
 
 def meant(word: str, known: Iterable[str]) -> str:
     """A question about the likeliest of the known words; nothing if none is like it."""
-    likely = get_close_matches(word, known, n=1)
+    likely = get_close_matches(word, known, n=1, cutoff=LEAST_SIMILARITY)
     return f"; did you mean {likely[0]}?" if likely else ""

@@ -12,10 +12,12 @@ from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, ch
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
 from loong.scheduler.policy import POLICIES
 
 if TYPE_CHECKING:
+    from loong.launcher.parser import CommandParser
     from loong.launcher.serving import ServeConfig
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ examples:
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     """Add the command `serve` and its flags."""
     parser = subparsers.add_parser(
         "serve",
@@ -39,6 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)
+    parser.elsewhere = lambda flag: instead_of(flag, SERVE)
     _add_model_flags(parser.add_argument_group("model"))
     add_instance_flags(parser.add_argument_group("cluster"))
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
@@ -63,7 +66,7 @@ def _serve(args: argparse.Namespace) -> int:
     with bound_socket(args.host, args.port) as listener:  # before what takes seconds, such as importing torch
         from loong.launcher.serving import serve_until_stopped
 
-        config = _config(args)
+        config = serve_config(args)
         logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
         return serve_until_stopped(config, listener)
 
@@ -193,7 +196,8 @@ def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _config(args: argparse.Namespace) -> "ServeConfig":
+def serve_config(args: argparse.Namespace) -> "ServeConfig":
+    """Return what the flags say. Raises `ConfigError` if the model is not there or does not fit."""
     from loong.launcher.run_logs import LogFiles
     from loong.launcher.serving import ServeConfig
     from loong.server.settings import ServerSettings

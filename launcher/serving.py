@@ -105,9 +105,9 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
 
 
 async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump) -> int:
-    limits = _limits(config)
+    limits = engine_limits(config)
     policy = make_policy(config.policy_name, config.policy)
-    base = _cost_model(config, limits)
+    base = served_cost_model(config, limits)
     recalibration = Recalibration(base, is_applied=config.is_recalibrated)
     cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
@@ -255,7 +255,8 @@ def _log_failure(running: asyncio.Task[None]) -> None:
         logger.error("the engine failed, by a bug of its own:", exc_info=error)
 
 
-def _cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostModel:
+def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostModel:
+    """Return the cost model that plans begin with. Raises `ConfigError` if its file is of something else."""
     cluster = config.cluster
     return chosen_cost_model(
         config.cost_model,
@@ -271,7 +272,8 @@ def _cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostModel:
     )
 
 
-def _limits(config: ServeConfig) -> EngineLimits:
+def engine_limits(config: ServeConfig) -> EngineLimits:
+    """Return the most that one request may have. Raises `ConfigError` if the model cannot have so much."""
     model = config.model
     max_request_kv = admissible_tokens(config.policy_name, config.cluster.instances)
     max_model_len = config.max_model_len or min(model.max_length, max_request_kv)

@@ -37,6 +37,14 @@ class Target:
     extra_body: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class InFlight:
+    """The requests that are sent and have not ended: without any output yet, and with some."""
+
+    num_waiting: int = 0
+    num_answered: int = 0
+
+
 async def run_load(
     target: Target,
     requests: Sequence[WorkloadRequest],
@@ -44,20 +52,27 @@ async def run_load(
     max_concurrency: int | None = None,
     on_record: Callable[[RequestRecord], None] | None = None,
     is_hopeless: Callable[[], bool] | None = None,
+    in_flight: InFlight | None = None,
 ) -> list[RequestRecord]:
     """Send every request at its arrival time and return one record each, in the order of `requests`.
 
     At most `max_concurrency` requests are in flight; one that is due waits for its turn. Failures are
     recorded, never raised. Bodies are encoded before the clock starts, 4 to 8 bytes a token, so that
     encoding long prompts delays nothing. Once `is_hopeless`, asked after every record, no more is sent and
-    what is in flight is given up: these records say so.
+    what is in flight is given up: these records say so. `in_flight` is kept up to date meanwhile.
     """
     wire = wire_of(target.backend)
     headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"}
     pool = ConnectionPool(target.base_url, headers)
     posts = [pool.request(wire.path, _encode(target, wire, request)) for request in requests]
     run = _Run(
-        target, wire, pool, asyncio.Semaphore(max_concurrency or len(requests)), on_record, is_hopeless
+        target,
+        wire,
+        pool,
+        asyncio.Semaphore(max_concurrency or len(requests)),
+        on_record,
+        is_hopeless,
+        in_flight or InFlight(),
     )
     try:
         with _without_collections():
@@ -77,9 +92,10 @@ class _Run:
         slots: asyncio.Semaphore,
         on_record: Callable[[RequestRecord], None] | None,
         is_hopeless: Callable[[], bool] | None,
+        in_flight: InFlight,
     ) -> None:
         self._target, self._wire, self._pool, self._slots = target, wire, pool, slots
-        self._on_record, self._is_hopeless = on_record, is_hopeless
+        self._on_record, self._is_hopeless, self._in_flight = on_record, is_hopeless, in_flight
         self._cut_off = asyncio.Event()
         self._start = perf_counter()
 
@@ -137,6 +153,7 @@ class _Run:
         """Send one request and follow its stream to the end; the slot it holds is released."""
         sent_time = self.now()
         answer = Answer()
+        self._in_flight.num_waiting += 1
         try:
             async with asyncio.timeout(self._target.timeout):
                 await self._follow(post, answer)
@@ -150,6 +167,10 @@ class _Run:
             answer.fail(f"{type(error).__name__}: {error}")
         finally:
             self._slots.release()
+            if answer.token_times:
+                self._in_flight.num_answered -= 1
+            else:
+                self._in_flight.num_waiting -= 1
         record = RequestRecord(
             request=request,
             due_time=due_time,
@@ -169,8 +190,12 @@ class _Run:
 
         def receive(received: bytes) -> bool:
             now = self.now()
+            had_none = not answer.token_times
             for event in decoder.feed(received):
                 take(answer, event, now)
+            if had_none and answer.token_times:
+                self._in_flight.num_waiting -= 1
+                self._in_flight.num_answered += 1
             return answer.error is not None
 
         status, text = await self._pool.post(post, receive)

@@ -12,6 +12,9 @@ from loong.core.errors import ConfigError, LoongError
 
 TIMEOUT_SECONDS = 600.0  # without a byte; servers of ours send comments in between
 
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+DEFAULT_PORT = 8000  # of `loong serve`
+
 Message: TypeAlias = Mapping[str, str]
 
 
@@ -66,6 +69,14 @@ class ChatServer:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
 
+    def _start_hint(self) -> str:
+        """How to start a server there, if that is on this machine."""
+        parts = urlsplit(self.base_url)
+        if parts.hostname not in LOCAL_HOSTS:
+            return ""
+        port = "" if parts.port == DEFAULT_PORT else f" --port {parts.port or 80}"
+        return f"; start a server in another terminal: loong serve{port}"
+
     def _ask(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
     ) -> http.client.HTTPResponse:
@@ -78,7 +89,7 @@ class ChatServer:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ChatError(f"{self.base_url} does not answer: {reason}") from None
+            raise ChatError(f"{self.base_url} does not answer: {reason}{self._start_hint()}") from None
         if response.status != http.HTTPStatus.OK:
             hint = "; give --api-key" if response.status == http.HTTPStatus.UNAUTHORIZED else ""
             raise ChatError(_reason(response.status, response.read()) + hint)

@@ -11,9 +11,9 @@ from loong.launcher.parser import CommandParser
 
 _EXAMPLES = """\
 examples:
-  loong chat                                              with `loong serve` on this machine
+  loong chat                                              # with `loong serve` on this machine
   loong chat --base-url http://gpu-7:8000 --system 'Be brief.' --temperature 0.2
-  echo 'What is a ring?' | loong chat --max-tokens 100    one answer
+  echo 'What is a ring?' | loong chat --max-tokens 100    # one answer
 """
 
 

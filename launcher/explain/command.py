@@ -1,6 +1,7 @@
 """`loong explain`: flags, and what is printed."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,15 @@ from loong.decision_log.story.story import story_of
 from loong.decision_log.story.summary import summary_of
 from loong.decision_log.story.words import told
 from loong.launcher.explain.listing import listing, most_delayed_first
+from loong.launcher.run_folder import newest_decision_log
 
 MAX_NAMED = 3  # of the ids that begin alike
 _EXAMPLES = """\
 examples:
-  loong serve --decision-log decisions.jsonl         write a log
-  loong explain decisions.jsonl                      all requests, most delayed first
-  loong explain decisions.jsonl --request cmpl-1f3   one request's story
+  loong serve --decision-log decisions.jsonl         # write a log
+  loong explain                                      # the newest log in this folder, as of `loong bench`
+  loong explain decisions.jsonl                      # all requests, most delayed first
+  loong explain decisions.jsonl --request cmpl-1f3   # one request's story
 """
 
 
@@ -32,7 +35,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("log", type=Path, metavar="LOG", help="a file written by --decision-log")
+    parser.add_argument(
+        "log",
+        nargs="?",
+        type=Path,
+        metavar="LOG",
+        help="a file written by --decision-log or `loong bench` (the newest in this folder)",
+    )
     parser.add_argument(
         "--request", metavar="ID", help="tell this request's story: by the API's id, or how it begins"
     )
@@ -41,10 +50,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the list, or the story, and return 0. Raises `ConfigError` if there is nothing to tell."""
-    index = indexed(read_log(args.log))
+    log = args.log or newest_decision_log()
+    if args.log is None:
+        print(f"Of {log}:", file=sys.stderr)
+    index = indexed(read_log(log))
     if not index.arrivals:
-        raise ConfigError(f"{args.log} tells of no request: none has come")
-    print(_list(index, as_json=args.json) if args.request is None else _story(index, args))
+        raise ConfigError(f"{log} tells of no request: none has come")
+    print(_list(index, as_json=args.json) if args.request is None else _story(index, log, args))
     return 0
 
 
@@ -55,8 +67,8 @@ def _list(index: LogIndex, *, as_json: bool) -> str:
     return listing(summaries)
 
 
-def _story(index: LogIndex, args: argparse.Namespace) -> str:
-    story = story_of(index, _request_id(index, args.log, args.request))
+def _story(index: LogIndex, log: Path, args: argparse.Namespace) -> str:
+    story = story_of(index, _request_id(index, log, args.request))
     return msgspec.json.encode(story).decode() if args.json else told(story)
 
 

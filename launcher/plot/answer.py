@@ -151,8 +151,8 @@ def _loss(runs: RuleRuns, winner: str, others: Sequence[str], losses: Sequence[D
         return (
             f"In none of the numbers compared is {winner} worse than another policy by over {share(NOTABLE)}."
         )
-    more = f"; {len(losses) - 1} more losses are listed below" if len(losses) > 2 else ""
-    more = "; one more loss is listed below" if len(losses) == 2 else more
+    more = f"; {len(losses) - 1} more losses are in the report" if len(losses) > 2 else ""
+    more = "; one more loss is in the report" if len(losses) == 2 else more
     return f"{winner} loses most in {losses[0]}{more}."
 
 

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   loong bench --policy esp,static-sp --length-scale 1/64 --request-rate 10 --output-dir run
-  loong plot run                            all pictures again, and run/report.html
-  loong plot run --slo loongserve-12        the same runs under another SLO, too
-  loong plot run --window 3:6               these seconds of the timeline closely
-  loong plot monday tuesday --output-dir both    runs of several folders in one report
-  loong plot decisions.jsonl --output-dir why    what a server did, from its decision log
+  loong plot                                # the newest run in this folder
+  loong plot run                            # all pictures again, and run/report.html
+  loong plot run --slo loongserve-12        # the same runs under another SLO, too
+  loong plot run --window 3:6               # these seconds of the timeline closely
+  loong plot monday tuesday --output-dir both    # runs of several folders in one report
+  loong plot decisions.jsonl --output-dir why    # what a server did, from its decision log
 """
 
 
@@ -32,10 +33,11 @@ def add_parser(subparsers: "Subparsers") -> None:
     parser.set_defaults(run=run)
     parser.add_argument(
         "runs",
-        nargs="+",
+        nargs="*",
         type=Path,
         metavar="RUN",
-        help="an --output-dir of bench or simulate, its results.json, a trace, or a decision log (.jsonl)",
+        help="an --output-dir of bench or simulate, its results.json, a trace, or a decision log (.jsonl) "
+        "(the newest run in this folder)",
     )
     parser.add_argument(
         "--output-dir", type=Path, metavar="DIR", help="where to write (the folder of the only RUN)"
@@ -57,10 +59,12 @@ def run(args: argparse.Namespace) -> int:
     from loong.launcher.outputs import make_folder  # these import what `--help` can do without
     from loong.launcher.plot.report import write_pictures_and_report
     from loong.launcher.plot.run_files import read_run_files
+    from loong.launcher.run_folder import newest_run
     from loong.workloads.slo import parse_slo
 
-    folder = _folder(args.runs, args.output_dir)
-    files = read_run_files(args.runs).judged_under([parse_slo(text) for text in args.slo])
+    runs = args.runs or [newest_run()]
+    folder = _folder(runs, args.output_dir)
+    files = read_run_files(runs).judged_under([parse_slo(text) for text in args.slo])
     make_folder("--output-dir", folder)
     written = write_pictures_and_report(files, folder, args.window)
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)

@@ -4,18 +4,29 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.machine import num_processors
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.rates import parse_rates
 from loong.launcher.run_logs import LogFiles
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
-from loong.launcher.simulate.config import Host, LoadConfig, SimulateConfig
+from loong.launcher.simulate.config import (
+    DEFAULT_DURATION,
+    MIN_REQUESTS,
+    Host,
+    LoadConfig,
+    SimulateConfig,
+)
 from loong.launcher.simulate.flags import (
+    DEFAULT_POLICY,
     DEFAULT_SLO,
+    SWEPT_POLICIES,
+    SWEPT_SHARES,
     add_cluster_flags,
     add_load_flags,
     add_log_flags,
@@ -29,6 +40,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
+  loong simulate                         # a mixed load at rates around the predicted capacity: a minute
   loong simulate --workload mixed --rate 0.5 --policy esp,tp --output-dir report
   loong simulate --workload sharegpt --rate 20:200:20 --policy esp,replicas --jobs 2
   loong simulate --workload lveval --model lwm-1m --goodput --slo tight --slo loongserve-12
@@ -67,29 +79,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> SimulateConfig:
-    rates = parse_rates("--rate", args.rate) if args.rate else ()
+    rates = parse_rates("--rate", args.rate) if args.rate not in (None, "auto") else ()
     if pace_of(args.workload).max_concurrency is not None:
         raise ConfigError(
             f"--workload {args.workload} waits for answers, and here requests come by the clock; "
             "leave out @closed and give --rate"
         )
     pace = pace_of(args.workload, max(rates, default=None), args.burstiness)
-    if not rates and args.goodput is None:
-        if pace.request_rate == inf:
-            raise ConfigError(f"--workload {args.workload} has no pace of its own; give --rate or --goodput")
+    if not rates and pace.request_rate < inf and args.goodput is None:
         rates = (pace.request_rate,)
     model, hardware = chosen_hardware(args)
+    is_chosen = not rates and args.goodput is None
     config = SimulateConfig(
         model=model,
-        policies=_policies(args.policy),
+        policies=_policies(args.policy or (",".join(SWEPT_POLICIES) if is_chosen else DEFAULT_POLICY)),
         rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale, args.workload),
         rates=rates,
         hardware=hardware,
         load=LoadConfig(
             args.workload,
             args.seed,
-            args.num_requests,
-            args.duration,
+            MIN_REQUESTS if is_chosen and not (args.num_requests or args.duration) else args.num_requests,
+            args.duration or DEFAULT_DURATION,
             pace.burstiness,
             args.length_scale,
             args.output_scale,
@@ -98,12 +109,30 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         goal=args.attainment / 100,
         policy=policy_config(args),
         host=Host(args.num_cores or inf, args.plan_time or 0.0, args.noise or 0.0),
-        num_jobs=args.jobs,
+        num_jobs=args.jobs or num_processors(),
         output_dir=args.output_dir,
+        is_json_printed=args.json or not sys.stdout.isatty(),
         logs=LogFiles(args.decision_log, args.event_log),
     )
     _check(config)
-    return config
+    return _with_chosen_rates(config) if is_chosen else config
+
+
+def _with_chosen_rates(config: SimulateConfig) -> SimulateConfig:
+    """The same at rates around the predicted capacity, and the line that says so."""
+    from loong.launcher.capacity import rounded_down
+    from loong.launcher.simulate.search import capacity_of
+
+    capacity = capacity_of(config)
+    rates = tuple(rounded_down(share * capacity) for share in SWEPT_SHARES)
+    listed, shares = (",".join(f"{n:g}" for n in numbers) for numbers in (rates, SWEPT_SHARES))
+    line = (
+        f"Chosen: --rate {listed}, which is {shares} times the {capacity:.2g} req/s that the cost model "
+        f"predicts as capacity; --policy {','.join(config.policies)}"
+    )
+    if config.load.num_requests is not None:
+        line += f"; --num-requests {config.load.num_requests}"
+    return replace(config, rates=rates, chosen=(f"{line}. Give these flags to choose otherwise.",))
 
 
 def _refuse_more_than_replay(args: argparse.Namespace) -> None:

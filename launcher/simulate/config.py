@@ -100,6 +100,8 @@ class SimulateConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     num_jobs: int = 1
     output_dir: Path | None = None
+    is_json_printed: bool = True
+    chosen: tuple[str, ...] = ()  # sentences on what was asked for as `auto`
     logs: LogFiles = field(default_factory=LogFiles)
 
     def __post_init__(self) -> None:

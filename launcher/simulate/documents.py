@@ -50,6 +50,7 @@ def configuration_json(config: SimulateConfig) -> dict[str, JSON]:
         "num_cores": finite(config.host.num_cores),
         "plan_time": config.host.plan_time,
         "noise": config.host.noise,
+        "chosen": list(config.chosen),
     }
 
 

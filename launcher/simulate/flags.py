@@ -5,7 +5,9 @@ from pathlib import Path
 
 from loong.launcher.flags import (
     add_goal_flags,
+    add_output_flags,
     add_workload_flags,
+    or_auto,
     part,
     positive,
     ratio,
@@ -14,18 +16,25 @@ from loong.launcher.flags import (
 )
 from loong.launcher.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
-from loong.launcher.simulate.config import DEFAULT_DURATION
+from loong.launcher.simulate.config import DEFAULT_DURATION, MIN_REQUESTS
 from loong.model.shapes import SHAPES
 from loong.scheduler.roofline import DEVICES
 from loong.workloads.slo import RULE_NAMES
 
 DEFAULT_SLO = "tight"
+SWEPT_SHARES = (0.25, 0.5, 1.0, 1.5)  # of the predicted capacity
 DEFAULT_PRECISION = 0.05
+DEFAULT_POLICY = "esp"
+SWEPT_POLICIES = ("esp", "replicas", "static-sp")
 
 
 def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     """What is simulated, and how quick it is."""
-    group.add_argument("--policy", default="esp", metavar="P,P", help="simulated one by one (%(default)s)")
+    group.add_argument(
+        "--policy",
+        metavar="P,P",
+        help=f"simulated one by one ({DEFAULT_POLICY}; where no rate is given, {','.join(SWEPT_POLICIES)})",
+    )
     group.add_argument(
         "--model",
         help=f"a Hugging Face folder, or {', '.join(SHAPES)} (the cost model's, or {DEFAULT_MODEL})",
@@ -76,16 +85,22 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--rate",
         "--request-rate",
         metavar="R",
-        help="requests per second: 2, or 1,2,4, or 2:8:0.5 (the workload's own pace, if it has one)",
+        help="requests per second: 2, or 1,2,4, or 2:8:0.5 (auto: the workload's own pace; if it has none, "
+        f"{', '.join(f'{share:g}' for share in SWEPT_SHARES)} times the predicted capacity)",
     )
     lengths = group.add_mutually_exclusive_group()
-    lengths.add_argument("--num-requests", type=positive, metavar="N", help="send so many, and no more")
+    lengths.add_argument(
+        "--num-requests",
+        type=or_auto(positive),
+        metavar="N",
+        help=f"send so many, and no more (auto: {MIN_REQUESTS} where rates are chosen, else see --duration)",
+    )
     lengths.add_argument(
         "--duration",
         type=seconds,
-        default=DEFAULT_DURATION,
         metavar="S",
-        help="measure what arrives in this time, at least 200 requests, and send more behind (%(default)g)",
+        help=f"measure what arrives in this time, at least {MIN_REQUESTS} requests, and send more behind "
+        f"({DEFAULT_DURATION:g})",
     )
 
 
@@ -109,10 +124,13 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         help="search the highest rate at which enough meet their SLO, to this relative precision "
         f"({DEFAULT_PRECISION})",
     )
-    group.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (%(default)s)")
     group.add_argument(
-        "--output-dir", type=Path, metavar="DIR", help="write results.json, report.html, pictures and traces"
+        "--jobs",
+        type=or_auto(positive),
+        metavar="N",
+        help="processes (auto: one a processor, at most one a run)",
     )
+    add_output_flags(group)
 
 
 def add_log_flags(group: argparse._ArgumentGroup) -> None:

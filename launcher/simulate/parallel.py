@@ -1,8 +1,10 @@
 """Independent tasks in parallel processes."""
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import TypeVar
 
 from loong.launcher.garbage import look_rarely_for_garbage
@@ -12,9 +14,18 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def in_order(work: Callable[[Task], Result], tasks: Sequence[Task], num_jobs: int) -> list[Result]:
-    """The results of all tasks, in the order of these."""
-    results = dict(_done(work, tasks, min(num_jobs, len(tasks))))
+def in_order(
+    work: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    num_jobs: int,
+    on_result: Callable[[Result], None] | None = None,
+) -> list[Result]:
+    """Return the results of all tasks, in the order of these; `on_result` has each as soon as it is there."""
+    results: dict[int, Result] = {}
+    for index, result in _done(work, tasks, min(num_jobs, len(tasks))):
+        results[index] = result
+        if on_result is not None:
+            on_result(result)
     return [results[index] for index in range(len(tasks))]
 
 
@@ -26,12 +37,16 @@ def _done(
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_jobs, context, initializer=look_rarely_for_garbage) as pool:
-        futures = {pool.submit(_attempt, work, task): index for index, task in enumerate(tasks)}
+        with _interrupts_ignored():  # by the processes, which inherit that: a Ctrl-C is for this one alone
+            futures = {pool.submit(_attempt, work, task): index for index, task in enumerate(tasks)}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after a failure nobody waits for the others
+        except BaseException:  # nobody waits for the others
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
 
 
 def _attempt(work: Callable[[Task], Result], task: Task) -> Result:
@@ -41,3 +56,12 @@ def _attempt(work: Callable[[Task], Result], task: Task) -> Result:
     except OSError:
         give_up_lost_streams()
         raise
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,5 +1,6 @@
 """Simulated runs: one policy under one rule at one rate, or a sweep of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -83,19 +84,25 @@ def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) ->
     return Asked(policy, rule, rate, config.goal, config.load.seed)
 
 
-def sweep(config: SimulateConfig) -> list[PointResult]:
-    """Every policy under every rule at every rate, each told when it is over if there are several; what ran
-    when is kept if it will be drawn.
-    """
-    asked = [
+def all_asked(config: SimulateConfig) -> list[Asked]:
+    """Return every run of a sweep: each policy under each rule at each rate."""
+    return [
         asked_of(config, policy, rule, rate)
         for rule in config.rules
         for policy in config.policies
         for rate in config.rates
     ]
-    keeps_history = config.is_single and config.output_dir is not None
-    work = partial(run_point, config, keeps_history=keeps_history, is_told=len(asked) > 1)
-    return in_order(work, asked, config.num_jobs)
+
+
+def sweep(
+    config: SimulateConfig, on_result: Callable[[PointResult], None] | None = None
+) -> list[PointResult]:
+    """Run and return all that is asked for; `on_result` has each run as soon as it is over.
+
+    Runs at one rate keep their history, which is drawn.
+    """
+    work = partial(run_point, config, keeps_history=config.is_single)
+    return in_order(work, all_asked(config), config.num_jobs, on_result)
 
 
 def _decision_log(config: SimulateConfig, asked: Asked) -> Path:

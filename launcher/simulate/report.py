@@ -3,61 +3,117 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-
-import msgspec
 
 from loong.core.timeline import ClusterHistory
 from loong.launcher import run_tables
 from loong.launcher.goodput import Goodput
-from loong.launcher.outputs import make_folder
 from loong.launcher.plot.report import report_folder
+from loong.launcher.report_words import print_end
 from loong.launcher.run_document import document_head, goodput_json, write_document
+from loong.launcher.run_folder import make_run_folder
 from loong.launcher.runs import Asked
 from loong.launcher.simulate import tables
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.documents import configuration_json, run_json, summary_json
-from loong.launcher.simulate.points import PointResult, sweep
-from loong.launcher.simulate.search import goodputs_of_sweep, search_all
+from loong.launcher.simulate.points import PointResult, all_asked, sweep
+from loong.launcher.simulate.search import all_searches, goodputs_of_sweep, search_all
 from loong.server.trace import chrome_trace
 from loong.workloads.plot_style import NO_PICTURES, is_available
 from loong.workloads.result import JSON
 from loong.workloads.slo import SLORule
 
 
+@dataclass(slots=True)
+class _Found:
+    """What a simulation has found so far; each property has the order of what was asked for."""
+
+    config: SimulateConfig
+    made: list[PointResult] = field(default_factory=list)  # runs of a sweep
+    searched: list[Goodput[PointResult]] = field(default_factory=list)
+
+    def take(self, result: PointResult) -> None:
+        """Keep a run of a sweep and, if there are several, print its line."""
+        self.made.append(result)
+        if len(all_asked(self.config)) > 1:
+            print(run_tables.line(result), flush=True)
+
+    @property
+    def results(self) -> list[PointResult]:
+        """All runs."""
+        if self.config.precision:
+            return [point for goodput in self.goodputs for point in goodput.points]
+        place = {asked: index for index, asked in enumerate(all_asked(self.config))}
+        return sorted(self.made, key=lambda result: place[result.asked])
+
+    @property
+    def goodputs(self) -> Sequence[Goodput[PointResult]]:
+        """What the runs show: nothing where each policy ran at one rate."""
+        if not self.config.precision:
+            return () if self.config.is_single else goodputs_of_sweep(self.config, self.results)
+        place = {task: index for index, task in enumerate(all_searches(self.config))}
+        return sorted(self.searched, key=lambda goodput: place[goodput.policy, goodput.rule])
+
+    @property
+    def missing(self) -> list[str]:
+        """The runs, or the searches, that were not made to their end."""
+        if self.config.precision:
+            searched = {(goodput.policy, goodput.rule) for goodput in self.searched}
+            tasks = all_searches(self.config)
+            return [f"the goodput of {p} under {r.describe()}" for p, r in tasks if (p, r) not in searched]
+        made = {result.asked for result in self.made}
+        return [
+            f"{asked.policy} at {asked.rate:.4g} req/s under {asked.rule.name}"
+            for asked in all_asked(self.config)
+            if asked not in made
+        ]
+
+
 def simulate_and_report(config: SimulateConfig, command: str) -> None:
     """Simulate, print tables, write the files that were asked for, and print one line of JSON.
+
+    If the simulation is interrupted, the runs that have ended are reported, and the others are named.
 
     Raises:
         ConfigError: the output folder cannot be made, or not be written into.
     """
-    if config.output_dir is not None:
-        make_folder("--output-dir", config.output_dir)
+    folder = make_run_folder("simulate", config.output_dir)
+    config = replace(config, output_dir=folder)
     print(tables.heading(config), flush=True)
     start = perf_counter()
-    results, goodputs = _simulated(config)
-    wall_seconds = perf_counter() - start
+    found = _Found(config)
+    try:
+        _simulate(config, found)
+    finally:
+        if found.made or found.searched:
+            _report(folder, config, command, found, perf_counter() - start)
+
+
+def _simulate(config: SimulateConfig, found: _Found) -> None:
+    """Make all runs; the goodputs of a sweep are known from the runs that have ended."""
+    if config.precision:
+        search_all(config, config.precision, found.searched.append)
+    else:
+        sweep(config, found.take)
+
+
+def _report(folder: Path, config: SimulateConfig, command: str, found: _Found, wall_seconds: float) -> None:
+    results, goodputs, missing = found.results, found.goodputs, found.missing
     _print_tables(config, results, goodputs)
     num_events = sum(result.num_events for result in results)
     print(f"{num_events:,} events in {wall_seconds:.1f} s of {config.num_jobs} process(es)", file=sys.stderr)
-    if config.output_dir is not None:
-        document = {
-            **document_head("simulate", command, configuration_json(config), config.rules, config.goal),
-            "goodput": goodput_json(goodputs),
-            "wall_seconds": wall_seconds,
-        }
-        _write_files(config.output_dir, config, results, document)
-    print(msgspec.json.encode(summary_json(config, results, goodputs)).decode())
-
-
-def _simulated(config: SimulateConfig) -> tuple[Sequence[PointResult], Sequence[Goodput[PointResult]]]:
-    """All runs, and the goodputs that they show: none where each policy ran at one rate."""
-    if config.precision:
-        goodputs = search_all(config, config.precision)
-        return [point for goodput in goodputs for point in goodput.points], goodputs
-    results = sweep(config)
-    return results, () if config.is_single else goodputs_of_sweep(config, results)
+    document: dict[str, JSON] = {
+        **document_head("simulate", command, configuration_json(config), config.rules, config.goal),
+        "goodput": goodput_json(goodputs),
+        "wall_seconds": wall_seconds,
+        "missing_runs": [*missing],
+    }
+    _write_files(folder, config, results, document)
+    if missing:
+        print(f"Not simulated: {'; '.join(missing)}", file=sys.stderr)
+    print_end(folder, summary_json(config, results, goodputs), is_json_printed=config.is_json_printed)
 
 
 def _print_tables(

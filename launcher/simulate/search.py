@@ -1,23 +1,31 @@
 """Goodput in virtual time: searched for, or read off a sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from loong.launcher import goodput
+from loong.launcher.capacity import NUM_SAMPLED, POLICY, predicted_capacity, rounded_down
 from loong.launcher.goodput import Goodput
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.parallel import in_order
 from loong.launcher.simulate.points import PointResult, asked_of, run_point
 from loong.workloads.slo import SLORule
 
-NUM_SAMPLED = 300  # requests, for a first guess
+
+def search_all(
+    config: SimulateConfig,
+    precision: float,
+    on_result: Callable[[Goodput[PointResult]], None] | None = None,
+) -> list[Goodput[PointResult]]:
+    """Return the goodput of every policy under every rule; `on_result` has each as soon as it is found."""
+    task = partial(_search_task, config, precision)
+    return in_order(task, all_searches(config), config.num_jobs, on_result)
 
 
-def search_all(config: SimulateConfig, precision: float) -> list[Goodput[PointResult]]:
-    """The goodput of every policy under every rule."""
-    tasks = [(policy, rule) for rule in config.rules for policy in config.policies]
-    return in_order(partial(_search_task, config, precision), tasks, config.num_jobs)
+def all_searches(config: SimulateConfig) -> list[tuple[str, SLORule]]:
+    """Return what goodputs are searched for: each policy under each rule."""
+    return [(policy, rule) for rule in config.rules for policy in config.policies]
 
 
 def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float) -> Goodput[PointResult]:
@@ -28,7 +36,7 @@ def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float)
     def attempt(rate: float) -> PointResult:
         return run_point(config, asked_of(config, policy, rule, rate), cuts_off=True, is_told=True)
 
-    first_rate = max(config.rates, default=guess(config))
+    first_rate = max(config.rates) if config.rates else guess(config)
     return goodput.search(policy, rule, attempt, first_rate, precision)
 
 
@@ -44,11 +52,15 @@ def goodputs_of_sweep(config: SimulateConfig, results: Sequence[PointResult]) ->
 
 
 def guess(config: SimulateConfig) -> float:
-    """Half of the rate at which all instances together would do nothing but prefill, each at its quickest."""
-    prefill_time = config.hardware.unloaded_prefill()
+    """Return half of the predicted capacity, with two digits."""
+    return rounded_down(capacity_of(config) / 2)
+
+
+def capacity_of(config: SimulateConfig) -> float:
+    """Return the requests per second that the hardware is predicted to complete."""
     load = replace(config.load, num_requests=NUM_SAMPLED)
-    seconds = sum(prefill_time(request.num_prompt_tokens) for request in load.at(1.0).measured)
-    return float(f"{NUM_SAMPLED / seconds / 2:.2g}")
+    shapes = [request.shape for request in load.at(1.0).measured]
+    return predicted_capacity(config.hardware.cluster(POLICY), shapes, config.host)
 
 
 def _search_task(config: SimulateConfig, precision: float, task: tuple[str, SLORule]) -> Goodput[PointResult]:

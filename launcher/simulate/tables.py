@@ -24,7 +24,7 @@ def heading(config: SimulateConfig) -> str:
         f"Simulated: {config.model} on {hardware.num_instances} instances of {hardware.tp_size} x "
         f"{hardware.device}; {origin}\n"
         f"Workload: {load.workload} ({origin_of(load.workload)}, scale {load.length_scale:g}), "
-        f"{count}, seed {load.seed}\n"
+        f"{count}, seed {load.seed}\n" + "".join(f"{line}\n" for line in config.chosen)
     )
 
 

@@ -1,4 +1,13 @@
+import contextlib
+import http.client
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +23,8 @@ from loong.workloads.workload import make_workload
 
 pytestmark = pytest.mark.usefixtures("stub_server")
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "benchmarking.md"
-QUICK = ["--length-scale", "1/64", "--num-requests", "9", "--num-warmups", "1", "--seed", "1"]
+FEW = ["--length-scale", "1/64", "--num-requests", "9", "--num-warmups", "1", "--seed", "1"]
+QUICK = [*FEW, "--request-rate", "inf"]
 
 
 def run_bench(*flags: str) -> int:
@@ -41,7 +51,7 @@ def test_two_policies_are_measured_compared_and_drawn(
     assert code == 0
     assert printed.count("Serving Benchmark Result") == 2
     assert printed.startswith(
-        "Workload: mixed (lengths from built-in distributions, scale 0.015625), 9 requests"
+        "Workload: mixed (lengths from built-in distributions, scale 0.015625), 9 requests all at once"
     )
     assert "DoP 2" in printed
     assert "Unloaded prefill of n tokens" in printed
@@ -100,6 +110,107 @@ def test_what_was_measured_is_kept_when_a_later_policy_fails(
     assert [(run["policy"], run["completed"]) for run in results["runs"]] == [("esp", 9)]
     assert results["configuration"]["policies"] == ["esp", "replicas", "static-sp"]
     assert (tmp_path / "timeline.png").is_file()
+
+
+def test_what_is_not_given_is_chosen_and_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_bench("--workload", "leval", "--duration", "1", "--num-warmups", "0") == 0
+    printed = capsys.readouterr().out
+    [line] = [line for line in printed.splitlines() if line.startswith("Chosen: ")]
+    assert "--length-scale 1, the largest power of two by which all requests fit 1,000,000 tokens" in line
+    assert "--request-rate 200, two thirds of the 3e+02 req/s that the test says stubs have" in line
+    assert line.endswith("Give these flags to choose otherwise.")
+    document = json.loads(Path("loong-runs/bench-1/results.json").read_text())
+    assert document["configuration"]["chosen"] == [line]
+    assert document["configuration"]["rates"] == [200.0]
+    assert "At 200 req/s, esp met the SLO for " in printed
+    assert "Chosen: --length-scale 1, the largest" in Path("loong-runs/bench-1/report.html").read_text()
+    assert "Report: loong-runs/bench-1/report.html" in printed.splitlines()[-2]
+
+
+def test_the_capacity_of_a_server_that_is_there_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ServerConfig(None, 2, 1, ("--max-model-len", "9000"), 60.0)
+    with embedded_server(config, "esp", tmp_path / "log") as url:
+        flags = ["--base-url", url, "--num-requests", "9", "--num-warmups", "0"]
+        assert run_bench(*flags, "--workload", "fixed(40000,4)") == 0
+    printed = capsys.readouterr().out
+    assert f"req/s that {url} was measured to have as capacity" in printed
+    document = json.loads(Path("loong-runs/bench-1/results.json").read_text())
+    assert document["configuration"]["length_scale"] == 1 / 8  # a quarter has 10,001 tokens
+
+
+def test_all_servers_are_asked_before_the_first_is_measured(
+    tmp_path: Path,
+) -> None:
+    with (
+        embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as url,
+        embedded_server(
+            ServerConfig(None, 2, 1, ("--max-model-len", "100"), 60.0), "esp", tmp_path / "short"
+        ) as short,
+    ):
+        with pytest.raises(ConfigError, match="the model takes 100"):
+            run_bench(*QUICK, "--base-url", url, "--base-url", short)
+        status = http.client.HTTPConnection(url.removeprefix("http://"))
+        status.request("GET", "/metrics")
+        assert b"loong:esp_scale_up_total 0\n" in status.getresponse().read()
+        status.close()
+    assert not Path("loong-runs").exists()
+
+
+def test_an_interrupted_run_keeps_what_has_ended_and_names_what_is_missing() -> None:
+    load = ["--length-scale", "1/64", "--num-requests", "1000", "--request-rate", "20", "--num-warmups", "0"]
+    flags = [*load, "--goodput", "ttft:60000", "--policy", "esp,static-sp", "--repeat", "2"]
+    shown = b""
+    with on_a_terminal(bench_with_stubs(*flags)) as (process, terminal):
+        while b" attained " not in shown:
+            shown += os.read(terminal, 2**16)
+        assert b" running, " in shown
+        assert b" waiting, " in shown
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):
+            while received := os.read(terminal, 2**16):
+                shown += received
+    assert process.returncode == 130
+    document = json.loads(Path("loong-runs/bench-1/results.json").read_text())
+    [run] = document["runs"]
+    assert 0 < run["completed"] < 1000
+    assert run["completed"] + run["num_unfinished"] == 1000
+    assert not run["attains"]
+    missing = [f"{policy}, repetition {number}" for policy in ("esp", "static-sp") for number in (1, 2)]
+    assert document["missing_runs"] == missing
+    text = shown.decode()
+    assert f"Not measured: {', '.join(missing)}" in text
+    assert f"Interrupted: {run['num_unfinished']} more requests had not ended" in text
+    assert "Report: loong-runs/bench-1/report.html" in text
+    assert "Traceback" not in text
+
+
+def bench_with_stubs(*flags: str) -> list[str]:
+    """A benchmark in a process of its own that starts stubs for servers."""
+    tests = str(Path(__file__).parent)
+    program = (
+        f"import sys; sys.path.insert(0, {tests!r}); import conftest, pytest\n"
+        "conftest.serve_stubs(pytest.MonkeyPatch())\n"
+        "from loong.launcher.cli import main; raise SystemExit(main())"
+    )
+    return [sys.executable, "-c", program, "bench", *flags]
+
+
+@contextlib.contextmanager
+def on_a_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command that shows what it does on a terminal of 150 columns, and that terminal's other end."""
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (50, 150))
+    with subprocess.Popen(command, stdout=terminal, stderr=terminal, start_new_session=True) as process:
+        os.close(terminal)
+        try:
+            yield process, controller
+        finally:
+            process.terminate()
+    os.close(controller)
 
 
 def test_nothing_runs_if_a_later_policy_cannot(tmp_path: Path) -> None:
@@ -203,7 +314,7 @@ def test_a_closed_loop_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_spec_says_how_many_are_in_flight_and_at_what_pace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = [*QUICK, "--goodput", "e2el:60000"]
+    flags = [*FEW, "--goodput", "e2el:60000"]
     assert run_bench(*flags, "--workload", "fixed(640,128)@closed(2)") == 0
     printed = capsys.readouterr().out
     assert "Workload: fixed(640,128)@closed(2) (lengths from built-in" in printed
@@ -216,7 +327,8 @@ def test_a_spec_says_how_many_are_in_flight_and_at_what_pace(
 def test_a_saved_workload_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "saved.jsonl"
     save_requests(path, make_workload("fixed(640,128)@constant(100)", 9, seed=3))
-    assert run_bench(*QUICK, "--goodput", "e2el:60000", "--workload", f"trace:{path}@replay(2)") == 0
+    flags = ["--length-scale", "1/64", "--goodput", "e2el:60000"]
+    assert run_bench(*flags, "--workload", f"trace:{path}@replay(2)") == 0
     assert (
         f"(lengths from {path}, scale 0.015625), 9 requests at 200 req/s (replayed)"
         in capsys.readouterr().out
@@ -235,7 +347,7 @@ def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_workload_too_long_for_the_model_is_refused_with_a_scale_that_fits() -> None:
     with pytest.raises(ConfigError, match=r"--length-scale at least \d+ times smaller"):
-        run_bench("--num-requests", "3", "--extra-server-args=--max-model-len 4000")
+        run_bench("--num-requests", "3", "--length-scale", "1", "--extra-server-args=--max-model-len 4000")
 
 
 def test_a_server_that_fails_the_warm_up_is_not_measured() -> None:
@@ -269,8 +381,8 @@ def test_a_model_that_is_not_served_is_named_beside_those_that_are(tmp_path: Pat
             ["--base-url", "http://x:1", "--backend", "openai", "--backend", "lightllm"],
             "--backend is given 2",
         ),
-        (["--find-goodput"], "--find-goodput needs a --request-rate"),
-        (["--duration", "3"], "--duration 3 needs a --request-rate"),
+        (["--find-goodput", "--request-rate", "inf"], "--find-goodput needs a --request-rate"),
+        (["--duration", "3", "--request-rate", "inf"], "--duration 3 needs a --request-rate"),
         (["--attainment", "101"], "--attainment 101"),
         (["--request-rate", "2:inf:1"], "--request-rate '2:inf:1'"),
         (["--slo", "loongserve-10", "--workload", "zipf1.0"], "--slo: SLO loongserve-10"),

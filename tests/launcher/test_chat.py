@@ -91,7 +91,10 @@ async def test_a_wrong_key_or_address_is_told(tmp_path: Path) -> None:
         assert "give --api-key" in told
         served = ChatServer(session.server.base_url + "/v1", "k")
         assert await asyncio.to_thread(served.model) == "tiny"
-    with pytest.raises(ChatError, match="does not answer: Connection refused"):
+    with pytest.raises(
+        ChatError,
+        match="does not answer: Connection refused; start a server in another terminal: loong serve --port",
+    ):
         ChatServer(served.base_url).model()
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from loong.launcher.cli import main
+from loong.launcher.cli import COMMANDS, build_parser, main
 from loong.launcher.embedded import ENTRY
 
 DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
@@ -93,10 +93,59 @@ def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("bench", "--max-model-len", "1k"), "take it in --extra-server-args='--max-model-len ...'"),
         (("bench", "--reqest-rate", "1"), "did you mean --request-rate?"),
         (("workload", "describe", "--sed", "5"), "did you mean --seed?"),
+        (("serve", "--max-num-seqs", "5"), "which vLLM has, and nothing stands in its place: what fits into"),
+        (("serve", "--data-parallel-size", "5"), "which vLLM has; write --num-instances: replicas"),
+        (("bench", "--dataset-name", "random"), "which vLLM has; write --workload: sharegpt"),
+        (("bench", "--enable-prefix-caching"), "nothing stands in its place: choices of one request share"),
+        (("serve", "--distant"), "there is no flag --distant ("),  # no guess
+        (("serve", "a", "--model", "b"), "the model is a already, and cannot be b, too"),
     ],
 )
 def test_what_was_meant_is_told(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert said in said_of(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
+def test_the_commands_are_shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    shown = capsys.readouterr().out
+    assert set(COMMANDS) <= {line.split()[0] for line in shown.splitlines() if line.startswith("    ")}
+
+
+def test_help_is_of_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "chat"])
+    assert "Talk to a served model." in capsys.readouterr().out
+
+
+def test_a_model_is_named_by_a_flag_too() -> None:
+    parser, _ = build_parser(["serve"])
+    for words in (["m"], ["--model", "m"], ["--port", "1", "--model", "m"], ["--model=m", "--port", "1"]):
+        assert parser.parse_args(["serve", *words]).model == "m"
+    assert parser.parse_args(["serve"]).model is None
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+left = int(sys.argv.pop(1))
+def count(event, arguments):
+    global left
+    left -= event == "import"
+    if left == 0:
+        left = -1
+        os.kill(os.getpid(), signal.SIGINT)
+from loong.launcher.entry import main
+sys.addaudithook(count)
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [1, 5, 20, 60, 150, 300])
+def test_an_interrupt_is_one_line_in_imports_too(number: int) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, str(number), "workload", "describe", "mixed"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "loong: interrupted\n")
 
 
 def test_the_environment_is_told_without_secrets(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loong.launcher.cli import build_parser
+from loong.launcher.vllm_flags import BENCH, SERVE
 from loong.server.openapi import OPERATIONS
 from loong.server.parsing import HARMLESS
 from loong.server.schemas import ChatFields, CompletionFields
@@ -38,6 +39,15 @@ def test_flags_that_are_said_to_be_here_are_and_the_others_are_not() -> None:
             assert set(FLAG.findall(ours)) <= flags
     own = section("Flags").split("loong's own: ")[1]
     assert set(FLAG.findall(own)) <= flags
+
+
+def test_every_flag_that_is_not_here_is_refused_with_its_place() -> None:
+    for theirs, ours, _ in rows("Flags"):
+        for flag in FLAG.findall(theirs) if ours != "the same" else ():
+            place = SERVE[flag].partition(":")[0]
+            assert place == ours.strip("`"), flag
+    assert not SERVE.keys() & set(build_parser(["serve"])[1]["serve"].flags)
+    assert not BENCH.keys() & set(build_parser(["bench"])[1]["bench"].flags)
 
 
 def test_fields_that_are_said_to_be_taken_are_and_the_others_are_refused() -> None:

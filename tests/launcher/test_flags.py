@@ -92,7 +92,6 @@ def test_a_part_is_from_0_to_1(text: str) -> None:
         (["serve", "--lease-steps", "0"], "--lease-steps"),
         (["serve", "--drain-timeout", "-5"], "--drain-timeout"),
         (["serve", "--nonsense"], "--nonsense"),
-        ([], "COMMAND"),
     ],
 )
 def test_a_wrong_flag_is_one_clear_line(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -97,9 +97,7 @@ def test_the_commands_of_the_documentation_print_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    simulate, explain = re.findall(
-        r"^    loong (simulate .*|explain .*--request r.*)$", DOCUMENT, re.MULTILINE
-    )
+    simulate, explain = re.findall(r"^loong (simulate .*|explain .*--request r.*)$", DOCUMENT, re.MULTILINE)
     assert main(simulate.split()) == 0
     capsys.readouterr()
     _, log_path, *which = explain.split()
@@ -145,3 +143,14 @@ def test_a_log_without_requests_is_one_line(tmp_path: Path, capsys: pytest.Captu
     assert refused(capsys, tmp_path / "log").endswith("tells of no request: none has come")
     (tmp_path / "log").write_bytes(b"")
     assert refused(capsys, tmp_path / "log").endswith("is empty")
+
+
+def test_without_a_name_the_newest_log_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told_by_name = shown(capsys, path)
+    assert main(["explain"]) == 0
+    output = capsys.readouterr()
+    assert output.out == told_by_name
+    assert output.err == f"Of {path.name}:\n"
+    path.unlink()
+    assert main(["explain"]) == 1
+    assert "`loong bench` makes one for each policy" in capsys.readouterr().err

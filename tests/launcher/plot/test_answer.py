@@ -18,7 +18,7 @@ def test_runs_at_one_rate_tell_who_met_the_slo_the_gain_and_the_losses(tmp_path:
         "and the mean TPOT of esp is 50 % lower (4.12 ms, not 8.25 ms)."
     )
     assert told.loss == (
-        "esp loses most in P99 TTFT: 23.2 ms against 11 ms of static-sp; one more loss is listed below."
+        "esp loses most in P99 TTFT: 23.2 ms against 11 ms of static-sp; one more loss is in the report."
     )
     assert [str(loss) for loss in told.losses] == [
         "P99 TTFT: 23.2 ms against 11 ms of static-sp",

@@ -83,3 +83,14 @@ def test_a_window_that_is_none_is_refused(window: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         plot("run", f"--window={window}")
     assert "is no range of seconds; write 3:6" in capsys.readouterr().err
+
+
+def test_without_a_name_the_newest_run_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plot() == 1
+    assert "no run in this folder; `loong bench` or `loong simulate` makes one" in capsys.readouterr().err
+    flags = ["--workload", "leval", "--rate", "5", "--num-requests", "9", "--policy", "tp"]
+    assert main(["simulate", *flags]) == 0
+    report = Path("loong-runs/simulate-1/report.html")
+    report.unlink()
+    assert plot() == 0
+    assert report.is_file()

@@ -1,4 +1,10 @@
+import contextlib
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -6,6 +12,7 @@ from told_samples import told_stories
 
 from loong.launcher.cli import main
 from loong.launcher.cost_model_file import write_cost_model
+from loong.launcher.embedded import ENTRY
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.model.tiny import CONFIG
@@ -140,7 +147,6 @@ def test_a_profile_says_what_is_simulated_where_no_flag_does(
         (["--replay", "log", "--num_requests", "2"], "no use for --num-requests"),
         (["--replay", "log", "--cost-model", "x"], "no use for --cost-model"),
         (["--rate", "fast"], "--rate 'fast'"),
-        ([], "--workload mixed has no pace of its own"),
         (["--workload", "mixed@closed(8)"], "--workload mixed@closed(8) waits for answers"),
         (["--workload", "mixed@closed(4)", "--rate", "1"], "--workload mixed@closed(4) waits for answers"),
         (["--workload", "trace:nowhere.csv"], "nowhere.csv cannot be read"),
@@ -183,6 +189,76 @@ def test_a_replay_that_plans_differently_shows_both_plans(
     assert shown[0].startswith("plan 1 differs, on RequestArrived at 0.000000 s")
     assert any(line.startswith("-") for line in shown[3:])
     assert any(line.startswith("+") for line in shown[3:])
+
+
+def test_without_rates_those_around_the_predicted_capacity_are_chosen_and_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate", *SMALL]) == 0
+    printed = capsys.readouterr().out
+    [line] = [line for line in printed.splitlines() if line.startswith("Chosen: ")]
+    rates = [float(rate) for rate in line.split()[2].rstrip(",").split(",")]
+    assert f"--rate {','.join(f'{rate:g}' for rate in rates)}, which is 0.25,0.5,1,1.5 times" in line
+    assert "--policy esp,replicas,static-sp" in line
+    goodputs = json.loads(printed.splitlines()[-1])["goodput"]
+    assert [(g["policy"], g["rates"]) for g in goodputs] == [("esp", 4), ("replicas", 4), ("static-sp", 4)]
+    document = json.loads(Path("loong-runs/simulate-1/results.json").read_text())
+    assert document["configuration"]["chosen"] == [line]
+    assert sorted({run["request_rate"] for run in document["runs"]}) == rates
+    assert "Report: loong-runs/simulate-1/report.html" in printed
+
+
+def test_a_second_run_into_a_folder_leaves_the_first_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rate", "5", "--policy", "tp", "--output-dir", "run"]
+    assert main(["simulate", *SMALL, *flags]) == 0
+    first = Path("run/results.json").read_bytes()
+    assert main(["simulate", *SMALL, *flags, "--seed", "4"]) == 0
+    assert "run has the results of another run; this run goes into run-2" in capsys.readouterr().err
+    assert Path("run/results.json").read_bytes() == first
+    assert json.loads(Path("run-2/results.json").read_text())["configuration"]["seed"] == 4
+
+
+def test_a_terminal_has_the_words_of_the_report_and_json_only_if_asked_for() -> None:
+    flags = ["--rate", "5", "--policy", "replicas,tp", "--jobs", "1"]
+    shown = on_a_terminal("simulate", *SMALL, *flags)
+    assert shown[-1].startswith("Report: ")
+    assert shown[-2].startswith("At 5 req/s, ")
+    assert "Report: " in (asked := on_a_terminal("simulate", *SMALL, *flags, "--json"))[-2]
+    assert json.loads(asked[-1])["workload"] == "leval"
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupted_simulation_keeps_the_runs_that_ended_and_names_the_others(jobs: str) -> None:
+    load = ["--workload", "lveval", "--rate", "1", "--num-requests", "1000"]  # minutes, for esp
+    command = [sys.executable, "-c", ENTRY, "simulate", "--policy", "static-sp,esp", *load, "--jobs", jobs]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while " at " not in (line := process.stdout.readline()):
+            assert line
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.stderr.read().splitlines()
+        process.wait(60)
+    document = json.loads(Path("loong-runs/simulate-1/results.json").read_text())
+    assert [run["policy"] for run in document["runs"]] == ["static-sp"]
+    assert document["missing_runs"] == ["esp at 1 req/s under tight"]
+    assert "Not simulated: esp at 1 req/s under tight" in errors
+    assert process.returncode == 130
+    assert not [line for line in errors if "Traceback" in line]
+
+
+def on_a_terminal(*words: str) -> list[str]:
+    """The lines that a command shows on a terminal, without empty ones."""
+    controller, terminal = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", ENTRY, *words], stdout=terminal, stderr=subprocess.PIPE):
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end, as Linux tells it
+            while received := os.read(controller, 2**16):
+                shown += received
+    os.close(controller)
+    return [line for line in shown.decode().splitlines() if line.strip()]
 
 
 def test_a_log_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

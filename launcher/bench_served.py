@@ -1,0 +1,81 @@
+"""What the servers of a benchmark take and complete, found before the first is started or measured."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
+from loong.launcher.bench_policies import serve_arguments
+from loong.launcher.capacity import POLICY, predicted_capacity
+from loong.launcher.chosen_load import Served
+from loong.launcher.embedded import ServerConfig
+from loong.launcher.machine import num_processors
+from loong.launcher.measured_server import MeasuredServer
+from loong.launcher.other_work import NOTABLE_SHARE, processor_time, share_of_others
+from loong.launcher.simulate.cluster import SimulatedCluster
+from loong.launcher.simulate.config import Host
+from loong.scheduler.policy import admissible_tokens
+from loong.workloads.request import RequestShape
+from loong.workloads.scrape import ServedModel
+
+LEAST_FREE = 0.25  # processors, however much other work there is: we get our share of it
+NUM_MEASURED = 16  # requests, of evenly spaced lengths, by which a capacity is measured
+
+
+def served_by(config: BenchConfig) -> Served:
+    """Return what all servers take, and what the first completes.
+
+    Raises:
+        ConfigError: a server of ours could not start.
+        ServerUnusableError: a server that is there does not answer, refuses the key or lacks the model.
+    """
+    ours = {name: server for name, server in config.servers.items() if isinstance(server, ServerConfig)}
+    return served_by_ours(ours) if ours else _served_by_others(config)
+
+
+def served_by_ours(servers: Mapping[str, ServerConfig]) -> Served:
+    """Return what servers take that would be started, and what the cost model says of the first."""
+    before = processor_time()
+    from loong.launcher.serve import serve_config  # these import torch
+    from loong.launcher.serving import engine_limits, served_cost_model
+
+    configs = [serve_config(serve_arguments(policy, server)) for policy, server in servers.items()]
+    limits = [engine_limits(config) for config in configs]
+    first = configs[0]
+    instances = first.cluster.instances
+    cluster = SimulatedCluster(
+        instances, served_cost_model(first, limits[0]), admissible_tokens(POLICY, instances)
+    )
+    others = share_of_others(before, processor_time()) or 0.0
+    num_free = num_processors() * (1 - others) if others > NOTABLE_SHARE else num_processors()
+    host = Host(max(num_free, LEAST_FREE) if first.device == "cpu" else inf)
+    return Served(
+        min(min(limit.max_model_len, limit.max_request_kv + 1) for limit in limits),
+        lambda shapes: predicted_capacity(cluster, shapes, host),
+        "the cost model predicts" + (f" on {num_free:.1f} free processors" if first.device == "cpu" else ""),
+    )
+
+
+def _served_by_others(config: BenchConfig) -> Served:
+    servers = {name: _measured(server, config) for name, server in config.servers.items()}
+    models = asyncio.run(_models(list(servers.values())))
+    known = [model.max_model_len for model in models if model.max_model_len is not None]
+    name, first = next(iter(servers.items()))
+
+    def capacity(shapes: Sequence[RequestShape]) -> float:
+        print(f"Measuring the capacity of {name} ...", file=sys.stderr)
+        ordered = sorted(shapes, key=lambda shape: sum(run.num_tokens for run in shape.prompt))
+        places = [len(ordered) * (2 * i + 1) // (2 * NUM_MEASURED) for i in range(NUM_MEASURED)]
+        return asyncio.run(first.capacity([ordered[place] for place in places]))
+
+    return Served(min(known, default=None), capacity, f"{name} was measured to have")
+
+
+def _measured(server: Server, config: BenchConfig) -> MeasuredServer:
+    assert isinstance(server, ExternalServer)
+    return MeasuredServer(server.base_url, server.model, config, server.backend)
+
+
+async def _models(servers: Sequence[MeasuredServer]) -> list[ServedModel]:
+    return [await server.find_model() for server in servers]

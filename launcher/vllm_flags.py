@@ -1,0 +1,58 @@
+"""Flags of vLLM that loong does not have: what stands in their place, as on the page for vLLM's users."""
+
+SERVE = {
+    "--data-parallel-size": "--num-instances: replicas of the weights, but one server and one queue",
+    "--num-gpu-blocks-override": "--kv-cache-tokens: in tokens, an instance; there are no blocks",
+    "--scheduling-policy": "--policy: what decides all of it, not only the order",
+    "--max-num-seqs": "none: what fits into KV runs",
+    "--long-prefill-token-threshold": "none: chunks follow from targets",
+    "--max-long-partial-prefills": "none: chunks follow from targets",
+    "--max-num-partial-prefills": "none: chunks follow from targets",
+    "--enable-chunked-prefill": "none: always",
+    "--enforce-eager": "none: steps are captured where that is the quicker way",
+    "--compilation-config": "none: steps are captured where that is the quicker way",
+    "--enable-log-requests": "none: no prompt and no answer is logged",
+    "--generation-config": "none: a request that says nothing is drawn at temperature 1",
+    "--chat-template": "none: the one of the model's folder",
+    "--tokenizer": "none: tokenizer.json of the folder",
+    "--trust-remote-code": "none: no code of models runs",
+    "--revision": "none: the folder is the revision",
+    "--ssl-certfile": "none: a proxy's work",
+    "--root-path": "none: a proxy's work",
+    "--pipeline-parallel-size": "none: one host",
+    "--distributed-executor-backend": "none: one host",
+    "--quantization": "none: weights and KV are in the model's dtype",
+    "--kv-cache-dtype": "none: weights and KV are in the model's dtype",
+    "--enable-prefix-caching": "none: choices of one request share their prompt's KV, requests do not",
+    "--enable-lora": "none: there are no LoRA adapters",
+    "--speculative-config": "none: there is no speculative decoding",
+    "--kv-transfer-config": "none: KV stays in this server",
+    "--enable-auto-tool-choice": "none: there are no tools",
+    "--tool-call-parser": "none: there are no tools",
+    "--reasoning-parser": "none: answers are not parsed",
+}
+BENCH = {
+    "--dataset-name": "--workload: sharegpt, or 'fixed(INPUT,OUTPUT)' for random prompts of one length",
+    "--dataset-path": "--workload trace:FILE",
+    "--random-input-len": "--workload 'fixed(INPUT,OUTPUT)'",
+    "--random-output-len": "--workload 'fixed(INPUT,OUTPUT)'",
+    "--num-prompts": "--num-requests",
+    "--host": "--base-url http://HOST:PORT",
+    "--port": "--base-url http://HOST:PORT",
+    "--endpoint": "none: /v1/completions",
+    "--ignore-eos": "none: always",
+    "--save-result": "none: every run is written",
+    "--result-dir": "--output-dir",
+    "--percentile-metrics": "none: all are reported",
+    "--metric-percentiles": "none: P50, P90, P95 and P99 are reported",
+}
+
+
+def instead_of(flag: str, flags: dict[str, str]) -> str | None:
+    """Return what to say of a flag of vLLM; None for any other."""
+    words = flags.get(flag)
+    if words is None:
+        return None
+    name, _, why = words.partition(": ")
+    place = f", and nothing stands in its place: {why}" if name == "none" else f"; write {words}"
+    return f", which vLLM has{place}"
