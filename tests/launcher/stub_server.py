@@ -92,7 +92,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--num-instances", type=int)
     parser.add_argument("--tensor-parallel-size", type=int)
-    parser.add_argument("--decision-log")
     for target in ("--target-ttft", "--target-tpot", "--ttft-factor"):
         parser.add_argument(target, type=float)
     parser.add_argument("--decision-log", type=Path, help="has nothing to write there")
