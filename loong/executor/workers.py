@@ -246,7 +246,7 @@ class WorkersExecutor:
             return report.batch_id in self._to_foresee
         worker_id = report.instance_id, report.tp_rank
         match report:
-            case BatchDone():
+            case BatchBegun() | BatchDone():
                 return self._outstanding.has_batch(report.batch_id, worker_id)
             case MigrationDone():
                 return self._outstanding.has_migration(report.migration_id, worker_id)
