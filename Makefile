@@ -8,10 +8,9 @@ READY := $(VENV)/.ready
 .PHONY: demo test coverage check format setup clean
 
 demo: $(READY)
-	$(BIN)/loong bench --workload mixed --length-scale 1/64 --num-requests 100 --request-rate 10 --seed 1 \
-		--num-instances 4 --extra-server-args='--kv-cache-tokens 3072' --policy esp,static-sp \
+	$(BIN)/loong bench --workload mixed --length-scale 1/64 --duration 15 --repeat 3 --seed 1 \
+		--num-instances 4 --extra-server-args='--kv-cache-tokens 6144' --policy esp,static-sp \
 		--output-dir demo-report
-	@echo "The report is demo-report/report.html: open it in a browser"
 
 test: check
 	$(BIN)/pytest

@@ -3,24 +3,31 @@
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench_policies import serve_arguments
 from loong.launcher.capacity import POLICY, predicted_capacity
 from loong.launcher.chosen_load import Served
-from loong.launcher.embedded import ServerConfig
+from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.launcher.machine import num_processors
 from loong.launcher.measured_server import MeasuredServer
 from loong.launcher.other_work import NOTABLE_SHARE, processor_time, share_of_others
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host
 from loong.scheduler.policy import admissible_tokens
+from loong.workloads.backends import Backend
 from loong.workloads.request import RequestShape
 from loong.workloads.scrape import ServedModel
 
 LEAST_FREE = 0.25  # processors, however much other work there is: we get our share of it
-NUM_MEASURED = 16  # requests, of evenly spaced lengths, by which a capacity is measured
+NUM_FOR_LENGTHS = (
+    16  # requests, of evenly spaced lengths, by which a capacity is measured; of one scale of many
+)
+NUM_FOR_RATE = 48  # likewise, once: two measurements differ by a few percent
 
 
 def served_by(config: BenchConfig) -> Served:
@@ -31,11 +38,14 @@ def served_by(config: BenchConfig) -> Served:
         ServerUnusableError: a server that is there does not answer, refuses the key or lacks the model.
     """
     ours = {name: server for name, server in config.servers.items() if isinstance(server, ServerConfig)}
-    return served_by_ours(ours) if ours else _served_by_others(config)
+    return served_by_ours(ours, config) if ours else _served_by_others(config)
 
 
-def served_by_ours(servers: Mapping[str, ServerConfig]) -> Served:
-    """Return what servers take that would be started, and what the cost model says of the first."""
+def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> Served:
+    """Return what servers take that would be started, and what the first is expected to complete.
+
+    No cost model knows how fast this machine's processors are, so there the rate's capacity is measured.
+    """
     before = processor_time()
     from loong.launcher.serve import serve_config  # these import torch
     from loong.launcher.serving import engine_limits, served_cost_model
@@ -50,11 +60,25 @@ def served_by_ours(servers: Mapping[str, ServerConfig]) -> Served:
     others = share_of_others(before, processor_time()) or 0.0
     num_free = num_processors() * (1 - others) if others > NOTABLE_SHARE else num_processors()
     host = Host(max(num_free, LEAST_FREE) if first.device == "cpu" else inf)
+    is_measured = first.device == "cpu"
+    name, server = next(iter(servers.items()))
     return Served(
         min(min(limit.max_model_len, limit.max_request_kv + 1) for limit in limits),
         lambda shapes: predicted_capacity(cluster, shapes, host),
-        "the cost model predicts" + (f" on {num_free:.1f} free processors" if first.device == "cpu" else ""),
+        f"{name} was measured to have" if is_measured else "the cost model predicts",
+        partial(_measured_for_a_moment, name, server, bench) if is_measured else None,
     )
+
+
+def _measured_for_a_moment(
+    name: str, server: ServerConfig, config: BenchConfig, shapes: Sequence[RequestShape]
+) -> float:
+    """Return the capacity of a server that is started for that."""
+    with (
+        TemporaryDirectory() as folder,
+        embedded_server(server, name, Path(folder) / "server.log") as base_url,
+    ):
+        return _capacity(name, MeasuredServer(base_url, None, config, Backend.OPENAI), NUM_FOR_RATE, shapes)
 
 
 def _served_by_others(config: BenchConfig) -> Served:
@@ -63,13 +87,20 @@ def _served_by_others(config: BenchConfig) -> Served:
     known = [model.max_model_len for model in models if model.max_model_len is not None]
     name, first = next(iter(servers.items()))
 
-    def capacity(shapes: Sequence[RequestShape]) -> float:
-        print(f"Measuring the capacity of {name} ...", file=sys.stderr)
-        ordered = sorted(shapes, key=lambda shape: sum(run.num_tokens for run in shape.prompt))
-        places = [len(ordered) * (2 * i + 1) // (2 * NUM_MEASURED) for i in range(NUM_MEASURED)]
-        return asyncio.run(first.capacity([ordered[place] for place in places]))
+    return Served(
+        min(known, default=None),
+        partial(_capacity, name, first, NUM_FOR_LENGTHS),
+        f"{name} was measured to have",
+        partial(_capacity, name, first, NUM_FOR_RATE),
+    )
 
-    return Served(min(known, default=None), capacity, f"{name} was measured to have")
+
+def _capacity(name: str, server: MeasuredServer, number: int, shapes: Sequence[RequestShape]) -> float:
+    """Return what a server completes of `number` shapes like these, sent at once."""
+    print(f"Measuring the capacity of {name} ...", file=sys.stderr)
+    ordered = sorted(shapes, key=lambda shape: sum(run.num_tokens for run in shape.prompt))
+    places = [len(ordered) * (2 * i + 1) // (2 * number) for i in range(number)]
+    return asyncio.run(server.capacity([ordered[place] for place in places]))
 
 
 def _measured(server: Server, config: BenchConfig) -> MeasuredServer:

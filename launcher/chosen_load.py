@@ -36,12 +36,14 @@ class Auto:
 class Served:
     """What servers take and complete. `max_tokens` is of a prompt and its answer, None if no server says it.
 
-    `source` says where `capacity` comes from: "the cost model predicts".
+    `capacity` chooses the lengths. `rate_capacity`, where it is better known but costly, chooses the rate.
+    `source` says where the rate's capacity comes from: "the cost model predicts".
     """
 
     max_tokens: int | None
     capacity: Capacity
     source: str
+    rate_capacity: Capacity | None = None
 
 
 def choose_load(
@@ -57,6 +59,8 @@ def choose_load(
         return load, ()
     choice = _Choice(load, auto, served, num_repeats)
     chosen, capacity = choice.best() if auto.length_scale else choice.at(load.length_scale)
+    if auto.request_rate and served.rate_capacity is not None:
+        chosen, capacity = choice.at(chosen.length_scale, served.rate_capacity)
     return chosen, (choice.words(chosen, capacity),)
 
 
@@ -96,11 +100,12 @@ class _Choice:
             best = load, capacity
         return best
 
-    def at(self, length_scale: float) -> tuple[LoadConfig, float | None]:
+    def at(self, length_scale: float, capacity_of: Capacity | None = None) -> tuple[LoadConfig, float | None]:
         """Return the load at a scale and, if anything depends on it, the capacity there."""
         load, capacity = replace(self.load, length_scale=length_scale), None
         if self.auto.length_scale or self.auto.request_rate:
-            capacity = self.served.capacity([request.shape for request in self._sample(length_scale)])
+            shapes = [request.shape for request in self._sample(length_scale)]
+            capacity = (capacity_of or self.served.capacity)(shapes)
         if self.auto.request_rate:
             assert capacity is not None
             load = replace(load, rates=(rounded_down(LOAD_SHARE * capacity),))

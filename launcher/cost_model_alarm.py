@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from math import inf
+from pathlib import Path
 
 from loong.core.events import BatchFinished, Event
 from loong.core.instructions import Instruction
@@ -14,15 +15,22 @@ from loong.scheduler.recalibration import Recalibration
 logger = logging.getLogger(__name__)
 
 LARGEST_ERROR = 1.0  # twice or half as long as predicted, in the mean of a full window
+NOTABLE_FACTOR = (
+    1.25  # either way: of batches that are as long in most cases, and far off in some, no model knows
+)
 INTERVAL_SECONDS = 60.0  # between two warnings
 _TRAVELING = {None: "", Transfer.QUERY: " in which queries travel", Transfer.KV: " in which KV travels"}
 
 
 class CostModelAlarm:
-    """An observer of the loop that comes after `recalibration`, whose errors it watches."""
+    """An observer of the loop that comes after `recalibration`, whose errors it watches.
 
-    def __init__(self, recalibration: Recalibration) -> None:
+    `cost_model` is the file that plans began with; None for the device's roofline.
+    """
+
+    def __init__(self, recalibration: Recalibration, cost_model: Path | None) -> None:
         self._recalibration = recalibration
+        self._remedy = _remedy(cost_model)
         self._warned_at = -inf
 
     def took_in(self, event: Event, /) -> None:
@@ -32,9 +40,9 @@ class CostModelAlarm:
         if findings := self._findings():
             self._warned_at = event.time
             logger.warning(
-                "the cost model is wrong, and targets may be missed: %s; measure this machine by "
-                "`loong profile --output FILE` and serve with `--cost-model FILE`",
+                "the cost model is wrong, and targets may be missed: %s; %s",
                 "; ".join(findings),
+                self._remedy,
             )
 
     def planned(
@@ -59,8 +67,21 @@ class CostModelAlarm:
             f"{_name(kind)} take {_slower(correction)} as it says, and "
             f"what plans count on is off by a factor of {1 + error:.2g} in the mean"
             for kind, correction, error in settled
-            if error > LARGEST_ERROR
+            if error > LARGEST_ERROR and _is_notable(correction)
         ]
+
+
+def _remedy(cost_model: Path | None) -> str:
+    if cost_model is None:
+        return "measure this machine by `loong profile --output FILE` and serve with `--cost-model FILE`"
+    return (
+        f"{cost_model} was measured on another machine, or while something else ran: measure again by "
+        f"`loong profile --output {cost_model}` while this machine is idle"
+    )
+
+
+def _is_notable(correction: Correction) -> bool:
+    return correction.delay > 0 or not 1 / NOTABLE_FACTOR < correction.factor < NOTABLE_FACTOR
 
 
 def _name(kind: Kind) -> str:

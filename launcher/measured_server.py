@@ -86,6 +86,7 @@ class MeasuredServer:
         Raises:
             ServerUnusableError: the server cannot be reached or fails.
         """
+        await self.find_model()
         offset = next(self._run_seeds)
         sent = [WorkloadRequest(0.0, shape.reseeded(offset)) for shape in shapes]
         records = await self._send("capacity", sent, self._config.load.max_concurrency)

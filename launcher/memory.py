@@ -11,6 +11,7 @@ from loong.launcher.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
 
 MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
+LEAST_KV_TOKENS = 1024  # an instance; of fewer, an advice would be of no use
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
 ARENA_BYTES_A_PEER = 256 * 2**20  # of a GPU, for what the others send it
@@ -22,20 +23,35 @@ def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) 
 
     Raises `ConfigError` if they cannot fit beside the weights of every instance.
     """
-    weights = _weight_bytes(config)
-    available = _available_bytes()
-    room = MEMORY_SHARE * available / num_instances - weights
-    suggested = min(int(room // config.kv_bytes_per_token), MAX_AUTO_TOKENS)
-    tokens = suggested if asked is None else asked
-    needed = num_instances * (weights + tokens * config.kv_bytes_per_token)
-    if tokens < 1 or needed > available:
+    weights, available = _weight_bytes(config), _available_bytes()
+    room = int(available * (MEMORY_SHARE if asked is None else 1))
+    fitting = (room // num_instances - weights) // config.kv_bytes_per_token
+    tokens = min(fitting, MAX_AUTO_TOKENS) if asked is None else asked
+    if not 1 <= tokens <= fitting:
+        needs, has = f"{_gib(weights)} of weights", f"{_gib(room)} are available"
+        if asked is None:
+            has += f", half of the {_gib(available)} that are; the rest is for activations"
+        else:
+            needs += f" and {_gib(asked * config.kv_bytes_per_token)} of KV for {asked:,} tokens"
         raise ConfigError(
-            f"{num_instances} instances with {weights / GIB:.2f} GiB of weights and KV for "
-            f"{max(tokens, 1):,} tokens each need {needed / GIB:.2f} GiB, "
-            f"but {available / GIB:.2f} GiB are available; "
-            "lower --num-instances or --kv-cache-tokens"
+            f"--num-instances {num_instances} does not fit this machine's memory: each needs {needs}, "
+            f"and {has}. {_what_fits(config, weights, room, fitting)}"
         )
     return tokens
+
+
+def _what_fits(config: ModelConfig, weights: int, room: int, num_tokens: int) -> str:
+    """Return how to fit the memory: with less KV, fewer instances, or another model."""
+    if num_tokens >= 1:
+        return f"--kv-cache-tokens {num_tokens} would fit, or a smaller --num-instances"
+    num_fitting = room // (weights + LEAST_KV_TOKENS * config.kv_bytes_per_token)
+    if num_fitting >= 1:
+        return f"--num-instances {num_fitting} would fit"
+    return "Not one instance fits: serve a smaller model, or this one on GPUs"
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
 
 
 def fit_gpu_kv_capacity(
@@ -67,11 +83,19 @@ def fit_gpu_kv_capacity(
         kv = tokens * kv_bytes_per_token + copied * kv_bytes_per_token // config.num_layers
         return weights + reserved + kv
 
-    tokens = bisect_right(range(1, room // kv_bytes_per_token), room, key=needed) if asked is None else asked
+    fitting = bisect_right(range(1, room // kv_bytes_per_token), room, key=needed)
+    tokens = fitting if asked is None else asked
     if tokens < 1 or needed(tokens) > room:
+        kv = (
+            ""
+            if asked is None
+            else f" and {_gib(needed(asked) - weights - reserved)} of KV for {asked:,} tokens"
+        )
+        fits = f"; --kv-cache-tokens {fitting} would fit" if asked is not None and fitting >= 1 else ""
         raise ConfigError(
-            f"{weights / GIB:.2f} GiB of weights and KV for {max(tokens, 1):,} tokens do not fit "
-            f"{room / GIB:.2f} GiB, which is --gpu-memory-utilization {utilization:g} of what is free"
+            f"a GPU needs {_gib(weights)} of weights{kv}, and {_gib(reserved)} for captured steps and what "
+            f"arrives. It has {_gib(room)}, which is --gpu-memory-utilization {utilization:g} of what is "
+            f"free{fits}"
         )
     return tokens
 

@@ -137,7 +137,12 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
             look_rarely_for_garbage()
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
-            observers: tuple[Observer, ...] = (timeline, recalibration, CostModelAlarm(recalibration), *logs)
+            observers: tuple[Observer, ...] = (
+                timeline,
+                recalibration,
+                CostModelAlarm(recalibration, config.cost_model),
+                *logs,
+            )
             refusals = Refusals(RefusedPlans(setting, Path(gettempdir())).record)
             scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers, refusals)
             engine = Engine(scheduling, executor, limits, timeline)

@@ -15,6 +15,7 @@ SCALE_UP = "loong:esp_scale_up_total"
 SCALE_DOWN = "loong:esp_scale_down_total"
 RETAINED_TOKENS = "loong:kv_retained_tokens_total"
 MIGRATED_TOKENS = "loong:kv_migrated_tokens_total"
+COST_MODEL_ERROR = "loong:cost_model_relative_error"
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
@@ -22,7 +23,8 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 class ServerCounters:
     """Totals since the server started, or over a run: `after.since(before)`.
 
-    `num_batches_by_dop` maps a DoP to the batches that ran with it.
+    `num_batches_by_dop` maps a DoP to the batches that ran with it. `cost_model_errors` is no total: how far
+    the last batches of each phase were off what plans counted on, in the mean; 1 is twice or half as long.
     """
 
     num_batches_by_dop: dict[int, int] | None = None
@@ -31,6 +33,7 @@ class ServerCounters:
     num_retained_tokens: int | None = None
     num_migrated_tokens: int | None = None
     num_preemptions: int | None = None
+    cost_model_errors: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, JSON]:
         """Return the counts by their names, null where the server does not count."""
@@ -44,6 +47,7 @@ class ServerCounters:
             "num_retained_tokens": self.num_retained_tokens,
             "num_migrated_tokens": self.num_migrated_tokens,
             "num_preemptions": self.num_preemptions,
+            "cost_model_errors": None if self.cost_model_errors is None else {**self.cost_model_errors},
         }
 
     def since(self, before: "ServerCounters") -> "ServerCounters":
@@ -59,6 +63,7 @@ class ServerCounters:
             num_retained_tokens=_difference(self.num_retained_tokens, before.num_retained_tokens),
             num_migrated_tokens=_difference(self.num_migrated_tokens, before.num_migrated_tokens),
             num_preemptions=_difference(self.num_preemptions, before.num_preemptions),
+            cost_model_errors=self.cost_model_errors,
         )
 
 
@@ -70,8 +75,12 @@ def parse_counters(text: str) -> ServerCounters:
     """
     totals: Counter[str] = Counter()
     up_to_dop: Counter[float] = Counter()
+    errors: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            if sample.name == COST_MODEL_ERROR:
+                errors[sample.labels["phase"]] = sample.value
+                continue
             totals[sample.name] += round(sample.value)
             if sample.name == GROUP_SIZE_BUCKET:
                 up_to_dop[float(sample.labels["le"])] += round(sample.value)
@@ -82,6 +91,7 @@ def parse_counters(text: str) -> ServerCounters:
         num_retained_tokens=totals.get(RETAINED_TOKENS),
         num_migrated_tokens=totals.get(MIGRATED_TOKENS),
         num_preemptions=totals.get(PREEMPTIONS),
+        cost_model_errors=errors or None,
     )
 
 

@@ -58,6 +58,7 @@ class RunRow(msgspec.Struct, frozen=True):
     slo_attainment: float | None = None
     by_prompt_length: tuple[dict[str, Scalar], ...] = ()
     num_batches_by_dop: dict[str, int] | None = None
+    cost_model_errors: dict[str, float] | None = None
     trace: TraceOfRun | None = None
     requested_input_lens: tuple[int, ...] = ()
     ttfts: tuple[float | None, ...] = ()

@@ -43,13 +43,22 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Three sentences, and every loss of the policy that they are about, the worst first."""
+    """Four sentences, and every loss of the policy that they are about, the worst first.
+
+    `noise` says how far repetitions differ. A difference within their ranges is neither gain nor loss.
+    """
 
     winner: str
     met: str
     gain: str
     loss: str
+    noise: str
     losses: tuple[Difference, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """All of them, in order; `noise` may be empty."""
+        return tuple(filter(None, (self.met, self.noise, self.gain, self.loss)))
 
 
 def answer(runs: RuleRuns) -> Answer:
@@ -58,7 +67,9 @@ def answer(runs: RuleRuns) -> Answer:
     winner, others = ranked[0], ranked[1:]
     losses = tuple(sorted(_losses(runs, winner, others), key=lambda loss: -loss.ratio))
     met = _met_by_rate(runs, ranked) if runs.goodput else _met_at_rate(runs, ranked)
-    return Answer(winner, met, _gain(runs, winner, others), _loss(runs, winner, others, losses), losses)
+    return Answer(
+        winner, met, _gain(runs, winner, others), _loss(runs, winner, others, losses), _noise(runs), losses
+    )
 
 
 def share(value: float | None) -> str:
@@ -90,12 +101,36 @@ def _rank(runs: RuleRuns, policy: str) -> tuple[float, float, float]:
 
 
 def _met_at_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
-    first, *rest = (
-        f"{policy} met the SLO for {share(attainment(runs, policy, runs.shown_rate))}" for policy in ranked
-    )
+    first, *rest = (f"{policy} met the SLO for {_share_with_range(runs, policy)}" for policy in ranked)
     rest = [words.replace(" met the SLO", "") for words in rest]
     sent = max((run.num_prompts for run in runs.runs), default=0)
     return f"{_start(at_rate(runs.shown_rate))}, {', '.join((f'{first} of {sent:,} requests', *rest))}."
+
+
+def _share_with_range(runs: RuleRuns, policy: str) -> str:
+    """The median attainment of a policy and, of several repetitions, the least and the greatest."""
+    spread = runs.spread(policy, runs.shown_rate, "slo_attainment")
+    if spread is None or len(runs.at(policy, runs.shown_rate)) == 1:
+        return share(attainment(runs, policy, runs.shown_rate))
+    middle, least, greatest = (f"{value * 100:.3g}" for value in spread)
+    return f"{middle} % ({least} to {greatest})"
+
+
+def _noise(runs: RuleRuns) -> str:
+    """How far the attainment of one policy differs between repetitions at the rate that is shown."""
+    spreads = [
+        spread
+        for policy in runs.policies
+        if len(runs.at(policy, runs.shown_rate)) > 1
+        and (spread := runs.spread(policy, runs.shown_rate, "slo_attainment")) is not None
+    ]
+    if not spreads:
+        return ""
+    points = max(greatest - least for _, least, greatest in spreads) * 100
+    return (
+        f"Repetitions of one policy differ by up to {points:.1f} points of SLO attainment: "
+        "smaller differences are noise here."
+    )
 
 
 def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
@@ -120,7 +155,8 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
     rival = others[0]
     rates = {row.policy: row.request_rate for row in runs.goodput}
     if rates.get(winner) and rates.get(rival):
-        return f"That is {rates[winner] / rates[rival]:.3g} times the rate of the best other policy, {rival}."
+        times = f"{rates[winner] / rates[rival]:.3g} times" if rates[winner] != rates[rival] else "also"
+        return f"That is {times} the rate of the best other policy, {rival}."
     gains = [
         difference
         for key in HEADLINES
@@ -208,6 +244,8 @@ def _difference(
     if not own or not there:
         return None
     best = min(there, key=lambda policy: there[policy])
+    if _is_noise(runs, (winner, best), key, bucket):
+        return None
     return Difference(
         _told(runs, TIMES[key], bucket), milliseconds(own), milliseconds(there[best]), best, own / there[best]
     )
@@ -223,11 +261,19 @@ def _shortfall(
     if own is None or not there:
         return None
     best = max(there, key=lambda policy: there[policy])
-    if there[best] <= own * (1 + NOTABLE):
+    if there[best] <= own * (1 + NOTABLE) or _is_noise(runs, (winner, best), key, bucket):
         return None
     write = share if key == "slo_attainment" else "{:,.4g}".format
     what = _told(runs, HIGH_IS_GOOD[key], bucket)
     return Difference(what, write(own), write(there[best]), best, there[best] / own if own else inf)
+
+
+def _is_noise(runs: RuleRuns, policies: Sequence[str], key: str, bucket: str | None) -> bool:
+    """Return whether several repetitions of policies have values whose ranges overlap."""
+    values = [values_of(runs, policy, key, bucket) for policy in policies]
+    spreads = [spread for column in values if (spread := spread_of(column)) is not None]
+    is_repeated = all(len(column) > 1 for column in values)
+    return is_repeated and max(least for _, least, _ in spreads) <= min(most for _, _, most in spreads)
 
 
 def _told(runs: RuleRuns, what: str, bucket: str | None) -> str:

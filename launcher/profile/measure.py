@@ -50,19 +50,18 @@ class Case:
 
 
 class Profiler:
-    """Measures on one stage, groups of up to `max_dop` instances."""
+    """Measures on one stage, groups of every size that its instances have."""
 
     def __init__(
         self,
         stage: Stage,
         limits: Limits,
         prior: CostModel,
-        max_dop: int,
         *,
         seed: int = 0,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._stage, self._limits, self._prior, self._max_dop = stage, limits, prior, max_dop
+        self._stage, self._limits, self._prior = stage, limits, prior
         self._pause = pause
         self._random = Random(seed)  # noqa: S311 - reproducible, guards nothing
 
@@ -80,7 +79,7 @@ class Profiler:
         """A story of each kind for each DoP."""
         instances = self._stage.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
-        dops = range(1, min(len(full), self._max_dop) + 1)
+        dops = range(1, len(full) + 1)
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
         return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)]
 

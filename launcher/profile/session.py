@@ -1,7 +1,6 @@
 """A profile from its start to its file."""
 
 import asyncio
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from loong.core.errors import ConfigError
 from loong.launcher.cluster_flags import ChosenCluster
 from loong.launcher.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
 from loong.launcher.local import local_workers
+from loong.launcher.machine import num_processors
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured, Profiler
@@ -39,6 +39,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     cluster = chosen.cluster
     if tiles is not None:
         cluster = replace(cluster, attention_tiles=msgspec.structs.astuple(tiles))
+    print(_heading(chosen, duration), flush=True)
     measured = asyncio.run(_measure(replace(chosen, cluster=cluster), limits, prior, duration))
     instances = Instances(chosen.name, shape, tp_size, chosen.device, chosen.cluster.num_instances)
     file = found(instances, prior, measured, tiles)
@@ -46,11 +47,17 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     _print(file, output)
 
 
-def max_measured_dop(device: str, tp_size: int, num_instances: int) -> int:
-    """The largest group whose instances run side by side: on CPUs they share the cores of this host."""
-    if device != "cpu":
-        return num_instances
-    return max(1, min(num_instances, len(os.sched_getaffinity(0)) // tp_size))
+def _heading(chosen: ChosenCluster, duration: float) -> str:
+    """Return what is measured and, where processes share processors, that their times are of that."""
+    cluster = chosen.cluster
+    dops = f"1 to {cluster.num_instances}" if cluster.num_instances > 1 else "1"
+    heading = (
+        f"Measuring {chosen.name} on groups of DoP {dops} for {duration:g} s after a round that warms up"
+    )
+    num_processes, num_cores = cluster.num_instances * cluster.tp_size, num_processors()
+    if chosen.device == "cpu" and num_processes > num_cores:
+        heading += f"\n{num_processes} processes share {num_cores} cores: larger groups are slower for it"
+    return heading
 
 
 def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
@@ -73,9 +80,7 @@ async def _measure(
             def show(elapsed: float) -> None:
                 bar.update(min(round(elapsed), round(duration)) - bar.n)
 
-            cluster = chosen.cluster
-            max_dop = max_measured_dop(chosen.device, cluster.tp_size, cluster.num_instances)
-            return await Profiler(stage, limits, prior, max_dop).measure(duration, show)
+            return await Profiler(stage, limits, prior).measure(duration, show)
 
 
 def _print(file: CostModelFile, output: Path) -> None:

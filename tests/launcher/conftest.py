@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from loong.launcher import bench_served, embedded
+from loong.launcher.bench_config import BenchConfig
 from loong.launcher.chosen_load import Served
 from loong.launcher.embedded import ServerConfig
 
@@ -31,7 +32,7 @@ def serve_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_served, "served_by_ours", _served_by_stubs)
 
 
-def _served_by_stubs(servers: Mapping[str, ServerConfig]) -> Served:
+def _served_by_stubs(servers: Mapping[str, ServerConfig], _: BenchConfig) -> Served:
     """What stubs take that have these arguments; they answer at once."""
     server = next(iter(servers.values()))
     words = iter(server.extra_arguments)

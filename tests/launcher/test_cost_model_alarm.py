@@ -1,5 +1,7 @@
 """A cost model that is wrong is told of, and what to do about it."""
 
+from pathlib import Path
+
 import pytest
 
 from loong.core.events import BatchFinished
@@ -27,9 +29,9 @@ PREDICTED = BASE.step_time(batch_work(DECODE, {"r": PLACEMENT}, 1)[0][0])
 class Loop:
     """Tells a recalibration and its alarm of batches, one at a time."""
 
-    def __init__(self, *, is_applied: bool) -> None:
+    def __init__(self, *, is_applied: bool, cost_model: Path | None = None) -> None:
         recalibration = Recalibration(BASE, is_applied=is_applied)
-        self._observers = recalibration, CostModelAlarm(recalibration)
+        self._observers = recalibration, CostModelAlarm(recalibration, cost_model)
         self._ended_at = 0.0
 
     def run(self, ratio: float, ended_at: float = 0.0) -> None:
@@ -79,7 +81,25 @@ def test_an_error_that_is_corrected_is_no_reason_to_warn(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("ratios", [(1.0, 1.0, 100.0, 0.01), (LARGEST_FACTOR * 3,)])
+def test_whoever_has_profiled_is_told_to_profile_again(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(is_applied=False, cost_model=Path("mine.json"))
+    for _ in range(WINDOW):
+        loop.run(5.0)
+    [record] = caplog.records
+    assert "`loong profile --output mine.json`" in record.message
+    assert "--cost-model" not in record.message
+
+
+def test_batches_that_are_as_long_as_predicted_in_most_cases_are_no_reason_to_warn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = Loop(is_applied=True)
+    for number in range(3 * WINDOW):
+        loop.run((1.0, 1.0, 100.0, 0.01)[number % 4])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("ratios", [(0.5, 0.5, 50.0, 0.005), (LARGEST_FACTOR * 3,)])
 def test_an_error_that_no_factor_corrects_is_told_of(
     ratios: tuple[float, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,6 @@ from loong.core.plan import Transfer
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured
-from loong.launcher.profile.session import max_measured_dop
 from loong.launcher.profile.stories import LEAST_ROOM
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
@@ -125,9 +124,3 @@ def test_ranges_say_how_far_was_measured(measured: Sequence[Measured]) -> None:
     assert list(ranges["dop"]) == [1, NUM_INSTANCES]
     assert ranges["num_requests"][1] > 8
     assert ranges["num_moved_keys"][0] >= 1
-
-
-def test_only_groups_that_run_side_by_side_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(5)))
-    assert [max_measured_dop("cpu", tp_size, num_instances=4) for tp_size in (1, 2, 8)] == [4, 2, 1]
-    assert max_measured_dop("h200", tp_size=8, num_instances=4) == 4

@@ -32,9 +32,7 @@ def told_stories(
     async def pause(seconds: float) -> None:
         executor.pause(seconds)
 
-    profiler = Profiler(
-        stage, Limits(), prior or WorkCostModel(), max_dop=num_instances, seed=seed, pause=pause
-    )
+    profiler = Profiler(stage, Limits(), prior or WorkCostModel(), seed=seed, pause=pause)
     return asyncio.run(profiler.measure(duration=0, on_progress=lambda seconds: None))
 
 

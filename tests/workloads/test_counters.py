@@ -39,6 +39,14 @@ def test_a_run_is_what_was_added_between_two_scrapes() -> None:
     )
 
 
+def test_errors_of_the_cost_model_are_those_of_the_end() -> None:
+    name = "loong:cost_model_relative_error"
+    before, after = (
+        parse_counters(f'# TYPE {name} gauge\n{name}{{phase="decode"}} {error}\n') for error in (0.5, 0.25)
+    )
+    assert after.since(before).cost_model_errors == {"decode": 0.25}
+
+
 def test_a_counter_that_came_up_during_the_run_started_at_zero() -> None:
     after = parse_counters(scrape([2], scale_ups=5))
     assert after.since(ServerCounters()) == after

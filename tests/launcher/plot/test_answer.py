@@ -56,6 +56,29 @@ def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: 
     )
 
 
+def test_repetitions_have_a_range_and_differences_within_it_are_noise(tmp_path: Path) -> None:
+    rows = [
+        *(run_row("esp", repeat=i, slo_attainment=0.9 + i / 50, p99_ttft_ms=40.0 + 9 * i) for i in range(3)),
+        *(run_row("tp", 2.0, repeat=i, slo_attainment=0.5, p99_ttft_ms=44.0) for i in range(3)),
+    ]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    told = answer(runs)
+    assert (
+        told.met == "At 2 req/s, esp met the SLO for 92 % (90 to 94) of 4 requests, tp for 50 % (50 to 50)."
+    )
+    assert "up to 4.0 points" in told.noise
+    assert told.sentences == (told.met, told.noise, told.gain, told.loss)
+    assert "P99 TTFT" not in told.gain
+    assert "P99 TTFT" not in told.loss
+
+
+def test_two_that_reach_the_same_rate_are_called_so(tmp_path: Path) -> None:
+    rows = [run_row(policy, request_rate=4.0) for policy in ("esp", "tp")]
+    goodputs = [{"policy": policy, "slo": RULE, "request_rate": 4.0} for policy in ("esp", "tp")]
+    (runs,) = by_rule(write_run(tmp_path, rows, goodput=goodputs))
+    assert answer(runs).gain.startswith("That is also the rate of the best other policy, ")
+
+
 def test_losses_of_a_range_of_lengths_are_told(tmp_path: Path) -> None:
     buckets = [{"bucket": "> 128k", "sent": 1, "slo_attainment": 0.5, "p99_ttft_ms": 9000.0}]
     better = [{"bucket": "> 128k", "sent": 1, "slo_attainment": 1.0, "p99_ttft_ms": 3000.0}]

@@ -175,6 +175,21 @@ def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     assert "1 of 2 runs were ended as soon as too many requests had missed" in page_of(tmp_path).text
 
 
+def test_a_policy_that_planned_by_a_wrong_model_is_named(tmp_path: Path) -> None:
+    rows = [
+        run_row("esp", cost_model_errors={"decode": 1.5, "prefill": 0.1}),
+        run_row("tp", cost_model_errors={"decode": 0.9}),
+    ]
+    write_run(tmp_path, rows)
+    report_folder(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert (
+        "esp planned by a cost model that was wrong at the end of a run: decode batches by a factor of 2.5"
+        in page
+    )
+    assert "tp planned by" not in page
+
+
 def test_a_machine_that_did_other_work_is_told_with_what_it_means(tmp_path: Path) -> None:
     write_run(tmp_path, [run_row("esp", cpu_share_of_others=0.62), run_row("tp", cpu_share_of_others=0.02)])
     report_folder(tmp_path)
