@@ -14,6 +14,7 @@ from scripted_engine import ScriptedEngine
 
 from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import SLO, FinishReason, Request, SamplingParams
 from loong.server.admission import Admission, Asking
 from loong.server.engine_client import PutToken
@@ -232,7 +233,7 @@ async def test_an_engine_that_fails_has_told_its_tokens_before() -> None:
             put(ClusterError("instance 3 is lost"))
 
     async with office(Failing(), 1) as made:
-        put: Stream[ProducedToken | ClusterError] = Stream()
+        put: Stream[ProducedToken | PromptLogprobs | ClusterError] = Stream()
         made.clients[0].submit(request("a"), put.put)
         assert await put.get() == ProducedToken("a", 5)
         assert str(await put.get()) == "instance 3 is lost"
