@@ -1,5 +1,7 @@
 """Log probabilities of a prompt, put together of parts in any order."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def test_stripes_of_chunks_in_any_order_make_the_whole(num_tokens: int, data: st
     cuts = sorted({1, num_tokens, *data.draw(st.lists(st.integers(1, num_tokens)))})
     parts = [
         range(start + index, stop, dop)
-        for start, stop in zip(cuts, cuts[1:], strict=False)
+        for start, stop in pairwise(cuts)
         for dop in [data.draw(st.integers(1, 4))]
         for index in range(dop)
     ]
@@ -48,7 +50,7 @@ def test_positions_that_the_prompt_does_not_have_are_refused(positions: range) -
 
 
 def test_another_number_of_likeliest_tokens_is_refused() -> None:
-    with pytest.raises(InvalidEventError, match="with 3 of the likeliest tokens, but .* with 2"):
+    with pytest.raises(InvalidEventError, match=r"with 3 of the likeliest tokens, but .* with 2"):
         GatheredLogprobs("r", 9, num_top=2).add(part_of(range(1, 9), num_top=3))
 
 
