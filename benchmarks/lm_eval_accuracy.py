@@ -1,8 +1,8 @@
 """Does lm-eval find the same accuracy through `/v1/completions` as with transformers?
 
-A task of multiple choice is written to a folder: a question a line, its answer among three of other questions.
-lm-eval asks a server on CPU instances for it as `local-completions`, unchanged, and then loads the same folder
-into transformers itself (`hf`, in float32). Accuracies must be equal, and so must the log likelihood of every
+A task of multiple choice is written to a folder: a question a line, its answer among three of others. lm-eval
+asks a server on CPU instances for it as `local-completions`, unchanged, and then loads the same folder into
+transformers itself (`hf`, in float32). Accuracies must be equal, and so must the log likelihood of every
 choice, to --tolerance. --lm-eval names the program, in whatever environment it lives:
 
     python -m venv env && env/bin/pip install 'lm_eval[api,hf]==0.4.13'
