@@ -36,6 +36,7 @@ from loong.server.remote.messages import (
     NoteParent,
     Produced,
     Refused,
+    Scored,
     StopListening,
     Submit,
     decode_call,
@@ -55,6 +56,7 @@ REQUEST = Request(
     user="key 1",
     num_choices=2,
     priority=-3,
+    num_prompt_logprobs=4,
 )
 CALLS = (
     Listening(),
@@ -69,6 +71,7 @@ TIDINGS = (
     Admitted(3),
     Refused(3, 503, "the queue is full", "queue_full", None, {"Retry-After": "1"}),
     Produced((ProducedToken("a", 5), ProducedToken("b", 6, FinishReason.STOP))),
+    Scored("a", PromptLogprobs("a", range(1, 3), [-0.5, -1.0], [1, 9], [[5, 6]], [[-0.5, -0.25]])),
     Failed(("a", "a-1"), "instance 1 was lost"),
     StopListening(),
     AreYouThere(),
