@@ -9,7 +9,13 @@ import pytest
 from chaos import chaos
 from cluster import Cluster
 from plans import both, decode, in_group, plannable, prefill
-from requests_for_tests import assert_exact, assert_prompt_exact, greedy_request, random_prompt
+from requests_for_tests import (
+    assert_exact,
+    assert_prompt_exact,
+    greedy_request,
+    random_prompt,
+    scored_request,
+)
 
 from loong.core.cost_model import CostModel
 from loong.core.instructions import RunBatch, RunScoredBatch
@@ -18,11 +24,6 @@ from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
-
-
-def scored(length: int, num_top: int = 3, num_tokens: int = 4) -> Request:
-    request = greedy_request(random_prompt(length, seed=length), num_tokens)
-    return replace(request, num_prompt_logprobs=num_top)
 
 
 def run_exactly(cluster: Cluster, folder: Path, requests: Sequence[Request], policy: Policy) -> None:
@@ -38,7 +39,12 @@ def run_exactly(cluster: Cluster, folder: Path, requests: Sequence[Request], pol
 def test_prompts_are_scored_in_chunks_of_any_size_at_any_dop(
     cluster: Cluster, folder: Path, dop: int, chunk: int | None, transfer: Transfer
 ) -> None:
-    requests = [scored(70), scored(1), scored(33, num_top=0), scored(2, num_tokens=1)]
+    requests = [
+        scored_request(70, 3),
+        scored_request(1, 3),
+        scored_request(33, 0),
+        scored_request(2, 3, num_tokens=1),
+    ]
     policy = in_group(*cluster.full_ids[-dop:], chunk=chunk, transfer=transfer, num_steps=4)
     run_exactly(cluster, folder, requests, policy)
 
@@ -49,7 +55,7 @@ def test_ranks_of_an_instance_score_together(
     sharded: Cluster, folder: Path, dop: int, chunk: int | None
 ) -> None:
     policy = in_group(*sharded.full_ids[-dop:], chunk=chunk)
-    run_exactly(sharded, folder, [scored(41, num_top=20), scored(26)], policy)
+    run_exactly(sharded, folder, [scored_request(41, 20), scored_request(26, 3)], policy)
 
 
 def test_a_batch_may_score_some_prompts_beside_others_and_tokens(cluster: Cluster, folder: Path) -> None:
@@ -64,14 +70,14 @@ def test_a_batch_may_score_some_prompts_beside_others_and_tokens(cluster: Cluste
         return IterationPlan((both(prefill(new, group, num_tokens=9), tokens),))
 
     plain = greedy_request(random_prompt(50, seed=5), 8)
-    run_exactly(cluster, folder, [scored(7, num_tokens=8), scored(60), plain], policy)
+    run_exactly(cluster, folder, [scored_request(7, 3, num_tokens=8), scored_request(60, 3), plain], policy)
     assert plain.request_id not in cluster.prompt_logprobs
 
 
 @pytest.mark.parametrize("when", [1, 2, 4, 6])
 def test_a_preempted_request_has_each_entry_once(any_cluster: Cluster, folder: Path, when: int) -> None:
     """It is preempted once, before the end of its prompt or after, and computed again in other chunks."""
-    request, has_been = scored(36, num_tokens=6), False
+    request, has_been = scored_request(36, 3, num_tokens=6), False
     before, after = (in_group(*any_cluster.full_ids[-2:], chunk=chunk) for chunk in (9, 14))
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
@@ -90,18 +96,18 @@ def test_a_preempted_request_has_each_entry_once(any_cluster: Cluster, folder: P
 
 
 def test_choices_have_the_prompt_in_common(cluster: Cluster, folder: Path) -> None:
-    request = replace(scored(30), num_choices=3)
+    request = replace(scored_request(30, 3), num_choices=3)
     run_exactly(cluster, folder, [request], in_group(2, 0, chunk=11))
 
 
 def test_batches_that_follow_others_are_scored_too(foreseeing: Cluster, folder: Path) -> None:
-    requests = [scored(90), scored(40), scored(5, num_tokens=9)]
+    requests = [scored_request(90, 3), scored_request(40, 3), scored_request(5, 3, num_tokens=9)]
     run_exactly(foreseeing, folder, requests, make_policy("esp", PolicyConfig(max_num_batched_tokens=32)))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_plans_give_one_entry_a_position(any_cluster: Cluster, folder: Path, seed: int) -> None:
-    requests = [scored(length, num_top=2) for length in Random(seed).sample(range(2, 60), 4)]
+    requests = [scored_request(length, 2) for length in Random(seed).sample(range(2, 60), 4)]
     run_exactly(any_cluster, folder, requests, chaos(seed))
 
 

@@ -1,6 +1,7 @@
 """Requests for tests, and what transformers says their tokens are."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -22,6 +23,12 @@ _numbers = count()
 def greedy_request(prompt: tuple[int, ...], num_tokens: int, **params: object) -> Request:
     """A greedy request of exactly `num_tokens` and their log-probabilities, under a new id."""
     return sampled_request(prompt, num_tokens, **{"temperature": 0.0, "num_logprobs": 0, **params})
+
+
+def scored_request(length: int, num_top: int, num_tokens: int = 4) -> Request:
+    """A greedy request that asks for log-probabilities of its random prompt too, `num_top` at a position."""
+    request = greedy_request(random_prompt(length, seed=length), num_tokens)
+    return replace(request, num_prompt_logprobs=num_top)
 
 
 def sampled_request(prompt: tuple[int, ...], num_tokens: int, **params: object) -> Request:
