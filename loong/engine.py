@@ -25,7 +25,7 @@ from loong.core.timeline import ClusterHistory, Timeline
 from loong.executor.workers import WorkersExecutor
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits, Health, PutToken
-from loong.server.prompt_first import PromptFirst
+from loong.server.held_tokens import HeldTokens
 from loong.wire import encode
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Engine:
         self.limits = limits
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
         self._waiting: dict[RequestId, PutToken] = {}  # for tokens: choices that have not ended
-        self._scored: dict[RequestId, PromptFirst] = {}  # choices whose prompt has yet to be scored
+        self._scored: dict[RequestId, HeldTokens] = {}  # choices whose prompt has yet to be scored
         self._unprepared: set[RequestId] = set()  # those that arrive when their grammar is there
         self._failure: str | None = None
         self._advanced_at = executor.now  # when something was last done, or there last was something to do
@@ -81,7 +81,7 @@ class Engine:
             self._advanced_at = self._executor.now
         if request.num_prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
             num_top = min(request.num_prompt_logprobs, self.limits.vocab_size)
-            scored = PromptFirst(request, num_top, put)
+            scored = HeldTokens(request, num_top, put)
             self._scored.update(dict.fromkeys(choice_ids, scored))
             put = scored.put
         self._waiting.update(dict.fromkeys(choice_ids, put))

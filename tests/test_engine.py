@@ -287,7 +287,7 @@ async def test_a_token_that_waits_when_the_engine_fails_never_comes() -> None:
                 await anext(tokens)
 
 
-async def test_nobody_is_told_of_a_prompt_whose_client_has_left() -> None:
+async def test_what_comes_of_a_prompt_whose_client_has_left_is_dropped() -> None:
     workers = IdleWorkers()
     async with running_engine(workers, prefill_all) as engine:
         with TokenStream(engine, SCORED) as tokens:

@@ -38,10 +38,10 @@ class Asked:
     stream_options: StreamOptions
     num_prompt_logprobs: int | None = None  # of the likeliest tokens, at each position of the prompt
     num_echoed_logprobs: int | None = None  # the same, among the logprobs of an answer that begins with it
-    is_prompt_only: bool = False  # nothing is told of what was produced
+    is_prompt_only: bool = False  # what is produced is left out
 
     @property
-    def tells_of_prompts(self) -> bool:
+    def has_prompt_logprobs(self) -> bool:
         """Return whether the answer has log probabilities of prompts, so that it may be long."""
         return (self.num_prompt_logprobs, self.num_echoed_logprobs) != (None, None)
 
@@ -169,7 +169,7 @@ async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) ->
     """Wait for the whole answer, then send it; a long one is put together in a thread."""
     async with aclosing(deltas):
         told = [delta async for delta in deltas]
-    if len(told) <= _LONG_ANSWER and not shape.asked.tells_of_prompts:
+    if len(told) <= _LONG_ANSWER and not shape.asked.has_prompt_logprobs:
         return json_response(shape.whole(told))
     return await asyncio.to_thread(lambda: json_response(shape.whole(told)))
 

@@ -22,7 +22,7 @@ from loong.server.schemas import CompletionFields, GenerationFields
 from loong.server.wire import read_fields
 
 
-class _Told(NamedTuple):
+class _Row(NamedTuple):
     """A token with its log probabilities, and where its text begins."""
 
     token_id: TokenId
@@ -56,25 +56,25 @@ class CompletionShape(AnswerShape):
         return fields | finish_fields(deltas[-1]) | self.token_ids(deltas)
 
     def _logprobs(self, deltas: Sequence[Delta]) -> Json | None:
-        """Columns with an entry for each token told, of an echoed prompt first."""
-        told = self._echoed(deltas[0]) if deltas[0].index == 0 else []
+        """Return columns with an entry for each token, of an echoed prompt first; None if there is none."""
+        rows = self._echoed(deltas[0]) if deltas[0].index == 0 else []
         num_echoed = len(self.asked.choices[deltas[0].choice].echo)
-        told += [
-            _Told(delta.token_id, delta.logprobs, num_echoed + delta.text_offset)
+        rows += [
+            _Row(delta.token_id, delta.logprobs, num_echoed + delta.text_offset)
             for delta in deltas
             if delta.logprobs is not None
         ]
-        if not told:
+        if not rows:
             return None
         name = self.tokenizer.token_text
         return {
-            "tokens": [name(one.token_id) for one in told],
-            "token_logprobs": [one.logprobs and one.logprobs.chosen for one in told],
-            "top_logprobs": [one.logprobs and self._top_logprobs(one.token_id, one.logprobs) for one in told],
-            "text_offset": [one.text_offset for one in told],
+            "tokens": [name(row.token_id) for row in rows],
+            "token_logprobs": [row.logprobs and row.logprobs.chosen for row in rows],
+            "top_logprobs": [row.logprobs and self._top_logprobs(row.token_id, row.logprobs) for row in rows],
+            "text_offset": [row.text_offset for row in rows],
         }
 
-    def _echoed(self, first: Delta) -> "list[_Told]":
+    def _echoed(self, first: Delta) -> "list[_Row]":
         if (count := self.asked.num_echoed_logprobs) is None:
             return []
         choices, found = self.asked.choices[first.choice], first.prompt_logprobs
@@ -83,7 +83,7 @@ class CompletionShape(AnswerShape):
         if found is not None:
             tops = (tuple(found.top_at(index, count)) for index in range(len(prompt) - 1))
             logprobs += map(Logprobs, found.chosen, tops)
-        return list(map(_Told, prompt, logprobs, echo_offsets(self.tokenizer, prompt, choices.echo)))
+        return list(map(_Row, prompt, logprobs, echo_offsets(self.tokenizer, prompt, choices.echo)))
 
     def _top_logprobs(self, chosen_id: TokenId, logprobs: Logprobs) -> dict[str, float]:
         """Return the log probabilities of the likeliest tokens and of the chosen one, by text.

@@ -80,7 +80,7 @@ def _json_schema(fields: GenerationFields, eos_token_ids: Sequence[TokenId]) -> 
 
 
 def num_asked_tokens(fields: GenerationFields) -> int | None:
-    """How many tokens are asked for at most; None: it is not said."""
+    """Return how many tokens are asked for at most; None if a request does not say."""
     return fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
 
 
@@ -111,9 +111,9 @@ def max_output_tokens(fields: GenerationFields, prompt: Prompt, limits: EngineLi
 
 
 def num_prompt_logprobs(fields: GenerationFields, prompts: Sequence[Prompt]) -> int | None:
-    """How many of the likeliest tokens the engine reports at each position of a prompt; None for nothing.
+    """Return how many of the likeliest tokens the engine reports at each position of a prompt.
 
-    Raises a 400 if the answer would have too many.
+    None if it reports nothing of prompts. Raises a 400 if the answer would have too many.
     """
     asked = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": fields.num_echoed_logprobs}
     counts = {name: count for name, count in asked.items() if count is not None}

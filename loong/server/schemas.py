@@ -226,7 +226,7 @@ class GenerationFields(Schema, ABC):
 
     @property
     def num_echoed_logprobs(self) -> int | None:
-        """How many to tell at each position of a prompt that is echoed; None if it is not."""
+        """Return the same for each position of a prompt that is echoed; None if it is not."""
         return None
 
     @property

@@ -37,4 +37,4 @@ class BegunBatch(Protocol):
         """
 
     def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
-        """What was found of prompts on this instance, of a batch that is finished."""
+        """Return what this instance found of prompts, once the batch is finished."""

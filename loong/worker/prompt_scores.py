@@ -14,7 +14,7 @@ from loong.worker.backend import Backend
 from loong.worker.sampling import find_prompt_logprobs
 from loong.worker.step_inputs import Progress
 
-LOGITS_AT_ONCE = 2**23  # bounds the logits that are in memory, and the wider copies made of them
+LOGITS_AT_ONCE = 2**22  # bounds the logits that are in memory, and the wider copies made of them
 
 
 class ScoredRows(NamedTuple):
@@ -28,7 +28,7 @@ class ScoredRows(NamedTuple):
 
 
 class PendingScores:
-    """What a step finds of prompts; the device may have yet to find it."""
+    """Log probabilities that a step finds of prompts; the device may have yet to find them."""
 
     def __init__(
         self, scored: Sequence[ScoredRows], hidden: Tensor, model: Decoder, backend: Backend

@@ -182,9 +182,9 @@ def _top_ids(logits: Tensor, count: int) -> Tensor:
 
 
 def _order(logits: Tensor) -> Tensor:
-    """Whole numbers [N, V] that rise with the logits, all of them different, so that no sort must be stable.
+    """Return whole numbers [N, V] that rise with the logits; of equal logits the lowest ids have the highest.
 
-    Of equal logits the lowest ids have the highest.
+    All numbers of a row are different, so that no sort must be stable.
     """
     bits = (logits + 0.0).view(torch.int32).long()  # -0 becomes 0, which it equals
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32

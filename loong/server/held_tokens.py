@@ -7,10 +7,10 @@ from loong.core.request import Request
 from loong.server.engine_client import PutToken
 
 
-class PromptFirst:
-    """Hands out the log probabilities of a request's prompt, all at once, and then the tokens of its choices.
+class HeldTokens:
+    """The tokens of a request's choices, behind the log probabilities of its whole prompt.
 
-    Instances report their parts by themselves, so the first token may come before the last part.
+    Each instance reports its part of these by itself, so the first token may come before the last part.
     """
 
     def __init__(self, request: Request, num_top: int, put: PutToken) -> None:
