@@ -18,12 +18,14 @@ from loong.core.events import (
 )
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory, Timeline
 from loong.executor.workers import WorkersExecutor
 from loong.scheduling import Scheduling
 from loong.server.engine_client import EngineLimits, Health, PutToken
+from loong.server.held_tokens import HeldTokens
 from loong.wire import encode
 
 logger = logging.getLogger(__name__)
@@ -41,9 +43,11 @@ class Engine:
         self.limits = limits
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
         self._waiting: dict[RequestId, PutToken] = {}  # for tokens: choices that have not ended
+        self._scored: dict[RequestId, HeldTokens] = {}  # choices whose prompt has yet to be scored
         self._unprepared: set[RequestId] = set()  # those that arrive when their grammar is there
         self._failure: str | None = None
         self._advanced_at = executor.now  # when something was last done, or there last was something to do
+        executor.take_prompt_logprobs = self._take_prompt_logprobs
         scheduling.observe(self)
 
     async def run(self) -> None:
@@ -53,7 +57,7 @@ class Engine:
                 pass
         finally:
             self._failure = _reason(sys.exception())
-            for put in self._waiting.values():
+            for put in (*self._waiting.values(), *(scored.put for scored in self._scored.values())):
                 put(EngineStoppedError())
 
     def submit(self, request: Request, put: PutToken) -> None:
@@ -75,6 +79,11 @@ class Engine:
             return
         if not self._waiting:
             self._advanced_at = self._executor.now
+        if request.num_prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
+            num_top = min(request.num_prompt_logprobs, self.limits.vocab_size)
+            scored = HeldTokens(request, num_top, put)
+            self._scored.update(dict.fromkeys(choice_ids, scored))
+            put = scored.put
         self._waiting.update(dict.fromkeys(choice_ids, put))
         if prepared is None:
             self._arrive(request)
@@ -84,6 +93,7 @@ class Engine:
 
     def abort(self, request_id: RequestId) -> None:
         """End one choice of a request, unless it has ended; no more comes of it."""
+        self._scored.pop(request_id, None)
         if self._waiting.pop(request_id, None) is not None:
             self._abort_arrived(request_id)
 
@@ -131,6 +141,7 @@ class Engine:
             return
         if error is not None:
             for choice_id in choice_ids:
+                self._scored.pop(choice_id, None)
                 self._waiting.pop(choice_id, None)
             puts[0](ClusterError(str(error)))
             return
@@ -138,6 +149,12 @@ class Engine:
         for choice_id in choice_ids:
             if choice_id not in self._waiting:
                 self._abort_arrived(choice_id)
+
+    def _take_prompt_logprobs(self, part: PromptLogprobs) -> None:
+        """Take what an instance found of a prompt; nobody may wait for it any more."""
+        scored = self._scored.get(part.request_id)
+        if scored is not None and scored.take(part):
+            self._scored = {i: other for i, other in self._scored.items() if other is not scored}
 
     def took_in(self, event: Event, /) -> None:
         """Hand out tokens. Raises `ClusterError` when an instance is lost."""
@@ -166,6 +183,7 @@ class Engine:
     ) -> None:
         """Hand out why requests fail."""
         for failure in plan.failures:
+            self._scored.pop(failure.request_id, None)
             if (put := self._waiting.pop(failure.request_id, None)) is not None:
                 put(ClusterError(failure.reason))
 

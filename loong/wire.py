@@ -16,8 +16,9 @@ import msgspec
 
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
-from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, RunScoredBatch, StopLease
 from loong.core.placement import InstanceId
+from loong.core.prompt_logprobs import PromptLogprobs
 
 HEARTBEAT_SECONDS = 1.0  # from one heartbeat of a worker to the next
 MAX_FRAME_BYTES = 1 << 30  # a batch of a million tokens has some MB; who sends more is disconnected
@@ -57,6 +58,7 @@ class EndTrace:
 
 Command: TypeAlias = (
     RunBatch
+    | RunScoredBatch
     | ExtendLease
     | StopLease
     | MoveKV
@@ -118,6 +120,16 @@ class BatchDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """An instance found log probabilities of a prompt in a batch, which it has not reported as done."""
+
+    batch_id: int
+    instance_id: InstanceId
+    tp_rank: int
+    logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class MigrationDone:
     """One end of a migration has committed its part, or rolled it back."""
 
@@ -148,11 +160,20 @@ class WorkerFailed:
 
 
 Report: TypeAlias = (
-    WorkerReady | Heartbeat | BatchBegun | StepDone | BatchDone | MigrationDone | CommandDone | WorkerFailed
+    WorkerReady
+    | Heartbeat
+    | BatchBegun
+    | StepDone
+    | PromptScored
+    | BatchDone
+    | MigrationDone
+    | CommandDone
+    | WorkerFailed
 )
 
 _COMMANDS: tuple[type[Command], ...] = (
     RunBatch,
+    RunScoredBatch,
     ExtendLease,
     StopLease,
     MoveKV,
@@ -167,6 +188,7 @@ _REPORTS: tuple[type[Report], ...] = (
     Heartbeat,
     BatchBegun,
     StepDone,
+    PromptScored,
     BatchDone,
     MigrationDone,
     CommandDone,

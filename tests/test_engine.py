@@ -1,22 +1,24 @@
 """The engine as its server sees it, over workers that do nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
+from plans import plannable, prefill
 from raw_http import until
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError, EngineStoppedError
-from loong.core.events import Drained, Event, InstanceLost, ProducedToken
+from loong.core.events import BatchFinished, Drained, Event, InstanceLost, ProducedToken, TokensProduced
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
-from loong.core.plan import Failure, IterationPlan
-from loong.core.request import Request, SamplingParams
+from loong.core.plan import Failure, IterationPlan, Transfer
+from loong.core.prompt_logprobs import PromptLogprobs
+from loong.core.request import FinishReason, Request, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import Timeline
 from loong.engine import HEALTHY_SILENCE_SECONDS, HEALTHY_STEP_SECONDS, Engine
@@ -40,6 +42,7 @@ class IdleWorkers:
     seconds_since_heard: float = 0.0
     events: Stream[Event | Drained] = field(default_factory=Stream)
     grammars: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    take_prompt_logprobs: Callable[[PromptLogprobs], None] = field(default=lambda _: None)
 
     async def next_events(self) -> Sequence[Event]:
         return [event for event in await self.events.get_all() if not isinstance(event, Drained)]
@@ -62,6 +65,11 @@ def no_plan(_snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
 
 def fail_all(snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
     return IterationPlan(failures=tuple(Failure(view.request_id, "no room") for view in snapshot.waiting))
+
+
+def prefill_all(snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
+    views = plannable(snapshot)
+    return IterationPlan((prefill(views, (0,), transfer=Transfer.QUERY),) if views else ())
 
 
 @asynccontextmanager
@@ -235,3 +243,56 @@ async def test_a_request_whose_grammar_cannot_be_made_fails_alone() -> None:
         assert engine.snapshot().stats.num_arrived == 1
         other.cancel()
         await until_waiting(engine, 0)
+
+
+SCORED = replace(REQUEST, sampling_params=SamplingParams(max_tokens=1), num_prompt_logprobs=1)
+
+
+def part(position: int) -> PromptLogprobs:
+    return PromptLogprobs("a", range(position, position + 1), [-0.5], [1], [[position]], [[-0.5]])
+
+
+async def end_with_first_token(workers: IdleWorkers, engine: Engine) -> None:
+    """Let the only request have its first token, which is its last, and its batch end."""
+    await until(lambda: bool(engine.snapshot().batches))
+    workers.post(TokensProduced(0.0, 1, 0, (ProducedToken("a", 7, FinishReason.LENGTH),)))
+    workers.post(BatchFinished(0.0, 1, 1))
+    await until(lambda: engine.snapshot().stats.num_ended == 1)
+
+
+async def test_a_token_waits_for_all_parts_of_what_is_said_of_the_prompt() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers, prefill_all) as engine:
+        with TokenStream(engine, SCORED) as tokens:
+            workers.take_prompt_logprobs(part(2))
+            await end_with_first_token(workers, engine)
+            asking = asyncio.ensure_future(anext(tokens))
+            await asyncio.sleep(0)
+            assert not asking.done()
+            workers.take_prompt_logprobs(part(1))
+            assert (await asking).token_id == 7
+            found = tokens.prompt_logprobs
+            with pytest.raises(StopAsyncIteration):
+                await anext(tokens)
+    assert found == PromptLogprobs("a", range(1, 3), [-0.5, -0.5], [1, 1], [[1, 2]], [[-0.5, -0.5]])
+
+
+async def test_a_token_that_waits_when_the_engine_fails_never_comes() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers, prefill_all) as engine:
+        with TokenStream(engine, SCORED) as tokens:
+            await end_with_first_token(workers, engine)
+            workers.post(InstanceLost(0.0, 0, "it fell over"))
+            with pytest.raises(EngineStoppedError):
+                await anext(tokens)
+
+
+async def test_what_comes_of_a_prompt_whose_client_has_left_is_dropped() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers, prefill_all) as engine:
+        with TokenStream(engine, SCORED) as tokens:
+            await end_with_first_token(workers, engine)
+        for position in (1, 2):
+            workers.take_prompt_logprobs(part(position))
+        assert tokens.prompt_logprobs is None
+        assert engine.health().is_alive

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from wire_samples import COMMANDS, INPUT, PLAN, REPORTS
 
 from loong.core.errors import InvalidRequestError
-from loong.core.instructions import RunBatch
+from loong.core.instructions import RunBatch, RunScoredBatch
+from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import LIMITS, SLO, Request, SamplingParams
 from loong.server.remote.messages import Submit, decode_call
 from loong.wire import (
@@ -117,7 +118,7 @@ def test_a_plan_that_breaks_its_own_types_is_refused() -> None:
 FAR = [
     sign * 2**power + step for power in (0, 31, 53, 63, 64, 400) for sign in (1, -1) for step in (-1, 0, 1)
 ]
-OF_REQUEST = {"n": "num_choices", "priority": "priority"}
+OF_REQUEST = {"n": "num_choices", "priority": "priority", "prompt_logprobs": "num_prompt_logprobs"}
 OF_SAMPLING: dict[str, Callable[[float], dict[str, object]]] = {
     "logprobs": lambda number: {"num_logprobs": number},
     "logit_bias": lambda number: {"logit_bias": ((5, number),)},
@@ -149,5 +150,7 @@ def test_whatever_number_a_request_is_accepted_with_it_can_be_sent(name: str, da
     except InvalidRequestError:
         return
     assert decode_call(encode(Submit(request))) == Submit(request)
-    run = RunBatch(1, PLAN, (INPUT._replace(sampling_params=request.sampling_params),))
-    assert decode_command(encode(run)) == run
+    inputs = (INPUT._replace(sampling_params=request.sampling_params),)
+    scored = (ScoredChunk("r", 5, request.num_prompt_logprobs or 0),)
+    for run in (RunBatch(1, PLAN, inputs), RunScoredBatch(1, PLAN, inputs, scored)):
+        assert decode_command(encode(run)) == run

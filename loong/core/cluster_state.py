@@ -20,7 +20,15 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    MoveKV,
+    ReleaseKV,
+    RunBatch,
+    RunScoredBatch,
+    StopLease,
+)
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, LeaseExtension
 from loong.core.records import InFlightBatch, LiveRequest
@@ -284,8 +292,10 @@ class ClusterState:
         sampled = {r.request.request_id: r for live in sampling for r in (live, *live.forks)}
         start = max([now, *self._books.ending_on(plan).values()])
         running = RunningBatch(batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start)
+        asking = [live for live in lives if live.request.num_prompt_logprobs is not None]
+        scored = tuple([chunk for live in asking if (chunk := live.scored_chunk(plan)) is not None])
         self._books.open_batch(InFlightBatch(running, sampled))
-        return RunBatch(batch_id, plan, inputs)
+        return RunScoredBatch(batch_id, plan, inputs, scored) if scored else RunBatch(batch_id, plan, inputs)
 
     def _extend_lease(self, extension: LeaseExtension, snapshot: Snapshot) -> ExtendLease:
         batch = self._books.batches[extension.batch_id]

@@ -8,6 +8,7 @@ from loong.core.events import ProducedToken
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan, KVMigration
+from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import RequestId, SamplingParams, TokenId
 
 
@@ -80,6 +81,16 @@ class RunBatch:
         """The same lease with so many steps, as if none of its requests ended by a token."""
         stops = {given.request_id: given.last_stop for given in self.inputs}
         return RunBatch(self.batch_id, self.plan.lengthened(num_steps, stops), self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class RunScoredBatch(RunBatch):
+    """A batch of one step in which log probabilities of prompts are found too.
+
+    It is a message of its own, so that other batches carry no trace of it.
+    """
+
+    scored: tuple[ScoredChunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

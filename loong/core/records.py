@@ -8,6 +8,7 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import Fork, RequestInput
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan
+from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import NOTHING, Request, RequestId, RequestView, TokenId
 from loong.core.shared_kv import SharedKV
 from loong.core.snapshot import EXTENSION_STEPS, RunningBatch
@@ -119,6 +120,19 @@ class LiveRequest:
             tuple([fork.as_fork() for fork in self.forks]) if self.forks and params else (),
             None if self.foreseen_at is None else self.ending_id,
         )
+
+    def scored_chunk(self, batch: BatchPlan) -> ScoredChunk | None:
+        """Return what to score of the prompt in a batch; None if nothing, or if all of it has been.
+
+        What is computed again before the first token is scored again.
+        """
+        num_top, prompt = self.request.num_prompt_logprobs, self.request.prompt_token_ids
+        first = self.placement.num_tokens
+        if num_top is None or self.num_output_tokens or first >= len(prompt) - 1:
+            return None
+        stop = first + sum([len(b.positions) for b in batch.blocks_of(self.request.request_id)])
+        next_token_id = prompt[stop] if stop < len(prompt) else None
+        return ScoredChunk(self.request.request_id, next_token_id, num_top)
 
     def as_fork(self) -> Fork:
         """What the workers of the batch that ends its leader's prompt must be told of it."""

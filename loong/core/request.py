@@ -33,6 +33,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {  # least and most of every number,
     "repetition_penalty": (1e-9, 100.0),
     "seed": (0, NUM_SEEDS - 1),
     "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
     "logit_bias": (-100.0, 100.0),
     "n": (1, MAX_CHOICES),
     "priority": (-MAX_PRIORITY, MAX_PRIORITY),
@@ -180,7 +181,8 @@ class Request:
     The prompt is a tuple where requests are served; a simulation may give a `range`, which costs nothing
     however long it is. Its ids are the caller's to check: there may be a million. `user` is whom the request
     is for, as in the OpenAI API; "" is nobody by name. Each step of `priority` doubles the time that it may
-    take to its first token; those below 0 halve it.
+    take to its first token; those below 0 halve it. `num_prompt_logprobs` None asks for no log probabilities
+    of the prompt's tokens, another number for as many of the likeliest at each position too.
     """
 
     request_id: RequestId
@@ -191,12 +193,15 @@ class Request:
     user: str = ""
     num_choices: int = 1
     priority: int = 0
+    num_prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
         _check_limits("n", self.num_choices)
         _check_limits("priority", self.priority)
+        if self.num_prompt_logprobs is not None:
+            _check_limits("prompt_logprobs", self.num_prompt_logprobs)
         params = self.sampling_params
         _check_token_ids("stop_token_ids", params.stop_token_ids)
         _check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])

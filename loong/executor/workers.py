@@ -1,7 +1,7 @@
 """Carries instructions out on real workers."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,7 @@ from loong.core.foresight import Lead
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.executor.answers import Answers
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.heartbeats import Heartbeats
@@ -44,6 +45,7 @@ from loong.wire import (
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
+    PromptScored,
     Report,
     Shutdown,
     StartTrace,
@@ -94,6 +96,7 @@ class WorkersExecutor:
         self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
+        self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
 
     def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.PUSH)
@@ -246,7 +249,7 @@ class WorkersExecutor:
             return report.batch_id in self._to_foresee
         worker_id = report.instance_id, report.tp_rank
         match report:
-            case BatchBegun() | BatchDone():
+            case BatchBegun() | PromptScored() | BatchDone():
                 return self._outstanding.has_batch(report.batch_id, worker_id)
             case MigrationDone():
                 return self._outstanding.has_migration(report.migration_id, worker_id)
@@ -336,6 +339,8 @@ class WorkersExecutor:
                     self._end_batch(reports)
                 elif report.tokens:  # now, for those of a batch behind may come before the others are done
                     self._tell_tokens(report)
+            case PromptScored():
+                self.take_prompt_logprobs(report.logprobs)
             case MigrationDone():
                 if (is_committed := self._outstanding.end_migration(report)) is not None:
                     self.post(MigrationFinished(self.now, report.migration_id, is_committed))

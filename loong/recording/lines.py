@@ -62,6 +62,7 @@ class Arrived(_Line, frozen=True, tag="request_arrived"):
     prompt_token_ids: list[int] | None = None
     priority: int = 0
     num_choices: int = 1
+    num_prompt_logprobs: int | None = None
 
 
 class Produced(_Line, frozen=True, tag="tokens_produced"):
@@ -185,6 +186,7 @@ def event_of(line: EventLine) -> Event:
         line.user,
         priority=line.priority,
         num_choices=line.num_choices,
+        num_prompt_logprobs=line.num_prompt_logprobs,
     )
     return RequestArrived(line.time, request)
 
@@ -209,6 +211,7 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> Arrived:
         list(request.prompt_token_ids) if keeps_prompts else None,
         request.priority,
         request.num_choices,
+        request.num_prompt_logprobs,
     )
 
 

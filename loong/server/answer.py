@@ -10,6 +10,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 from aiohttp import web
 
+from loong.core.request import TokenId
 from loong.server.choices import Choices
 from loong.server.context import Server
 from loong.server.output import Delta
@@ -35,6 +36,14 @@ class Asked:
     num_prompt_tokens: int  # of all prompts
     return_token_ids: bool
     stream_options: StreamOptions
+    num_prompt_logprobs: int | None = None  # of the likeliest tokens, at each position of the prompt
+    num_echoed_logprobs: int | None = None  # the same, among the logprobs of an answer that begins with it
+    is_prompt_only: bool = False  # what is produced is left out
+
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """Return whether the answer has log probabilities of prompts, so that it may be long."""
+        return (self.num_prompt_logprobs, self.num_echoed_logprobs) != (None, None)
 
 
 class AnswerShape(ABC):
@@ -108,6 +117,8 @@ class AnswerShape(ABC):
     def usage(self, num_output_tokens: int) -> Json:
         """Counts of tokens."""
         num_prompt_tokens = self.asked.num_prompt_tokens
+        if self.asked.is_prompt_only:
+            num_output_tokens = 0
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_output_tokens,
@@ -116,13 +127,36 @@ class AnswerShape(ABC):
 
     def token_ids(self, deltas: Sequence[Delta]) -> Json:
         """The ids of the tokens told, if they were asked for."""
-        return {"token_ids": [delta.token_id for delta in deltas]} if self.asked.return_token_ids else {}
+        if not self.asked.return_token_ids:
+            return {}
+        return {"token_ids": [] if self.asked.is_prompt_only else [delta.token_id for delta in deltas]}
 
     def prompt_token_ids(self, choice: int) -> Json:
         """The ids of a choice's prompt, if ids were asked for."""
         if not self.asked.return_token_ids:
             return {}
         return {"prompt_token_ids": self.asked.choices[choice].request.prompt_token_ids}
+
+    def prompt_logprobs(self, first: Delta) -> Json:
+        """Return the log probabilities of a prompt, by token id, if they were asked for.
+
+        `first` is the first delta of a choice.
+        """
+        if (count := self.asked.num_prompt_logprobs) is None:
+            return {}
+        entries: list[Json | None] = [None]
+        if (found := first.prompt_logprobs) is not None:
+            prompt = self.asked.choices[first.choice].request.prompt_token_ids
+            for index, token_id in enumerate(prompt[1:]):
+                entry = {token_id: self._ranked(token_id, found.chosen[index], found.ranks[index])}
+                for rank, (other_id, logprob) in enumerate(found.top_at(index, count), 1):
+                    entry[other_id] = self._ranked(other_id, logprob, rank)
+                entries.append({str(other_id): ranked for other_id, ranked in entry.items()})
+        return {"prompt_logprobs": entries}
+
+    def _ranked(self, token_id: TokenId, logprob: float, rank: int) -> Json:
+        text = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
 
 def finish_fields(delta: Delta) -> Json:
@@ -135,7 +169,7 @@ async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) ->
     """Wait for the whole answer, then send it; a long one is put together in a thread."""
     async with aclosing(deltas):
         told = [delta async for delta in deltas]
-    if len(told) <= _LONG_ANSWER:
+    if len(told) <= _LONG_ANSWER and not shape.asked.has_prompt_logprobs:
         return json_response(shape.whole(told))
     return await asyncio.to_thread(lambda: json_response(shape.whole(told)))
 
@@ -149,7 +183,11 @@ async def send_stream(
     async with aclosing(deltas), stream.open(http):
         async for delta in deltas:
             num_output_tokens += 1
-            await stream.send(shape.events(delta, num_output_tokens))
+            if delta.prompt_logprobs is None:
+                events = shape.events(delta, num_output_tokens)
+            else:  # there may be many
+                events = await asyncio.to_thread(shape.events, delta, num_output_tokens)
+            await stream.send(events)
         if shape.asked.stream_options.include_usage:
             await stream.send(event_of(shape.usage_chunk(num_output_tokens)))
     return stream.response

@@ -38,14 +38,25 @@ class Usage(Answer):
 
 
 class CompletionLogprobs(Answer):
-    """A list a field, with an entry a token."""
+    """A list a field, with an entry a token; nothing comes before the first token of an echoed prompt."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     """The likeliest tokens and the chosen one."""
     text_offset: list[int]
     """Where in the answer the token's text begins, in characters."""
+
+
+class RankedLogprob(Answer):
+    """Of a token in the place of one of the prompt; the likeliest has rank 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 class CompletionChoice(Answer):
@@ -61,6 +72,8 @@ class CompletionChoice(Answer):
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
     """In a stream, with the first piece."""
+    prompt_logprobs: PromptLogprobs = []
+    """By token id, the prompt's own token first; null for the first token."""
 
 
 class Completion(Answer):
@@ -123,6 +136,8 @@ class ChatCompletion(Answer):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] = []
+    prompt_logprobs: PromptLogprobs = []
+    """As those of completions."""
 
 
 class MessageDelta(Answer):

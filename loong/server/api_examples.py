@@ -62,6 +62,17 @@ data: [DONE]""",
     "top_logprobs": [{"[": -0.9488317691950616, "c": -1.5304739200739679}], "text_offset": [0]}}]}""",
     ),
     Example(
+        "The log probabilities of the tokens of a prompt, each given those before it, and no answer:",
+        '{"prompt": "hi", "max_tokens": 0, "echo": true, "logprobs": 1}',
+        """\
+{"choices": [{"index": 0, "text": "hi", "finish_reason": "length", "logprobs":
+   {"tokens": ["<|bos|>", "h", "i"], "token_logprobs": [null, -12.19019785665763, -14.89418795529303],
+    "top_logprobs": [null, {"}": -0.5006031110216469, "h": -12.19019785665763},
+                     {"t": -0.002619294556948759, "i": -14.89418795529303}],
+    "text_offset": [0, 0, 1]}}],
+ "usage": {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}}""",
+    ),
+    Example(
         "Targets of its own, a first token within 0.5 s and 0.03 s for each after it, and a place before "
         "others: each step of `priority` below 0 halves the time to a first token that the schedule allows:",
         '{"prompt": "hello", "max_tokens": 8, "slo": {"ttft": 0.5, "tpot": 0.03}, "priority": -1}',
@@ -75,9 +86,9 @@ data: [DONE]""",
     ),
     Example(
         "What cannot be served is refused by name:",
-        '{"prompt": "hello", "max_tokens": 0}',
+        '{"prompt": "hello", "max_tokens": -1}',
         """\
-{"error": {"message": "max_tokens must be greater than or equal to 1, but is 0",
+{"error": {"message": "max_tokens must be greater than or equal to 0, but is -1",
            "type": "invalid_request_error", "param": "max_tokens", "code": "invalid_value"}}""",
     ),
 )

@@ -23,8 +23,9 @@ class ChatShape(AnswerShape):
     chunk_object = "chat.completion.chunk"
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
-        """With the ids of the one prompt, if ids were asked for."""
-        return super().whole(deltas) | self.prompt_token_ids(0)
+        """With what was asked for of the one prompt: its ids, and log probabilities."""
+        told = list(deltas)
+        return super().whole(told) | self.prompt_token_ids(0) | self.prompt_logprobs(told[0])
 
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
         """All tokens in one message."""

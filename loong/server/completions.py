@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -12,12 +13,21 @@ from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_st
 from loong.server.callers import KEY_NUMBER, user_of
 from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
+from loong.server.echo_offsets import echo_offsets
 from loong.server.output import Delta, OutputOptions
-from loong.server.parameters import max_output_tokens, sampling_params
+from loong.server.parameters import max_output_tokens, num_asked_tokens, num_prompt_logprobs, sampling_params
 from loong.server.prompts import Prompt, completion_prompts
 from loong.server.request_ids import new_id, note_answer_id
 from loong.server.schemas import CompletionFields, GenerationFields
 from loong.server.wire import read_fields
+
+
+class _Row(NamedTuple):
+    """A token with its log probabilities, and where its text begins."""
+
+    token_id: TokenId
+    logprobs: Logprobs | None  # None: nothing comes before it
+    text_offset: int
 
 
 class CompletionShape(AnswerShape):
@@ -42,20 +52,38 @@ class CompletionShape(AnswerShape):
         fields: Json = {"index": last.choice, "text": text, "logprobs": self._logprobs(deltas)}
         if first.index == 0:
             fields["text"] = self.asked.choices[first.choice].echo + text
-            fields |= self.prompt_token_ids(first.choice)
+            fields |= self.prompt_token_ids(first.choice) | self.prompt_logprobs(first)
         return fields | finish_fields(deltas[-1]) | self.token_ids(deltas)
 
     def _logprobs(self, deltas: Sequence[Delta]) -> Json | None:
-        told = [(delta, delta.logprobs) for delta in deltas if delta.logprobs is not None]
-        if not told:
+        """Return columns with an entry for each token, of an echoed prompt first; None if there is none."""
+        rows = self._echoed(deltas[0]) if deltas[0].index == 0 else []
+        num_echoed = len(self.asked.choices[deltas[0].choice].echo)
+        rows += [
+            _Row(delta.token_id, delta.logprobs, num_echoed + delta.text_offset)
+            for delta in deltas
+            if delta.logprobs is not None
+        ]
+        if not rows:
             return None
         name = self.tokenizer.token_text
         return {
-            "tokens": [name(delta.token_id) for delta, _ in told],
-            "token_logprobs": [logprobs.chosen for _, logprobs in told],
-            "top_logprobs": [self._top_logprobs(delta.token_id, logprobs) for delta, logprobs in told],
-            "text_offset": [delta.text_offset for delta, _ in told],
+            "tokens": [name(row.token_id) for row in rows],
+            "token_logprobs": [row.logprobs and row.logprobs.chosen for row in rows],
+            "top_logprobs": [row.logprobs and self._top_logprobs(row.token_id, row.logprobs) for row in rows],
+            "text_offset": [row.text_offset for row in rows],
         }
+
+    def _echoed(self, first: Delta) -> "list[_Row]":
+        if (count := self.asked.num_echoed_logprobs) is None:
+            return []
+        choices, found = self.asked.choices[first.choice], first.prompt_logprobs
+        prompt = choices.request.prompt_token_ids
+        logprobs: list[Logprobs | None] = [None]
+        if found is not None:
+            tops = (tuple(found.top_at(index, count)) for index in range(len(prompt) - 1))
+            logprobs += map(Logprobs, found.chosen, tops)
+        return list(map(_Row, prompt, logprobs, echo_offsets(self.tokenizer, prompt, choices.echo)))
 
     def _top_logprobs(self, chosen_id: TokenId, logprobs: Logprobs) -> dict[str, float]:
         """Return the log probabilities of the likeliest tokens and of the chosen one, by text.
@@ -103,11 +131,16 @@ async def complete(
         num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         return_token_ids=fields.return_token_ids,
         stream_options=fields.stream_options,
+        num_prompt_logprobs=fields.prompt_logprobs,
+        num_echoed_logprobs=fields.num_echoed_logprobs,
+        is_prompt_only=num_asked_tokens(fields) == 0,
     )
     if (schema := asked.choices[0].request.sampling_params.json_schema) is not None:
         await server.schemas.check(schema)
     shape = shape_type(asked, server.tokenizer)
-    options = OutputOptions(tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens)
+    options = OutputOptions(
+        tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens, asked.is_prompt_only
+    )
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
     async with server.engine.admit(Asking(num_prompt_tokens, fields.n, http.get(KEY_NUMBER))):
@@ -122,7 +155,7 @@ def _choices(
 ) -> list[Choices]:
     """What the engine is asked, checked against its limits."""
     limits, eos_token_ids = server.engine.limits, server.tokenizer.eos_token_ids
-    choices = []
+    num_scored, choices = num_prompt_logprobs(fields, prompts), []
     for index, prompt in enumerate(prompts):
         params = sampling_params(
             fields,
@@ -140,6 +173,7 @@ def _choices(
             user=user,
             num_choices=fields.n,
             priority=fields.priority,
+            num_prompt_logprobs=num_scored,
         )
         choices.append(Choices(index * fields.n, request, prompt.echo))
     return choices

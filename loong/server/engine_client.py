@@ -8,14 +8,16 @@ from typing import Protocol, TypeAlias
 
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory
 from loong.server.admission import Asking
 
-PutToken: TypeAlias = Callable[[ProducedToken | ClusterError], None]
+PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | ClusterError], None]
 """Takes the tokens of all choices of a request as they are produced, the last of each with a finish reason;
-or the error that ends them all."""
+or the error that ends them all. Before the first token come the log probabilities of the prompt, if they were
+asked for and it has more than one token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ async def generate(
             async for token in tokens:
                 answer = answers[token.request_id]
                 delta = answer.add(token, is_first=answer.request.request_id == request.request_id)
+                if delta.index == 0 and tokens.prompt_logprobs is not None:
+                    delta = delta._replace(prompt_logprobs=tokens.prompt_logprobs)
                 if delta.finish_reason is not None:
                     tokens.abort(token.request_id)
                     if len(answers) == 1:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.server.admission import Admission, Asking
 from loong.server.engine_client import EngineLimits, PutToken, TokenEngine
@@ -32,7 +33,7 @@ class LocalEngineClient:
         """Begin a request; it waits until its first token."""
         stop_waiting = self._admission.stop_waiting
 
-        def count_and_put(token: ProducedToken | ClusterError) -> None:
+        def count_and_put(token: ProducedToken | PromptLogprobs | ClusterError) -> None:
             if isinstance(token, ProducedToken):
                 stop_waiting(token.request_id)
             put(token)

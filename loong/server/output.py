@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from loong.core.errors import ClusterError, InvalidRequestError
 from loong.core.events import Logprobs, ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, SamplingParams, TokenId
 from loong.server.detokenizer import Decoder, IncrementalDetokenizer
 from loong.server.stop_strings import StopStrings
@@ -15,7 +16,8 @@ class Delta(NamedTuple):
 
     `choice` is the answer's place among those of its request, `index` counts the answer's tokens from 0, and
     `text_offset` is where in the answer the token's own text begins, in characters. `stop_reason` is the stop
-    string or token that ended the answer, None if none was asked for or it was the model's own.
+    string or token that ended the answer, None if none was asked for or it was the model's own. The first
+    delta of an answer brings the `prompt_logprobs`.
     """
 
     choice: int
@@ -26,15 +28,17 @@ class Delta(NamedTuple):
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | TokenId | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How tokens become the text of an answer."""
+    """How tokens become the text of an answer; one that is only about its prompt has none of them."""
 
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[TokenId, ...] = ()  # those the client named
     skip_special_tokens: bool = True
+    is_prompt_only: bool = False
 
 
 class Output:
@@ -62,6 +66,8 @@ class Output:
         if token.finish_reason is FinishReason.ERROR:
             raise ClusterError(f"request {token.request_id} failed after {self.num_tokens} tokens")
         self.num_tokens += 1
+        if self._options.is_prompt_only:
+            return Delta(self._choice, 0, "", token.token_id, 0, finish_reason=FinishReason.LENGTH)
         offset = self._num_characters
         text = self._certain_text(self._new_text(token), is_last=token.finish_reason is not None)
         finish_reason, stop_reason = self._finish(token)

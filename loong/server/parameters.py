@@ -10,6 +10,7 @@ from loong.server.parsing import short
 from loong.server.prompts import Prompt, check_token_ids
 from loong.server.schemas import GenerationFields
 
+MAX_PROMPT_LOGPROBS = 2**19  # of all prompts and choices of a request; some 40 MB of JSON
 _MAX_SHOWN = 8  # wrong names
 
 
@@ -18,12 +19,16 @@ def sampling_params(
 ) -> SamplingParams:
     """The engine's parameters; a request without a seed draws one, and end-of-sequence tokens stop it.
 
+    The engine draws at least one token, which an answer without any leaves out.
     Raises `InvalidRequestError` for a value out of range.
     """
     check_token_ids("stop_token_ids", fields.stop_token_ids, vocab_size)
+    if max_tokens == 0 and fields.min_tokens:
+        message = f"min_tokens must be 0 where no token is asked for, but is {fields.min_tokens}"
+        raise bad_request(message, "min_tokens")
     eos = () if fields.ignore_eos else (token_id for token_id in eos_token_ids if token_id < vocab_size)
     return SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=max(1, max_tokens),
         min_tokens=fields.min_tokens,
         temperature=fields.temperature,
         top_p=fields.top_p,
@@ -74,18 +79,26 @@ def _json_schema(fields: GenerationFields, eos_token_ids: Sequence[TokenId]) -> 
     return schema
 
 
+def num_asked_tokens(fields: GenerationFields) -> int | None:
+    """Return how many tokens are asked for at most; None if a request does not say."""
+    return fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+
+
 def max_output_tokens(fields: GenerationFields, prompt: Prompt, limits: EngineLimits) -> int:
     """How many tokens to produce at most: what was asked, else the endpoint's default, as far as they fit.
 
-    Raises a 400 with the number asked for and every limit it passes, before anything is queued.
+    Raises a 400 with the number asked for and every limit it passes, before anything is queued. No token fits
+    wherever the prompt does.
     """
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-    asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    num_prompt_tokens, n = len(prompt.token_ids), fields.n
+    asked, num_prompt_tokens, n = num_asked_tokens(fields), len(prompt.token_ids), fields.n
     room = min(limits.max_model_len - num_prompt_tokens, (limits.max_request_kv - num_prompt_tokens) // n)
     what = f"{prompt.name} has {num_prompt_tokens} tokens"
     of_each = f" for each of {n} choices" if n > 1 else ""
-    if room < 1:
+    if asked == 0 and not fields.is_about_prompt:
+        message = f"{name} must be 1 or more, or 0 with echo or prompt_logprobs, but is 0"
+        raise bad_request(message, name)
+    if room < 1 and not (room == 0 == asked):
         what = f"{what} and needs room for one more{of_each}"
         raise _too_long(what, fields.prompt_field, num_prompt_tokens + 1, num_prompt_tokens + n, limits)
     if asked is None:
@@ -95,6 +108,26 @@ def max_output_tokens(fields: GenerationFields, prompt: Prompt, limits: EngineLi
         what = f"{what} and {name} is {asked}{of_each}, together {total}"
         raise _too_long(what, name, num_prompt_tokens + asked, total, limits)
     return asked
+
+
+def num_prompt_logprobs(fields: GenerationFields, prompts: Sequence[Prompt]) -> int | None:
+    """Return how many of the likeliest tokens the engine reports at each position of a prompt.
+
+    None if it reports nothing of prompts. Raises a 400 if the answer would have too many.
+    """
+    asked = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": fields.num_echoed_logprobs}
+    counts = {name: count for name, count in asked.items() if count is not None}
+    if not counts:
+        return None
+    num_tokens = fields.n * sum(len(prompt.token_ids) for prompt in prompts)
+    for name, count in counts.items():
+        if num_tokens * (1 + count) > MAX_PROMPT_LOGPROBS:
+            raise bad_request(
+                f"{name} asks for {1 + count} log probabilities of each of {num_tokens} prompt tokens, "
+                f"together {num_tokens * (1 + count)}, but {MAX_PROMPT_LOGPROBS} are the most",
+                name,
+            )
+    return max(counts.values())
 
 
 def _too_long(what: str, param: str, num_tokens: int, num_all: int, limits: EngineLimits) -> ApiError:

@@ -141,9 +141,10 @@ class GenerationFields(Schema, ABC):
 
     model: str | None = None
     """The name in `/v1/models`, or nothing."""
-    max_tokens: Annotated[int, _within("max_tokens")] | None = None
-    """The most tokens to produce. By default 16 for a completion, and for a chat whatever fits."""
-    max_completion_tokens: Annotated[int, _within("max_tokens")] | None = None
+    max_tokens: Annotated[int, _within("max_tokens", least=0)] | None = None
+    """The most tokens to produce. By default 16 for a completion, and for a chat whatever fits. 0 goes with
+    `echo` or `prompt_logprobs`: the answer is about the prompt alone."""
+    max_completion_tokens: Annotated[int, _within("max_tokens", least=0)] | None = None
     """The same by its newer name, which wins."""
     min_tokens: Annotated[int, _within("min_tokens")] = 0
     """Before so many tokens nothing ends the answer."""
@@ -192,6 +193,9 @@ class GenerationFields(Schema, ABC):
     """For streams only."""
     return_token_ids: bool = False
     """Tell the ids of the prompt's and the answer's tokens too."""
+    prompt_logprobs: Annotated[int, _within("prompt_logprobs")] | None = None
+    """Return the log probability and the rank of each token of the prompt but the first, and those of this
+    number of the likeliest tokens in its place. Not for streams."""
 
     @field_validator("best_of")
     @classmethod
@@ -208,10 +212,27 @@ class GenerationFields(Schema, ABC):
             raise ValueError("only requests with stream set to true have them")
         return options
 
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _are_in_whole_answers(cls, prompt_logprobs: int, info: ValidationInfo) -> int:
+        if info.data.get("stream"):
+            raise ValueError("requests with stream set to true cannot have them")
+        return prompt_logprobs
+
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens to tell at each position; None for no logprobs at all."""
+
+    @property
+    def num_echoed_logprobs(self) -> int | None:
+        """Return the same for each position of a prompt that is echoed; None if it is not."""
+        return None
+
+    @property
+    def is_about_prompt(self) -> bool:
+        """Return whether the answer has something of the prompt, and may have nothing else."""
+        return self.prompt_logprobs is not None
 
 
 class CompletionFields(GenerationFields):
@@ -225,23 +246,26 @@ class CompletionFields(GenerationFields):
     add_special_tokens: bool = True
     """Begin a text with the tokens that the model expects there."""
     echo: bool = False
-    """Begin the answer with the prompt. Not together with `logprobs`."""
+    """Begin the answer with the prompt, also what `logprobs` are of. The first token of a prompt has none."""
     logprobs: Annotated[int, _within("logprobs")] | None = None
     """Tell the log probability of each token, and those of so many of the likeliest. `top_logprobs` always
     has the sampled token, as one entry more if it is not among the likeliest. Of tokens with equal text, the
     sampled or else the likeliest one is named by it, and the others are named `token_id:ID`."""
 
-    @field_validator("logprobs")
-    @classmethod
-    def _has_none_of_the_prompt(cls, logprobs: int | None, info: ValidationInfo) -> int | None:
-        if logprobs is not None and info.data.get("echo"):
-            raise ValueError("those of an echoed prompt are not supported; leave out logprobs or echo")
-        return logprobs
-
     @property
     def num_logprobs(self) -> int | None:
         """As asked."""
         return self.logprobs
+
+    @property
+    def num_echoed_logprobs(self) -> int | None:
+        """As asked."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def is_about_prompt(self) -> bool:
+        """As asked."""
+        return self.echo or super().is_about_prompt
 
 
 class TextPart(Schema):

@@ -5,6 +5,7 @@ from typing import Self
 
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.server.engine_client import TokenEngine
 from loong.stream import Stream
@@ -13,13 +14,15 @@ from loong.stream import Stream
 class TokenStream:
     """A request while its context lasts; what has not ended by then is aborted.
 
-    Iterating gives the tokens of all choices, and raises `ClusterError` if the engine fails.
+    Iterating gives the tokens of all choices, and raises `ClusterError` if the engine fails. With the first
+    token `prompt_logprobs` are there, if any were asked for.
     """
 
     def __init__(self, engine: TokenEngine, request: Request) -> None:
         self._engine, self._request = engine, request
         self._open = {choice.request_id for choice in request.choices()}
-        self._stream: Stream[ProducedToken | ClusterError] = Stream()
+        self._stream: Stream[ProducedToken | PromptLogprobs | ClusterError] = Stream()
+        self.prompt_logprobs: PromptLogprobs | None = None
 
     def __enter__(self) -> Self:
         self._engine.submit(self._request, self._stream.put)
@@ -39,6 +42,9 @@ class TokenStream:
             token = await self._stream.get()
             if isinstance(token, ClusterError):
                 raise token
+            if isinstance(token, PromptLogprobs):
+                self.prompt_logprobs = token
+                continue
             if token.request_id not in self._open:
                 continue  # it was told before the choice was aborted
             if token.finish_reason is not None:

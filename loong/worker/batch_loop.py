@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
-from loong.wire import BatchBegun, BatchDone, StepDone
+from loong.wire import BatchBegun, BatchDone, PromptScored, StepDone
 from loong.worker.begun_batch import BegunBatch
 from loong.worker.lease_ends import LeaseEnds
 from loong.worker.runner import BatchRunner
@@ -24,7 +24,7 @@ class BatchLoop:
         tp_rank: int,
         runner: BatchRunner,
         lease_ends: LeaseEnds,
-        send: Callable[[BatchBegun | StepDone | BatchDone], None],
+        send: Callable[[BatchBegun | StepDone | PromptScored | BatchDone], None],
         trace: Callable[[], None],
     ) -> None:
         """Take where to send reports, and what to do at the edge of each step."""
@@ -81,4 +81,7 @@ class BatchLoop:
 
         num_steps = begun.finish(self._lease_ends.of(begun.command), report_step)
         self._lease_ends.forget_up_to(batch_id)
+        if self._tp_rank == 0:  # all ranks find the same
+            for found in begun.prompt_logprobs():
+                self._send(PromptScored(batch_id, self._instance_id, self._tp_rank, found))
         self._send(BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, told_at_the_end))

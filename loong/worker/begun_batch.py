@@ -5,6 +5,7 @@ from typing import Protocol
 
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.worker.lease_ends import LeaseTerm
 
 ReportStep = Callable[[int, tuple[ProducedToken, ...], bool], None]  # a step, its tokens, whether it is last
@@ -34,3 +35,6 @@ class BegunBatch(Protocol):
         before the step that `lease_end` of the group's leader names, or when all its requests have ended. All
         instances end at the same step.
         """
+
+    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
+        """Return what this instance found of prompts, once the batch is finished."""

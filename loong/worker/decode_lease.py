@@ -12,6 +12,7 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.worker.backend import Reading
 from loong.worker.begun_batch import ReportStep
@@ -112,6 +113,10 @@ class DecodeLease:
                 self._steps.wait()  # nobody reads a step that is dropped, but it writes into slots
         launched.slots.keep(num_steps)
         return num_steps
+
+    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
+        """See BegunBatch: a lease computes no prompt."""
+        return ()
 
     def _launch(self, command: RunBatch) -> _Launched:
         slots = LeaseSlots(self._instance_id, self._pool, command)

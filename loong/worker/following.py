@@ -1,6 +1,7 @@
 """Batches that follow another whose tokens nobody knew when they were told."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from loong.core.errors import InvalidPlanError
 from loong.core.events import ProducedToken
@@ -87,4 +88,4 @@ class Following:
             given.following(tokens[given.request_id]) if given.request_id in self._followers else given
             for given in self.command.inputs
         )
-        return RunBatch(self.command.batch_id, self.command.plan, inputs)
+        return replace(self.command, inputs=inputs)

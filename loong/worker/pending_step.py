@@ -6,11 +6,13 @@ from typing import NamedTuple
 import torch
 
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import RequestId
 from loong.model.device import Device
 from loong.worker.backend import Reading
 from loong.worker.constraints import Constraints
 from loong.worker.lease_choices import why_invalid
+from loong.worker.prompt_scores import PendingScores
 from loong.worker.sampling import Choice, InvalidLogits
 from loong.worker.sampling_input import SamplingInput
 from loong.worker.step_inputs import DrawnIds, Progress
@@ -34,10 +36,14 @@ class PendingStep:
         reading: Reading,
         device: Device,
         constraints: Constraints,
+        scores: PendingScores | None = None,
     ) -> None:
-        """Take who gets what was chosen, which is None if nobody gets anything, and is being read."""
+        """Take who gets what was chosen, which is None if nobody gets anything, and is being read.
+
+        What is found of prompts, if anything is asked of them, is there by then.
+        """
         self._rows, self._choice, self._reading = rows, choice, reading
-        self._device, self._constraints = device, constraints
+        self._device, self._constraints, self._scores = device, constraints, scores
         self.sources: Mapping[RequestId, int] = {row.request_id: i for i, row in enumerate(rows)}
 
     def is_done(self) -> bool:
@@ -70,3 +76,7 @@ class PendingStep:
                 self._constraints.forget(request_id)
             tokens.append(ProducedToken(request_id, result.token_id, reason, result.logprobs))
         return tuple(tokens)
+
+    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
+        """Wait for what is found of prompts; once."""
+        return () if self._scores is None else self._scores.results()

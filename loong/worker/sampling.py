@@ -155,6 +155,18 @@ def find_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, T
     return chosen, exact.gather(1, top_ids) - total.unsqueeze(1), top_ids
 
 
+def find_prompt_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Find log probabilities of `tokens` [N] and of the `count` likeliest, as `find_logprobs` does.
+
+    Returns those of `tokens` [N] and their ranks [N], from 1, then the ids of the likeliest [N, count] and
+    theirs [N, count].
+    """
+    chosen, top, top_ids = find_logprobs(logits, tokens, count)
+    keys = _order(logits)
+    ranks = (keys >= keys.gather(1, tokens.unsqueeze(1))).sum(dim=1)
+    return chosen, ranks, top_ids, top
+
+
 def read_logprobs(found: Sequence[Tensor], counts: Sequence[int]) -> list[Logprobs]:
     """What `find_logprobs` found, of each row as many as it asked for."""
     rows = zip(*(values.tolist() for values in found), counts, strict=True)
@@ -165,11 +177,15 @@ def read_logprobs(found: Sequence[Tensor], counts: Sequence[int]) -> list[Logpro
 
 
 def _top_ids(logits: Tensor, count: int) -> Tensor:
-    """The `count` likeliest tokens of each row [N, count], likeliest first; of equals, the lowest ids.
+    """The `count` likeliest tokens of each row [N, count], likeliest first; of equals, the lowest ids."""
+    return _order(logits).topk(min(count, logits.shape[1]), dim=1).indices
 
-    Whole numbers in this order, all of them different, need no stable sort.
+
+def _order(logits: Tensor) -> Tensor:
+    """Return whole numbers [N, V] that rise with the logits; of equal logits the lowest ids have the highest.
+
+    All numbers of a row are different, so that no sort must be stable.
     """
     bits = (logits + 0.0).view(torch.int32).long()  # -0 becomes 0, which it equals
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32
-    keys = order - torch.arange(logits.shape[1], device=logits.device)
-    return keys.topk(min(count, logits.shape[1]), dim=1).indices
+    return order - torch.arange(logits.shape[1], device=logits.device)

@@ -2,7 +2,8 @@
 
 from itertools import count
 
-from loong.core.instructions import RunBatch
+from loong.core.instructions import RunBatch, RunScoredBatch
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.worker.begun_batch import ReportStep
 from loong.worker.edges import settle
@@ -23,11 +24,14 @@ class SteppedBatch:
         self._following, self._newest = following, newest
         self._steps, self._fabric = steps, fabric
         self._first: PendingStep | None = None
+        command = following.command
+        self._scored = command.scored if isinstance(command, RunScoredBatch) else ()
+        self._prompt_logprobs: tuple[PromptLogprobs, ...] = ()
         is_one_step = following.command.plan.num_steps == 1
         if is_alone and is_one_step and not following.needs_tokens:
             begun = following.begun()
             self._requests = Progress.of(begun.inputs)
-            self._first = newest.pending = steps.begin(begun.plan, self._requests, following)
+            self._first = newest.pending = steps.begin(begun.plan, self._requests, following, self._scored)
 
     @property
     def command(self) -> RunBatch:
@@ -55,7 +59,8 @@ class SteppedBatch:
         with self._fabric.batch(command.batch_id, plan.group.instance_ids):
             for step in count():
                 step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
-                tokens = (self._first or self._steps.begin(step_plan, requests)).tokens()
+                begun = self._first or self._steps.begin(step_plan, requests, scored=self._scored)
+                tokens, self._prompt_logprobs = begun.tokens(), begun.prompt_logprobs()
                 self._fabric.check()
                 is_last = plan.num_steps == 1
                 if not is_last:
@@ -69,3 +74,7 @@ class SteppedBatch:
                     break
                 lease_end.wait_for_room(step + 2)
         return step + 1
+
+    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
+        """See BegunBatch."""
+        return self._prompt_logprobs

@@ -1,6 +1,6 @@
 """Single steps of any batch on one instance: captured if there is room for them, or launched by the host."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from loong.attention.elastic import ElasticAttention
 from loong.attention.step import Step
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
+from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import RequestId
 from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
@@ -20,6 +21,7 @@ from loong.worker.kv_pool import KVPool
 from loong.worker.kv_steps import KVSteps
 from loong.worker.mixed_steps import MixedSteps
 from loong.worker.pending_step import DrawnRow, PendingStep
+from loong.worker.prompt_scores import PendingScores, scored_rows
 from loong.worker.sampling import choose_tokens
 from loong.worker.step_inputs import Progress, StepInputs
 from loong.worker.tracer import Span
@@ -56,7 +58,11 @@ class Steps:
         yield self, "_sample", "sample"
 
     def begin(
-        self, plan: BatchPlan, requests: Mapping[RequestId, Progress], following: Following | None = None
+        self,
+        plan: BatchPlan,
+        requests: Mapping[RequestId, Progress],
+        following: Following | None = None,
+        scored: Sequence[ScoredChunk] = (),
     ) -> PendingStep:
         """Let the device take a step, which may lack tokens that `following` knows of.
 
@@ -73,7 +79,11 @@ class Steps:
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
             self._fork(requests[request_id])
-        return self._sample(step, hidden, requests)
+        scores = None
+        if scored:  # before anything is sampled: what is read last is there last
+            rows = list(scored_rows(step, requests, scored))
+            scores = PendingScores(rows, hidden, self._model, self._backend)
+        return self._sample(step, hidden, requests, scores)
 
     def _allocate(self, plan: BatchPlan, requests: Mapping[RequestId, Progress]) -> None:
         """Take slots for what a step stores here."""
@@ -102,7 +112,13 @@ class Steps:
             for positions in request.placement.on(self._instance_id):
                 self._pool.share(request.given.request_id, fork.request_id, positions)
 
-    def _sample(self, step: Step, hidden: Tensor, requests: Mapping[RequestId, Progress]) -> PendingStep:
+    def _sample(
+        self,
+        step: Step,
+        hidden: Tensor,
+        requests: Mapping[RequestId, Progress],
+        scores: PendingScores | None,
+    ) -> PendingStep:
         """Draw the next token of every request whose last known token is among this instance's rows."""
         hidden_rows: list[int] = []
         drawn: list[DrawnRow] = []
@@ -118,4 +134,4 @@ class Steps:
             logits = self._model.logits(hidden[device.upload(torch.tensor(hidden_rows))])
             choice = choose_tokens(logits, [row.given for row in drawn], self._backend.sampler)
         reading = self._backend.read(*(() if choice is None else choice.tensors))
-        return PendingStep(drawn, choice, reading, device, self._constraints)
+        return PendingStep(drawn, choice, reading, device, self._constraints, scores)

@@ -7,7 +7,16 @@ import pytest
 from cluster import Cluster
 from leak_checks import shared_cluster
 from plans import in_group
-from requests_for_tests import SCHEMA, assert_exact, expected, greedy_request, random_prompt, sampled_request
+from requests_for_tests import (
+    SCHEMA,
+    assert_exact,
+    assert_prompt_exact,
+    expected,
+    greedy_request,
+    random_prompt,
+    sampled_request,
+    scored_request,
+)
 
 from loong.core.cost_model import CostModel
 from loong.core.instructions import ExtendLease
@@ -56,6 +65,17 @@ def test_any_dop_gives_the_tokens_and_log_probabilities_of_transformers(
     assert_exact(folder, requests, on_gpus.run(requests, policy))
 
 
+@pytest.mark.parametrize("group", [(0,), (2, 1), (1, 0, 2)])
+@pytest.mark.parametrize("transfer", Transfer)
+def test_any_dop_gives_the_log_probabilities_of_prompts_of_transformers(
+    on_gpus: Cluster, folder: Path, group: tuple[int, ...], transfer: Transfer
+) -> None:
+    requests = [scored_request(length, num_top=3) for length in (50, 33, 7)]
+    assert_exact(folder, requests, on_gpus.run(requests, in_group(*group, chunk=19, transfer=transfer)))
+    for request in requests:
+        assert_prompt_exact(folder, request, on_gpus.prompt_logprobs[request.request_id])
+
+
 @pytest.fixture(scope="module")
 def sharded_on_gpus(folder: Path) -> Iterator[Cluster]:
     """Instance 0 of two ranks, each on a GPU of its own."""
@@ -75,6 +95,16 @@ def test_ranks_of_one_instance_give_the_tokens_of_transformers(
     for request in requests:
         tokens, _ = expected(folder, request.prompt_token_ids, request.sampling_params.max_tokens)
         assert [token.token_id for token in outputs[request.request_id]] == tokens
+
+
+@pytest.mark.multigpu
+def test_ranks_of_one_instance_give_the_log_probabilities_of_prompts_of_transformers(
+    sharded_on_gpus: Cluster, folder: Path
+) -> None:
+    requests = [scored_request(length, num_top=3) for length in (50, 33, 7)]
+    assert_exact(folder, requests, sharded_on_gpus.run(requests, in_group(0, chunk=19)))
+    for request in requests:
+        assert_prompt_exact(folder, request, sharded_on_gpus.prompt_logprobs[request.request_id])
 
 
 @pytest.mark.parametrize("group", [(0,), (2, 1), (1, 0, 2)])

@@ -52,6 +52,7 @@ REQUESTS = [
         timed_request(n, 20 + 97 * n % 500, 2 + n % 9, 3e-3 * n),
         slo=SLO(0.2 + n, 0.05),
         num_choices=1 + n % 3,
+        num_prompt_logprobs=n % 5 or None,
     )
     for n in range(24)
 ]

@@ -107,13 +107,6 @@ async def test_ids_that_the_model_lacks_are_not_echoed(serving: Serving, token_i
         assert (await error_of(url, PATH, 400, prompt=[[1], [token_id]], echo=True))["param"] == "prompt"
 
 
-async def test_logprobs_of_an_echoed_prompt_are_refused_by_name(serving: Serving) -> None:
-    async with serving(ScriptedEngine()) as url:
-        error = await error_of(url, PATH, 400, prompt="a", echo=True, logprobs=1)
-    assert "echo" in error["message"]
-    assert error["param"] == "logprobs"
-
-
 async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
     engine = ScriptedEngine()
     asked = {

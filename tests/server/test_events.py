@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.events import Logprobs
-from loong.core.request import FinishReason
+from loong.core.request import FinishReason, Request, SamplingParams
 from loong.server.answer import AnswerShape, Asked
 from loong.server.chat import ChatShape
+from loong.server.choices import Choices
 from loong.server.completions import CompletionShape
 from loong.server.output import Delta
 from loong.server.schemas import StreamOptions
@@ -24,7 +25,9 @@ DELTAS = st.builds(
     logprobs=st.none() | st.just(Logprobs(-0.5, ((97, -0.5),))),
     finish_reason=st.none() | st.just(FinishReason.LENGTH),
     stop_reason=st.none(),
+    prompt_logprobs=st.none(),
 )
+CHOICES = (Choices(0, Request("cmpl-1", (97,), SamplingParams(), 0.0)),) * 4
 OPTIONS = st.builds(StreamOptions, include_usage=st.booleans(), continuous_usage_stats=st.booleans())
 
 
@@ -37,6 +40,6 @@ def test_events_are_the_json_of_their_chunks_however_they_are_made(
     options: StreamOptions,
     return_token_ids: bool,
 ) -> None:
-    shape = shape_type(Asked("cmpl-1", 'a "model"', 5, (), 3, return_token_ids, options), tokenizer)
+    shape = shape_type(Asked("cmpl-1", 'a "model"', 5, CHOICES, 3, return_token_ids, options), tokenizer)
     for number, delta in enumerate(deltas):
         assert shape.events(delta, number) == b"".join(map(event_of, shape.chunks(delta, number)))

@@ -126,5 +126,11 @@ def test_the_bounds_are_those_that_the_engine_holds_requests_to() -> None:
     own = {name: LIMITS[name] for name in numbers.keys() & LIMITS.keys()}
     own |= {"max_completion_tokens": LIMITS["max_tokens"], "best_of": LIMITS["n"]}
     told = {name: (numbers[name]["minimum"], numbers[name]["maximum"]) for name in own}
-    assert told == own | {"top_k": (-1, LIMITS["top_k"][1]), "seed": (-NUM_SEEDS, NUM_SEEDS - 1)}
+    most_tokens = LIMITS["max_tokens"][1]
+    assert told == own | {
+        "top_k": (-1, LIMITS["top_k"][1]),
+        "seed": (-NUM_SEEDS, NUM_SEEDS - 1),
+        "max_tokens": (0, most_tokens),  # of an answer about the prompt alone
+        "max_completion_tokens": (0, most_tokens),
+    }
     assert own.keys() >= LIMITS.keys() - {"logit_bias"}  # of which the numbers have names of their own

@@ -136,10 +136,11 @@ async def test_a_field_that_is_nearly_another_is_told_which(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, but is 0"),
+        ({"max_tokens": 0}, "max_tokens must be 1 or more, or 0 with echo or prompt_logprobs, but is 0"),
+        ({"max_tokens": -1}, "max_tokens must be greater than or equal to 0, but is -1"),
         ({"top_k": 2**64}, "top_k must be less than or equal to 2147483647, but is about 1e19"),
         ({"temperature": True}, "temperature must be a valid number, but is True"),
-        ({"echo": True, "logprobs": 0}, "logprobs: those of an echoed prompt are not supported; leave out"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs must be less than or equal to 20, but is 21"),
         ({"stream_options": {}}, "stream_options: only requests with stream set to true have them"),
         ({"stream": True, "stream_options": {"stream": True}}, "stream_options.stream is not supported"),
         ({"n": 3, "best_of": 2}, "best_of: 2 is below n, which is 3"),

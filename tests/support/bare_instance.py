@@ -8,6 +8,7 @@ import torch
 from loong.core.events import ProducedToken
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import TrafficSnapshot
 from loong.model.load import load_model
@@ -51,6 +52,7 @@ class Outcome:
     tokens: tuple[tuple[int, ProducedToken], ...]
     traffic: TrafficSnapshot
     num_slots_used: int
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 class BareInstance:
@@ -86,13 +88,15 @@ class BareInstance:
         """Do this instance's part of a command, if it has one."""
         before, num_steps = self._fabric.traffic.snapshot(), 0
         produced: list[tuple[int, ProducedToken]] = []
+        found: tuple[PromptLogprobs, ...] = ()
         if isinstance(command, ReleaseKV):
             self._pool.release(command.owner_id)
         elif self._instance_id in command.plan.group.instance_ids:
-            num_steps = self._runner.run(
-                command,
+            begun = self._runner.begin(command)
+            num_steps = begun.finish(
                 Told(self._stop, command.plan.num_steps),
                 lambda step, tokens, _is_last: produced.extend((step, token) for token in tokens),
             )
+            found = begun.prompt_logprobs()
         traffic = self._fabric.traffic.snapshot() - before
-        return Outcome(num_steps, tuple(produced), traffic, self._pool.num_used)
+        return Outcome(num_steps, tuple(produced), traffic, self._pool.num_used, found)

@@ -16,6 +16,7 @@ from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory, Timeline
@@ -70,6 +71,7 @@ class Cluster:
     """A running engine whose policy each test chooses.
 
     `log` is what happened since the last run began, and `lines` are those of its decision log.
+    `prompt_logprobs` are those of its requests that asked for them.
     """
 
     def __init__(self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...]) -> None:
@@ -81,6 +83,7 @@ class Cluster:
         self._num_expected = 0
         self._clients: _Clients | None = None
         self._planned = asyncio.Event()
+        self.prompt_logprobs: dict[RequestId, PromptLogprobs] = {}
         self._loop = asyncio.get_running_loop()
         timeline = Timeline()
         self.lines: list[Line] = []
@@ -146,6 +149,7 @@ class Cluster:
         num_ended = stats.num_ended + sum(request.num_choices for request in clients.requests)
         async with asyncio.timeout(timeout):
             outputs = await clients.outputs()
+            self.prompt_logprobs = clients.prompt_logprobs
             while self._engine.snapshot().stats.num_ended < num_ended:
                 self._planned.clear()
                 await self._planned.wait()
@@ -181,6 +185,7 @@ class _Clients:
         self._moments = {moment: asyncio.Event() for moment in arrivals.values()}
         self._outputs: Outputs = {choice.request_id: [] for r in requests for choice in r.choices()}
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
+        self.prompt_logprobs: dict[RequestId, PromptLogprobs] = {}
 
     @property
     def num_first(self) -> int:
@@ -203,6 +208,8 @@ class _Clients:
             await self._moments[arrival].wait()
         with suppress(asyncio.CancelledError), TokenStream(self._engine, request) as stream:
             async for token in stream:
+                if (found := stream.prompt_logprobs) is not None:
+                    self.prompt_logprobs[request_id] = found
                 tokens = self._outputs[token.request_id]
                 tokens.append(token)
                 self._pass(After(token.request_id, len(tokens)))

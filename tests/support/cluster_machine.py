@@ -27,7 +27,15 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    MoveKV,
+    ReleaseKV,
+    RunBatch,
+    RunScoredBatch,
+    StopLease,
+)
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import (
     BatchPlan,
@@ -189,6 +197,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.ended: set[RequestId] = set()
         self.gone: set[RequestId] = set()
         self.unborn: set[RequestId] = set()  # forks that no policy has seen
+        self.scored: defaultdict[RequestId, set[int]] = defaultdict(set)  # positions of a family's prompt
 
     def apply(self, event: Event) -> None:
         self.time = event.time
@@ -233,7 +242,10 @@ class ClusterMachine(RuleBasedStateMachine):
         needs = NEEDS[len(self.requests) % len(NEEDS)]
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), **needs)
         prompt = tuple(range(100, 100 + num_prompt))
-        request = Request(request_id, prompt, params, self.now(), num_choices=num_choices)
+        num_top = (None, 0, 3)[num_prompt % 3]
+        request = Request(
+            request_id, prompt, params, self.now(), num_choices=num_choices, num_prompt_logprobs=num_top
+        )
         choices = {choice.request_id: choice for choice in request.choices()}
         self.requests.update(choices)
         self.unborn.update(choices.keys() - {request_id})
@@ -299,6 +311,29 @@ class ClusterMachine(RuleBasedStateMachine):
                 assert is_sampled
                 assert not outputs
                 assert {fork.request_id for fork in given.forks} <= self.unborn
+        self.check_scored(run)
+
+    def check_scored(self, run: RunBatch) -> None:
+        """Just what was asked for is scored, of prompts without a token."""
+        scored = {chunk.request_id: chunk for chunk in run.scored} if isinstance(run, RunScoredBatch) else {}
+        for given in run.inputs:
+            request, chunk = self.requests[given.request_id], scored.get(given.request_id)
+            is_rest = given.placement.num_tokens < len(request.prompt_token_ids) - 1
+            is_asked = request.num_prompt_logprobs is not None and not given.num_output_tokens
+            assert (chunk is not None) == (is_asked and is_rest)
+            if chunk is not None:
+                stop = given.placement.num_tokens + len(given.token_ids)
+                following = request.prompt_token_ids[stop : stop + 1]
+                assert chunk.num_top == request.num_prompt_logprobs
+                assert chunk.next_token_id == (following[0] if following else None)
+
+    def score(self, run: RunBatch) -> None:
+        """The workers find what they are to find of prompts."""
+        for chunk in run.scored if isinstance(run, RunScoredBatch) else ():
+            num_prompt_tokens = len(self.requests[chunk.request_id].prompt_token_ids)
+            for block in run.plan.blocks_of(chunk.request_id):
+                found = {p + 1 for p in block.positions if p + 1 < num_prompt_tokens}
+                self.scored[chunk.request_id.partition("-")[0]] |= found
 
     def advance(self, batch_id: int, random: Random) -> None:
         batch = self.workers.batches[batch_id]
@@ -309,6 +344,7 @@ class ClusterMachine(RuleBasedStateMachine):
             started = BatchStarted(self.now(), batch_id)
             self.apply(started)
             assert not self.state.calls_for_a_plan(started)
+            self.score(batch.run)
         step, sampled = batch.num_steps_taken, batch.sampled
         batch.num_steps_taken += 1
         for request_id in sampled:
@@ -321,6 +357,10 @@ class ClusterMachine(RuleBasedStateMachine):
     def token(self, batch: ToyBatch, request_id: RequestId, random: Random) -> ProducedToken:
         token_id, outputs = random.randint(STOP_TOKEN, 12), self.outputs[request_id]
         batch.told.add(request_id)
+        request = self.requests[request_id]
+        if request.num_prompt_logprobs is not None:  # with the first token all of the prompt is scored
+            all_positions = {*range(1, len(request.prompt_token_ids))}
+            assert self.scored[request_id.partition("-")[0]] == all_positions
         if request_id in self.workers.stopped:  # which nobody knew who told of this batch
             batch.left.add(request_id)
             return ProducedToken(request_id, token_id, FinishReason.LENGTH)

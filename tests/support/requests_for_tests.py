@@ -1,6 +1,7 @@
 """Requests for tests, and what transformers says their tokens are."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, Request, RequestId, SamplingParams
 
 SCHEMA = '{"type":"array","items":{"type":"integer"},"minItems":2}'  # which a tiny model can keep to
@@ -21,6 +23,12 @@ _numbers = count()
 def greedy_request(prompt: tuple[int, ...], num_tokens: int, **params: object) -> Request:
     """A greedy request of exactly `num_tokens` and their log-probabilities, under a new id."""
     return sampled_request(prompt, num_tokens, **{"temperature": 0.0, "num_logprobs": 0, **params})
+
+
+def scored_request(length: int, num_top: int, num_tokens: int = 4) -> Request:
+    """A greedy request that asks for log-probabilities of its random prompt too, `num_top` at a position."""
+    request = greedy_request(random_prompt(length, seed=length), num_tokens)
+    return replace(request, num_prompt_logprobs=num_top)
 
 
 def sampled_request(prompt: tuple[int, ...], num_tokens: int, **params: object) -> Request:
@@ -69,3 +77,32 @@ def assert_exact(
         assert [token.token_id for token in produced] == tokens, request.request_id
         assert [t.logprobs.chosen for t in produced if t.logprobs] == pytest.approx(logprobs, abs=1e-4, rel=0)
         assert [t.finish_reason for t in produced] == [None] * (num_tokens - 1) + [FinishReason.LENGTH]
+
+
+@cache
+def expected_prompt(folder: Path, prompt: tuple[int, ...]) -> torch.Tensor:
+    """The log-probabilities [T - 1, V] that transformers' model gives the tokens after each of a prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([prompt])).logits
+    return logits[0, :-1].double().log_softmax(-1)
+
+
+def assert_prompt_exact(folder: Path, request: Request, found: PromptLogprobs | None) -> None:
+    """A prompt's log-probabilities are those of transformers to 1e-4, for each token but the first."""
+    prompt, count = tuple(request.prompt_token_ids), request.num_prompt_logprobs
+    if count is None or len(prompt) == 1:
+        assert found is None
+        return
+    assert found is not None
+    assert found.positions == range(1, len(prompt))
+    logprobs = expected_prompt(folder, prompt)
+    chosen = logprobs.gather(1, torch.tensor(prompt[1:]).unsqueeze(1))
+    assert found.chosen == pytest.approx(chosen.flatten().tolist(), abs=1e-4, rel=0)
+    best, worst = ((logprobs > chosen + 1e-4).sum(1) + 1, (logprobs >= chosen - 1e-4).sum(1))
+    assert all(a <= rank <= b for a, rank, b in zip(best.tolist(), found.ranks, worst.tolist(), strict=True))
+    assert (len(found.top), len(found.top_ids)) == (count, count)
+    if count:
+        top, top_ids = torch.tensor(found.top).T, torch.tensor(found.top_ids).T
+        for same in (logprobs.topk(count).values, logprobs.gather(1, top_ids)):
+            torch.testing.assert_close(top.double(), same, atol=1e-4, rtol=0)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from loong.core.errors import ClusterError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import MAX_LOGPROBS, FinishReason, Request, TokenId
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import ClusterHistory
@@ -38,6 +39,20 @@ def chosen_and_others(token_id: TokenId) -> Sequence[tuple[TokenId, float]]:
     return [(token_id ^ i, -0.5 - i) for i in range(MAX_LOGPROBS)]
 
 
+def prompt_logprobs(request: Request) -> PromptLogprobs:
+    """Return what is said of a prompt: the token at position p has -p, and rank 2 behind the next id."""
+    count, prompt = request.num_prompt_logprobs or 0, request.prompt_token_ids
+    tops = [[(t + 1, -0.125), (t, -float(p)), *chosen_and_others(t)[2:]] for p, t in enumerate(prompt)][1:]
+    return PromptLogprobs(
+        request.request_id,
+        range(1, len(prompt)),
+        [-float(p) for p in range(1, len(prompt))],
+        [2] * len(tops),
+        [[top[rank][0] for top in tops] for rank in range(count)],
+        [[top[rank][1] for top in tops] for rank in range(count)],
+    )
+
+
 @dataclass
 class ScriptedEngine:
     """An `Engine`. Before token number `pause_at` it waits for `resume`; at `fail_at` it fails."""
@@ -64,6 +79,8 @@ class ScriptedEngine:
     def submit(self, request: Request, put: PutToken) -> None:
         self.requests.append(request)
         open_choices = {choice.request_id: choice for choice in request.choices()}
+        if request.num_prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
+            put(prompt_logprobs(request))
         self.num_produced.update(dict.fromkeys(open_choices, 0))
         replies = {choice.request_id: self.reply(choice) for choice in open_choices.values()}
         task = asyncio.create_task(self._produce(open_choices, replies, put))

@@ -2,9 +2,19 @@
 
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ESPGroup
-from loong.core.instructions import ExtendLease, Fork, MoveKV, ReleaseKV, RequestInput, RunBatch, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    Fork,
+    MoveKV,
+    ReleaseKV,
+    RequestInput,
+    RunBatch,
+    RunScoredBatch,
+    StopLease,
+)
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
+from loong.core.prompt_logprobs import PromptLogprobs, ScoredChunk
 from loong.core.request import FinishReason, SamplingParams
 from loong.wire import (
     BatchBegun,
@@ -15,6 +25,7 @@ from loong.wire import (
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
+    PromptScored,
     Report,
     Shutdown,
     StartTrace,
@@ -39,6 +50,7 @@ INPUT = RequestInput(
 )
 COMMANDS: tuple[Command, ...] = (
     RunBatch(1, PLAN, (INPUT,)),
+    RunScoredBatch(1, PLAN, (INPUT,), (ScoredChunk("r", None, 2), ScoredChunk("s", 7, 0))),
     ExtendLease(1, GROUP, 32),
     StopLease(1, GROUP, 4),
     MoveKV(2, KVMigration(SEGMENT, 0)),
@@ -57,6 +69,9 @@ REPORTS: tuple[Report, ...] = (
     StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),
     BatchDone(1, 0, 0, 3),
     BatchDone(2, 0, 0, 1, (ProducedToken("r", 7), ProducedToken("s", 8, FinishReason.LENGTH))),
+    PromptScored(
+        1, 0, 0, PromptLogprobs("r", range(1, 5, 2), [-0.5, -9.0], [1, 77], [[3, 4]], [[-0.5, -1.0]])
+    ),
     MigrationDone(2, 0, 0, is_committed=False),
     CommandDone(3, 0, 1, "no room"),
     WorkerFailed(0, 0, "no room"),

@@ -21,7 +21,7 @@ from loong.core.records import LiveRequest
 from loong.core.request import FinishReason, RequestId
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
-from loong.wire import BatchBegun, BatchDone, StepDone
+from loong.wire import BatchBegun, BatchDone, PromptScored, StepDone
 from loong.worker.backend import CpuBackend, Reading
 from loong.worker.batch_loop import BatchLoop
 from loong.worker.lease_ends import LeaseEnds
@@ -78,7 +78,7 @@ class OverlappingInstance(BareInstance):
 
     def __init__(self, fabric: SocketFabric, folder: Path, backend: LateBackend) -> None:
         super().__init__(fabric, 0, folder, None, backend)
-        self._backend, self._reports = backend, list[BatchBegun | StepDone | BatchDone]()
+        self._backend, self._reports = backend, list[BatchBegun | StepDone | PromptScored | BatchDone]()
 
     def carry_out_all(self, commands: Sequence[RunBatch]) -> list[list[ProducedToken]]:
         """The tokens of each batch."""
@@ -91,13 +91,13 @@ class OverlappingInstance(BareInstance):
             [
                 token
                 for report in self._reports
-                if report.batch_id == command.batch_id and not isinstance(report, BatchBegun)
+                if report.batch_id == command.batch_id and not isinstance(report, BatchBegun | PromptScored)
                 for token in report.tokens
             ]
             for command in commands
         ]
 
-    def _send(self, report: BatchBegun | StepDone | BatchDone) -> None:
+    def _send(self, report: BatchBegun | StepDone | PromptScored | BatchDone) -> None:
         self._reports.append(report)
         if isinstance(report, BatchDone):
             self._backend.story.append(report.batch_id)

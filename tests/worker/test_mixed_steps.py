@@ -11,8 +11,9 @@ from requests_for_tests import greedy_request, random_prompt
 
 from loong.core.captured import ON_GPUS
 from loong.core.events import ProducedToken
-from loong.core.instructions import RunBatch
+from loong.core.instructions import RunScoredBatch
 from loong.core.plan import BatchPlan, Transfer
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.records import LiveRequest
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
@@ -51,13 +52,20 @@ class Story:
         """One batch, by whose tokens the requests go on. Returns whether its step was captured."""
         num_replays = self._backend.num_replays
         inputs = tuple(live.input_for(plan) for live in lives)
+        scored = tuple(chunk for live in lives if (chunk := live.scored_chunk(plan)) is not None)
         told: list[list[ProducedToken]] = []
+        found: list[tuple[PromptLogprobs, ...]] = []
         for instance in self._instances:
             self._num_batches += 1
-            outcome = instance.carry_out(RunBatch(self._num_batches, plan, inputs))
+            outcome = instance.carry_out(RunScoredBatch(self._num_batches, plan, inputs, scored))
             told.append([token for _, token in outcome.tokens])
+            found.append(outcome.prompt_logprobs)
         assert [token.token_id for token in told[0]] == [token.token_id for token in told[1]]
         assert chosen(told[0]) == pytest.approx(chosen(told[1]), abs=1e-5)
+        assert [part.request_id for part in found[0]] == [chunk.request_id for chunk in scored]
+        for part, other in zip(*found, strict=True):
+            assert (part.positions, part.ranks, part.top_ids) == (other.positions, other.ranks, other.top_ids)
+            assert part.chosen == pytest.approx(other.chosen, abs=1e-5)
         tokens = {token.request_id: token.token_id for token in told[0]}
         for live in lives:
             live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
@@ -101,6 +109,16 @@ def test_chunks_of_ragged_prompts_beside_decodes_are_captured_and_give_the_same_
     for num_present in (2, 2, 4, 5, 5, 5):
         present = lives[:num_present]
         assert story.take(prefill_and_decode(present, num_tokens, transfer), present)
+
+
+@pytest.mark.parametrize("transfer", Transfer)
+def test_prompts_are_scored_in_captured_steps_too(story: Story, transfer: Transfer) -> None:
+    lives = [
+        LiveRequest(replace(live.request, num_prompt_logprobs=count))
+        for live, count in zip(live_requests(40, 5, 23), (2, None, 0), strict=True)
+    ]
+    for _ in range(4):
+        assert story.take(prefill_and_decode(lives, 16, transfer), lives)
 
 
 def test_decodes_alone_that_the_host_must_look_at_are_captured(story: Story) -> None:

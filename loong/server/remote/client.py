@@ -26,6 +26,7 @@ from loong.server.remote.messages import (
     NoteParent,
     Produced,
     Refused,
+    Scored,
     StopListening,
     Submit,
     decode_tidings,
@@ -102,6 +103,9 @@ class RemoteEngineClient:
                         if token.finish_reason is not None:
                             del self._puts[token.request_id]
                         put(token)
+            case Scored():
+                if (put := self._puts.get(tidings.request_id)) is not None:
+                    put(tidings.logprobs)
             case Admitted():
                 self._answer(tidings.ticket, None)
             case Refused():

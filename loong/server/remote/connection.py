@@ -9,6 +9,7 @@ from typing import assert_never
 
 from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.server.admission import Admission
 from loong.server.engine_client import EngineClient
@@ -26,6 +27,7 @@ from loong.server.remote.messages import (
     NoteParent,
     Produced,
     Refused,
+    Scored,
     StopListening,
     Submit,
     Tidings,
@@ -120,9 +122,12 @@ class ApiConnection:
         request_ids = [choice.request_id for choice in request.choices()]
         self._open.update(request_ids)
 
-        def put(token: ProducedToken | ClusterError) -> None:
+        def put(token: ProducedToken | PromptLogprobs | ClusterError) -> None:
             if isinstance(token, ProducedToken):
                 self._collect(token)
+                return
+            if isinstance(token, PromptLogprobs):
+                self._tell(Scored(request.request_id, token))
                 return
             failed = self._open.intersection(request_ids)
             if not failed:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.server.admission import Asking
 from loong.wire import Decoder
@@ -84,6 +85,14 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Log probabilities of the prompt of this request, before its tokens."""
+
+    request_id: RequestId
+    logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """No more tokens come of these choices of a request; without a reason, since the engine has stopped."""
 
@@ -102,7 +111,9 @@ class AreYouThere:
 
 
 Call: TypeAlias = Listening | Here | Admit | Leave | Submit | Abort | NoteParent
-Tidings: TypeAlias = Admitted | Refused | Produced | Failed | StopListening | AreYouThere
+Tidings: TypeAlias = Admitted | Refused | Produced | Scored | Failed | StopListening | AreYouThere
 
 decode_call: Decoder[Call] = Decoder((Listening, Here, Admit, Leave, Submit, Abort, NoteParent))
-decode_tidings: Decoder[Tidings] = Decoder((Admitted, Refused, Produced, Failed, StopListening, AreYouThere))
+decode_tidings: Decoder[Tidings] = Decoder(
+    (Admitted, Refused, Produced, Scored, Failed, StopListening, AreYouThere)
+)

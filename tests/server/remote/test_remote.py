@@ -14,6 +14,7 @@ from scripted_engine import ScriptedEngine
 
 from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import SLO, FinishReason, Request, SamplingParams
 from loong.server.admission import Admission, Asking
 from loong.server.engine_client import PutToken
@@ -35,6 +36,7 @@ from loong.server.remote.messages import (
     NoteParent,
     Produced,
     Refused,
+    Scored,
     StopListening,
     Submit,
     decode_call,
@@ -54,6 +56,7 @@ REQUEST = Request(
     user="key 1",
     num_choices=2,
     priority=-3,
+    num_prompt_logprobs=4,
 )
 CALLS = (
     Listening(),
@@ -68,6 +71,7 @@ TIDINGS = (
     Admitted(3),
     Refused(3, 503, "the queue is full", "queue_full", None, {"Retry-After": "1"}),
     Produced((ProducedToken("a", 5), ProducedToken("b", 6, FinishReason.STOP))),
+    Scored("a", PromptLogprobs("a", range(1, 3), [-0.5, -1.0], [1, 9], [[5, 6]], [[-0.5, -0.25]])),
     Failed(("a", "a-1"), "instance 1 was lost"),
     StopListening(),
     AreYouThere(),
@@ -232,7 +236,7 @@ async def test_an_engine_that_fails_has_told_its_tokens_before() -> None:
             put(ClusterError("instance 3 is lost"))
 
     async with office(Failing(), 1) as made:
-        put: Stream[ProducedToken | ClusterError] = Stream()
+        put: Stream[ProducedToken | PromptLogprobs | ClusterError] = Stream()
         made.clients[0].submit(request("a"), put.put)
         assert await put.get() == ProducedToken("a", 5)
         assert str(await put.get()) == "instance 3 is lost"
