@@ -80,7 +80,7 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--rate",
         metavar="R",
         help="requests per second: 2, or 1,2,4, or 2:8:0.5; inf: all at once (auto: the workload's own pace; "
-        "if it has none, two thirds of the predicted capacity, or inf with --max-concurrency)",
+        "if it has none, two thirds of the capacity, or inf with --max-concurrency)",
     )
     group.add_argument("--max-concurrency", type=int, metavar="N", help="at most N requests in flight")
     group.add_argument("--num-warmups", type=int, default=4, help="requests before the clock (default: 4)")

@@ -24,10 +24,8 @@ from loong.workloads.request import RequestShape
 from loong.workloads.scrape import ServedModel
 
 LEAST_FREE = 0.25  # processors, however much other work there is: we get our share of it
-NUM_FOR_LENGTHS = (
-    16  # requests, of evenly spaced lengths, by which a capacity is measured; of one scale of many
-)
-NUM_FOR_RATE = 48  # likewise, once: two measurements differ by a few percent
+NUM_FOR_LENGTHS = 16  # requests, of evenly spaced lengths, that measure the capacity at one of many scales
+NUM_FOR_RATE = 48  # the same at the chosen scale, where one measurement decides the rate
 
 
 def served_by(config: BenchConfig) -> Served:
@@ -59,21 +57,21 @@ def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> S
     )
     others = share_of_others(before, processor_time()) or 0.0
     num_free = num_processors() * (1 - others) if others > NOTABLE_SHARE else num_processors()
-    host = Host(max(num_free, LEAST_FREE) if first.device == "cpu" else inf)
-    is_measured = first.device == "cpu"
+    is_on_cpu = first.device == "cpu"
+    host = Host(max(num_free, LEAST_FREE) if is_on_cpu else inf)
     name, server = next(iter(servers.items()))
     return Served(
         min(min(limit.max_model_len, limit.max_request_kv + 1) for limit in limits),
         lambda shapes: predicted_capacity(cluster, shapes, host),
-        f"{name} was measured to have" if is_measured else "the cost model predicts",
-        partial(_measured_for_a_moment, name, server, bench) if is_measured else None,
+        f"{name} was measured to have" if is_on_cpu else "the cost model predicts",
+        partial(_capacity_of_new_server, name, server, bench) if is_on_cpu else None,
     )
 
 
-def _measured_for_a_moment(
+def _capacity_of_new_server(
     name: str, server: ServerConfig, config: BenchConfig, shapes: Sequence[RequestShape]
 ) -> float:
-    """Return the capacity of a server that is started for that."""
+    """Return the capacity of a server that is started only to measure it."""
     with (
         TemporaryDirectory() as folder,
         embedded_server(server, name, Path(folder) / "server.log") as base_url,

@@ -58,9 +58,10 @@ def choose_load(
     if auto == Auto():
         return load, ()
     choice = _Choice(load, auto, served, num_repeats)
-    chosen, capacity = choice.best() if auto.length_scale else choice.at(load.length_scale)
-    if auto.request_rate and served.rate_capacity is not None:
-        chosen, capacity = choice.at(chosen.length_scale, served.rate_capacity)
+    chosen, capacity = choice.best() if auto.length_scale else (load, None)
+    rate_capacity = served.rate_capacity if auto.request_rate else None
+    if not auto.length_scale or rate_capacity is not None:
+        chosen, capacity = choice.at(chosen.length_scale, rate_capacity)
     return chosen, (choice.words(chosen, capacity),)
 
 

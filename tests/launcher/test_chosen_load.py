@@ -94,3 +94,22 @@ def test_a_server_that_does_not_say_what_it_takes_is_assumed_to_take_little() ->
     load, (line,) = choose_load(LOAD, ALL, served(None, 1e6), 1)
     assert longest_at(load, 1) <= 8192
     assert "8,192 tokens (assumed: the server does not say what it takes)" in line
+
+
+@pytest.mark.parametrize("is_scale_chosen", [False, True])
+def test_what_is_measured_for_the_rate_is_measured_once_and_decides_it(is_scale_chosen: bool) -> None:
+    measured: list[int] = []
+
+    def rate_capacity(shapes: Sequence[RequestShape]) -> float:
+        measured.append(len(shapes))
+        return 30.0
+
+    def capacity(_: Sequence[RequestShape]) -> float:
+        assert is_scale_chosen, "only the choice of a scale needs it"
+        return 300.0
+
+    server = Served(10**9, capacity, "the test says", rate_capacity)
+    load, (line,) = choose_load(LOAD, replace(ALL, length_scale=is_scale_chosen), server, 1)
+    assert load.rates == (20.0,)
+    assert "two thirds of the 30 req/s that the test says" in line
+    assert len(measured) == 1
