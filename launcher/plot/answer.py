@@ -43,9 +43,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Four sentences, and every loss of the policy that they are about, the worst first.
+    """Sentences on the best policy, and every loss of it, the worst first.
 
-    `noise` says how far repetitions differ. A difference within their ranges is neither gain nor loss.
+    `noise` says how far repetitions differ; it is empty where there are none. Where the ranges of two
+    policies overlap, their difference is neither gain nor loss.
     """
 
     winner: str
@@ -57,7 +58,7 @@ class Answer:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All of them, in order; `noise` may be empty."""
+        """Return all that there are, in reading order."""
         return tuple(filter(None, (self.met, self.noise, self.gain, self.loss)))
 
 
@@ -108,20 +109,20 @@ def _met_at_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
 
 
 def _share_with_range(runs: RuleRuns, policy: str) -> str:
-    """The median attainment of a policy and, of several repetitions, the least and the greatest."""
+    """Return the median attainment of a policy and, of several repetitions, the least and the greatest."""
     spread = runs.spread(policy, runs.shown_rate, "slo_attainment")
-    if spread is None or len(runs.at(policy, runs.shown_rate)) == 1:
-        return share(attainment(runs, policy, runs.shown_rate))
+    if spread is None or not _is_repeated(runs, policy):
+        return share(spread and spread[0])
     middle, least, greatest = (f"{value * 100:.3g}" for value in spread)
     return f"{middle} % ({least} to {greatest})"
 
 
 def _noise(runs: RuleRuns) -> str:
-    """How far the attainment of one policy differs between repetitions at the rate that is shown."""
+    """Return how far the attainment of one policy differs between repetitions at the rate that is shown."""
     spreads = [
         spread
         for policy in runs.policies
-        if len(runs.at(policy, runs.shown_rate)) > 1
+        if _is_repeated(runs, policy)
         and (spread := runs.spread(policy, runs.shown_rate, "slo_attainment")) is not None
     ]
     if not spreads:
@@ -173,7 +174,8 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
         return f"{_start(at_rate(runs.shown_rate))}, where {winner} still reached the goal, {told}."
     if not told:
         return (
-            f"Against {rival}, the best other policy, {winner} gains in neither TTFT nor TPOT (mean and P99)."
+            f"Against {rival}, the best other policy, {winner} gains in neither TTFT nor TPOT (mean and P99)"
+            f"{_beyond_noise(runs, winner)}."
         )
     return f"Against {rival}, the best other policy, {told}."
 
@@ -185,11 +187,16 @@ def _loss(runs: RuleRuns, winner: str, others: Sequence[str], losses: Sequence[D
         return f"No other policy was run to its end {at_rate(runs.shown_rate)}, so no losses are known."
     if not losses:
         return (
-            f"In none of the numbers compared is {winner} worse than another policy by over {share(NOTABLE)}."
+            f"In none of the numbers compared is {winner} worse than another policy by over {share(NOTABLE)}"
+            f"{_beyond_noise(runs, winner)}."
         )
     more = f"; {len(losses) - 1} more losses are in the report" if len(losses) > 2 else ""
     more = "; one more loss is in the report" if len(losses) == 2 else more
     return f"{winner} loses most in {losses[0]}{more}."
+
+
+def _beyond_noise(runs: RuleRuns, winner: str) -> str:
+    return ", beyond the noise of repetitions" if _is_repeated(runs, winner) else ""
 
 
 def _losses(runs: RuleRuns, winner: str, others: Sequence[str]) -> Iterator[Difference]:
@@ -240,12 +247,14 @@ def _difference(
     """A time of the winner beside the lowest of the others."""
     own = value_of(runs, winner, key, bucket)
     known = {policy: value_of(runs, policy, key, bucket) for policy in others}
-    there = {policy: value for policy, value in known.items() if value}
+    there = {
+        policy: value
+        for policy, value in known.items()
+        if value and not _is_noise(runs, (winner, policy), key, bucket)
+    }
     if not own or not there:
         return None
     best = min(there, key=lambda policy: there[policy])
-    if _is_noise(runs, (winner, best), key, bucket):
-        return None
     return Difference(
         _told(runs, TIMES[key], bucket), milliseconds(own), milliseconds(there[best]), best, own / there[best]
     )
@@ -257,11 +266,15 @@ def _shortfall(
     """What of the winner is to be high, if it is less than another policy's."""
     own = value_of(runs, winner, key, bucket)
     known = {policy: value_of(runs, policy, key, bucket) for policy in others}
-    there = {policy: value for policy, value in known.items() if value is not None}
+    there = {
+        policy: value
+        for policy, value in known.items()
+        if value is not None and not _is_noise(runs, (winner, policy), key, bucket)
+    }
     if own is None or not there:
         return None
     best = max(there, key=lambda policy: there[policy])
-    if there[best] <= own * (1 + NOTABLE) or _is_noise(runs, (winner, best), key, bucket):
+    if there[best] <= own * (1 + NOTABLE):
         return None
     write = share if key == "slo_attainment" else "{:,.4g}".format
     what = _told(runs, HIGH_IS_GOOD[key], bucket)
@@ -269,11 +282,16 @@ def _shortfall(
 
 
 def _is_noise(runs: RuleRuns, policies: Sequence[str], key: str, bucket: str | None) -> bool:
-    """Return whether several repetitions of policies have values whose ranges overlap."""
-    values = [values_of(runs, policy, key, bucket) for policy in policies]
-    spreads = [spread for column in values if (spread := spread_of(column)) is not None]
-    is_repeated = all(len(column) > 1 for column in values)
-    return is_repeated and max(least for _, least, _ in spreads) <= min(most for _, _, most in spreads)
+    """Return whether repetitions of all these policies have values, and their ranges overlap."""
+    spreads = [spread_of(values_of(runs, policy, key, bucket)) for policy in policies]
+    known = [spread for spread in spreads if spread is not None]
+    if len(known) < len(spreads) or not all(_is_repeated(runs, policy) for policy in policies):
+        return False
+    return max(least for _, least, _ in known) <= min(greatest for _, _, greatest in known)
+
+
+def _is_repeated(runs: RuleRuns, policy: str) -> bool:
+    return len(runs.at(policy, runs.shown_rate)) > 1
 
 
 def _told(runs: RuleRuns, what: str, bucket: str | None) -> str:

@@ -19,7 +19,7 @@ from loong.launcher.plot.policy_words import words_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.launcher.plot.watched import WatchedRun, watched_logs, watched_runs
-from loong.launcher.plot.wrong_models import told_wrong_models
+from loong.launcher.plot.wrong_models import wrong_model_notes
 from loong.server.trace import chrome_trace
 from loong.workloads.run_document import RuleRuns, RunDocument, by_rule, measured, merged
 
@@ -155,7 +155,7 @@ def _notes(runs: RuleRuns) -> Iterator[str]:
     }
     if (other_work := told_other_work(shares)) is not None:
         yield other_work
-    yield from told_wrong_models(runs)
+    yield from wrong_model_notes(runs)
     num_cut = sum(run.is_cut_off for run in runs.runs)
     if num_cut:
         yield (

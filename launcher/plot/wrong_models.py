@@ -1,4 +1,4 @@
-"""What a report says where policies planned by a cost model that was wrong."""
+"""Sentences of a report on policies whose plans counted on times that were far off."""
 
 from collections.abc import Iterator
 
@@ -6,17 +6,18 @@ from loong.launcher.cost_model_alarm import LARGEST_ERROR
 from loong.workloads.run_document import RuleRuns
 
 
-def told_wrong_models(runs: RuleRuns) -> Iterator[str]:
-    """Yield a sentence for each policy whose plans counted on times that were far off at a run's end."""
+def wrong_model_notes(runs: RuleRuns) -> Iterator[str]:
+    """Yield a sentence for each policy whose cost model was far off at the end of a run."""
     for policy in runs.policies:
-        worst: dict[str, float] = {}
-        for run in runs.runs:
-            for phase, error in (run.cost_model_errors or {}).items() if run.policy == policy else ():
-                worst[phase] = max(error, worst.get(phase, 0.0))
-        wrong = {phase: error for phase, error in worst.items() if error > LARGEST_ERROR}
+        measured = [run.cost_model_errors or {} for run in runs.runs if run.policy == policy]
+        phases = dict.fromkeys(phase for errors in measured for phase in errors)
+        worst = {phase: max(errors.get(phase, 0.0) for errors in measured) for phase in phases}
+        wrong = [
+            f"{phase} batches by a factor of {1 + e:.2g}" for phase, e in worst.items() if e > LARGEST_ERROR
+        ]
         if wrong:
-            told = " and ".join(f"{phase} batches by a factor of {1 + e:.2g}" for phase, e in wrong.items())
             yield (
-                f"{policy} planned by a cost model that was wrong at the end of a run: {told}, in the mean. "
-                "With a better one (`loong profile`, then `--cost-model`) it may do better."
+                f"At the end of a run, the times that plans of {policy} counted on were off in the mean: "
+                f"{' and '.join(wrong)}. A cost model that is measured while nothing else runs "
+                "(`loong profile`, then `--cost-model`) may help."
             )

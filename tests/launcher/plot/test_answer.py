@@ -72,6 +72,26 @@ def test_repetitions_have_a_range_and_differences_within_it_are_noise(tmp_path: 
     assert "P99 TTFT" not in told.loss
 
 
+def test_a_loss_to_one_policy_is_told_where_the_best_other_is_within_noise(tmp_path: Path) -> None:
+    rows = [
+        *(run_row("esp", repeat=i, slo_attainment=0.9, p99_ttft_ms=50.0 + i) for i in range(2)),
+        *(run_row("tp", 2.0, repeat=i, slo_attainment=0.5, p99_ttft_ms=10.0 + 60 * i) for i in range(2)),
+        *(run_row("replicas", 2.0, repeat=i, slo_attainment=0.5, p99_ttft_ms=42.0) for i in range(2)),
+    ]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    assert "P99 TTFT: 50.5 ms against 42 ms of replicas" in map(str, answer(runs).losses)
+
+
+def test_where_no_difference_is_beyond_noise_that_is_what_is_claimed(tmp_path: Path) -> None:
+    rows = [run_row(policy, repeat=i) for policy in ("esp", "tp") for i in range(2)]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    told = answer(runs)
+    assert told.gain.endswith(
+        "gains in neither TTFT nor TPOT (mean and P99), beyond the noise of repetitions."
+    )
+    assert told.loss.endswith("by over 2 %, beyond the noise of repetitions.")
+
+
 def test_two_that_reach_the_same_rate_are_called_so(tmp_path: Path) -> None:
     rows = [run_row(policy, request_rate=4.0) for policy in ("esp", "tp")]
     goodputs = [{"policy": policy, "slo": RULE, "request_rate": 4.0} for policy in ("esp", "tp")]
