@@ -1,6 +1,6 @@
 """Counts what makes a project hard to read: crowded folders, large classes, long pages, loose docstrings.
 
-The rules are those of `tests/test_layout.py` and of the glossary; the counts show how far the code is.
+It measures and enforces nothing: the counts before and after a change show what the change did.
 """
 
 import ast

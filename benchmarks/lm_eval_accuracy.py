@@ -76,7 +76,7 @@ FACTS = (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one run of lm-eval found: metrics by name, and log likelihoods by question and choice."""
+    """Metrics of one run of lm-eval by name, and log likelihoods by question and choice."""
 
     metrics: Mapping[str, float]
     likelihoods: tuple[tuple[float, ...], ...]

@@ -15,9 +15,7 @@ from loong.scheduler.recalibration import Recalibration
 logger = logging.getLogger(__name__)
 
 LARGEST_ERROR = 1.0  # twice or half as long as predicted, in the mean of a full window
-NOTABLE_FACTOR = (
-    1.25  # either way: of batches that are as long in most cases, and far off in some, no model knows
-)
+NOTABLE_FACTOR = 1.25  # either way; nearer to 1 the errors are scatter, which no cost model corrects
 INTERVAL_SECONDS = 60.0  # between two warnings
 _TRAVELING = {None: "", Transfer.QUERY: " in which queries travel", Transfer.KV: " in which KV travels"}
 

@@ -11,7 +11,7 @@ from loong.launcher.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
 
 MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
-LEAST_KV_TOKENS = 1024  # an instance; of fewer, an advice would be of no use
+LEAST_KV_TOKENS = 1024  # of an instance, for which a smaller --num-instances is proposed
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
 ARENA_BYTES_A_PEER = 256 * 2**20  # of a GPU, for what the others send it
@@ -50,7 +50,7 @@ def _what_fits(config: ModelConfig, weights: int, room: int, num_tokens: int) ->
     return "Not one instance fits: serve a smaller model, or this one on GPUs"
 
 
-def _gib(num_bytes: float) -> str:
+def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB"
 
 
@@ -86,17 +86,12 @@ def fit_gpu_kv_capacity(
     fitting = bisect_right(range(1, room // kv_bytes_per_token), room, key=needed)
     tokens = fitting if asked is None else asked
     if tokens < 1 or needed(tokens) > room:
-        kv = (
-            ""
-            if asked is None
-            else f" and {_gib(needed(asked) - weights - reserved)} of KV for {asked:,} tokens"
-        )
-        fits = f"; --kv-cache-tokens {fitting} would fit" if asked is not None and fitting >= 1 else ""
-        raise ConfigError(
-            f"a GPU needs {_gib(weights)} of weights{kv}, and {_gib(reserved)} for captured steps and what "
-            f"arrives. It has {_gib(room)}, which is --gpu-memory-utilization {utilization:g} of what is "
-            f"free{fits}"
-        )
+        needs = f"{_gib(weights)} of weights, {_gib(reserved)} for captured steps and what others send"
+        has = f"{_gib(room)}, which is --gpu-memory-utilization {utilization:g} of what is free"
+        if asked is not None:
+            needs += f", and {_gib(needed(asked) - weights - reserved)} of KV for {asked:,} tokens"
+            has += f"; --kv-cache-tokens {fitting} would fit" if fitting >= 1 else ""
+        raise ConfigError(f"a GPU needs {needs}. It has {has}")
     return tokens
 
 

@@ -24,8 +24,8 @@ class ChatShape(AnswerShape):
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """With what was asked for of the one prompt: its ids, and log probabilities."""
-        told = list(deltas)
-        return super().whole(told) | self.prompt_token_ids(0) | self.prompt_logprobs(told[0])
+        deltas = list(deltas)
+        return super().whole(deltas) | self.prompt_token_ids(0) | self.prompt_logprobs(deltas[0])
 
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
         """All tokens in one message."""

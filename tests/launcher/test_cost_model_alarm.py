@@ -81,7 +81,7 @@ def test_an_error_that_is_corrected_is_no_reason_to_warn(
     assert not caplog.records
 
 
-def test_whoever_has_profiled_is_told_to_profile_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_profile_the_remedy_is_another_profile(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop(is_applied=False, cost_model=Path("mine.json"))
     for _ in range(WINDOW):
         loop.run(5.0)
