@@ -27,9 +27,10 @@ LOADED_SECONDS = 75.0
 DEATH_AFTER_SECONDS = 5.0
 NUM_CLIENTS = 6
 NUM_COLORS = 256
-LOAD = ("--workload", "mixed", "--length-scale", "1/64", "--num-requests", "100")
-PACE = ("--request-rate", "10", "--seed", "1")
-SERVERS = ["--num-instances", "4", "--extra-server-args=--kv-cache-tokens 3072", "--policy", "esp,static-sp"]
+LOAD = ("--workload", "mixed", "--length-scale", "1/64", "--seed", "1")
+OF_DEMO = ("--duration", "15", "--repeat", "3")
+OF_DEATH = ("--num-requests", "100", "--request-rate", "10")
+SERVERS = ("--num-instances", "4", "--extra-server-args=--kv-cache-tokens 6144", "--policy", "esp,static-sp")
 HAS_BARS = "document.querySelectorAll('#instances .points path').length > 10"
 WIDEST_BAR = """(() => { const box = [...document.querySelectorAll('#instances .bars .point path')]
   .map((bar) => bar.getBoundingClientRect()).sort((a, b) => b.width - a.width)[0];
@@ -93,7 +94,7 @@ async def take_dashboard(album: Album, folder: Path) -> None:
 
 async def take_report(album: Album, folder: Path) -> None:
     """The report of two policies, and its interactive page with a bar that was clicked."""
-    await bench(*LOAD, *PACE, *SERVERS, "--output-dir", str(folder / "run"))
+    await bench(*LOAD, *OF_DEMO, *SERVERS, "--output-dir", str(folder / "run"))
     shutil.copy(folder / "run" / "timeline-window.png", album.folder / "timeline.png")
     report = (folder / "run" / "report.html").as_uri()
     views = {"report": (DESKTOP, "light"), "report-dark": (DESKTOP, "dark"), "report-phone": (PHONE, "light")}
@@ -109,7 +110,7 @@ async def take_report(album: Album, folder: Path) -> None:
 async def take_report_of_a_death(album: Album, folder: Path) -> None:
     """The report of a run in which a worker died."""
     with embedded_server(server(), "esp", folder / "log") as url:
-        arguments = [*LOAD, *PACE, "--base-url", f"esp={url}", "--output-dir", str(folder / "lost")]
+        arguments = [*LOAD, *OF_DEATH, "--base-url", f"esp={url}", "--output-dir", str(folder / "lost")]
         measuring = asyncio.create_task(bench(*arguments))
         await asyncio.sleep(DEATH_AFTER_SECONDS)
         os.kill(workers_of(url)[0], signal.SIGKILL)

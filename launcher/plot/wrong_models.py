@@ -19,5 +19,5 @@ def wrong_model_notes(runs: RuleRuns) -> Iterator[str]:
             yield (
                 f"At the end of a run, the times that plans of {policy} counted on were off in the mean: "
                 f"{' and '.join(wrong)}. A cost model that is measured while nothing else runs "
-                "(`loong profile`, then `--cost-model`) may help."
+                "(loong profile, then --cost-model) may help."
             )
