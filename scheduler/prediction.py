@@ -17,7 +17,7 @@ _STEP = np.dtype(
     [("num_others", np.float64), ("num_requests", np.float64)]
     + [
         (name, np.bool_)
-        for name in ("is_first", "have_rested", "is_lease", "has_exchange", "has_ring", "is_mixed")
+        for name in ("is_first", "starts_idle", "is_lease", "has_exchange", "has_ring", "is_mixed")
     ]
     + [("end", np.int64)]  # of its instances in the table of these
 )
@@ -60,7 +60,7 @@ def _row(step: StepWork, end: int) -> tuple[float, ...]:
         step.group.dop - 1,
         step.num_requests,
         step.is_first,
-        step.have_rested,
+        step.starts_idle,
         step.is_lease,
         step.has_exchange,
         step.has_ring,

@@ -17,7 +17,7 @@ from loong.scheduler.prediction import StepTable
 STEPS = [
     work for sample in told_samples(0) if isinstance(sample, BatchSample) for work, _ in sample.steps
 ] + [
-    replace(work, have_rested=True)
+    replace(work, starts_idle=True)
     for sample in told_samples(1)
     if isinstance(sample, BatchSample)
     for work, _ in sample.steps
