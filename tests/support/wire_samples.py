@@ -4,12 +4,12 @@ from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ESPGroup
 from loong.core.instructions import (
     ExtendLease,
-    Fork,
     MoveKV,
     ReleaseKV,
     RequestInput,
     RunBatch,
     RunScoredBatch,
+    Sibling,
     StopLease,
 )
 from loong.core.placement import KVSegment, Placement
@@ -46,7 +46,7 @@ INPUT = RequestInput(
     SamplingParams(stop_token_ids=(1, 2)),
     [5],
     [6],
-    (Fork("r-1", SamplingParams(seed=1)),),
+    (Sibling("r-1", SamplingParams(seed=1)),),
 )
 COMMANDS: tuple[Command, ...] = (
     RunBatch(1, PLAN, (INPUT,)),
