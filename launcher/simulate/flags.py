@@ -110,8 +110,8 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         "--slo",
         action="append",
         metavar="RULE",
-        help=f"{', '.join(RULE_NAMES)}, or bounds in ms such as 'ttft:2000 tpot:50'; may be given "
-        f"repeatedly ({DEFAULT_SLO})",
+        help=f"{', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or bounds in "
+        f"ms such as 'ttft:2000 tpot:50'; may be given repeatedly ({DEFAULT_SLO})",
     )
     add_goal_flags(group)
     group.add_argument(
