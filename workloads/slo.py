@@ -187,18 +187,24 @@ def _varied(rule: SLORule, targets: str, text: str) -> SLORule:
     """Return a rule with some of its targets replaced, named by the text that says so."""
     if rule.judged is Judged.MEAN:
         raise ConfigError(f"SLO {text!r} changes targets of {rule.name}, which judges the means of a run")
-    factors, bounds = [], []
-    for part in targets.split(","):
-        (factors if part.partition(":")[0] == FACTOR else bounds).append(part)
-    changed = _bounds(" ".join(bounds)) if bounds else {}
+    parts = targets.split(",")
+    factors = [part for part in parts if part.partition(":")[0] == FACTOR]
+    bounds = [part for part in parts if part not in factors]
     if len(factors) > 1:
         raise ConfigError(f"SLO {text!r} gives {FACTOR} twice")
+    changed = _bounds(" ".join(bounds)) if bounds else {}
     for part in factors:
         match = _BOUND.fullmatch(part)
         if match is None or not float(match[2]) > 0:
             raise ConfigError(f"SLO {part!r} is no {FACTOR} above 0, such as {FACTOR}:3")
-        changed["prefill_factor"] = float(match[2])
-    return replace(rule, name=text, **changed)
+        rule = replace(rule, prefill_factor=float(match[2]))
+    return replace(
+        rule,
+        name=text,
+        ttft=changed.get("ttft", rule.ttft),
+        tpot=changed.get("tpot", rule.tpot),
+        e2el=changed.get("e2el", rule.e2el),
+    )
 
 
 def _bounds(text: str) -> dict[str, float]:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from loong.launcher.flags import (
+    add_class_flag,
     add_goal_flags,
     add_output_flags,
     add_workload_flags,
@@ -114,6 +115,7 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         f"ms such as 'ttft:2000 tpot:50'; may be given repeatedly ({DEFAULT_SLO})",
     )
     add_goal_flags(group)
+    add_class_flag(group)
     group.add_argument(
         "--goodput",
         "--find-goodput",
