@@ -16,9 +16,9 @@ class Coefficients:
     The defaults are round numbers to try things with; `roofline` knows models and devices.
     """
 
-    batch: float = 0.0  # a batch, whatever is in it: told to its group, and told of
-    told_request: float = 0.0  # each of its requests, likewise
-    rest: float = 0.0  # a batch before which instances of its group have rested
+    batch: float = 0.0  # a batch, whatever is in it: to send it to its group, and to report it
+    sent_request: float = 0.0  # each of its requests, to send it to the group
+    idle_start: float = 0.0  # a batch before which instances of its group were idle
     step: float = 4e-3  # a step, whatever is in it
     member: float = 1e-3  # each instance of the group but one
     settle: float = 0.0  # each instance of the group but one, where a lease settles whether it goes on
@@ -67,9 +67,9 @@ class WorkCostModel:
         seconds, num_others = self.coefficients, work.group.dop - 1
         binding = seconds.step + seconds.member * num_others
         if work.is_first:
-            binding += seconds.batch + seconds.told_request * work.num_requests
-            if work.have_rested:
-                binding += seconds.rest
+            binding += seconds.batch + seconds.sent_request * work.num_requests
+            if work.starts_idle:
+                binding += seconds.idle_start
         if work.is_lease:
             binding += seconds.settle * num_others
         if work.has_exchange:
@@ -136,7 +136,7 @@ class WorkCostModel:
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
-            per_prompt=seconds.told_request + seconds.attend * dop,
+            per_prompt=seconds.sent_request + seconds.attend * dop,
             floor=seconds.weights + (1 - self.overlap) * launch,
             launch=self.overlap * launch,
             per_token=(seconds.token + seconds.sent_query * (dop - 1) + seconds.key) / dop,

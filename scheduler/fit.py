@@ -2,7 +2,7 @@
 
 Every time is homogeneous of degree 1 in the coefficients, so it is their sum, each times its own derivative.
 With the derivatives at the present coefficients the fit is linear, and is repeated until nothing changes
-(Gauss-Newton). What the samples cannot tell stays as it was before.
+(Gauss-Newton). What the samples do not determine stays as it was before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +26,17 @@ MOST_OFF = 3.0  # errors are relative to predictions, unless these are off by mo
 TINY = 1e-12  # seconds: as large is at least a coefficient's step, and its size
 LEAST_NOISE = 0.01  # no time is known better, relative
 HUBER = 1.5  # standard deviations beyond which an error counts by its size, not its square
-VAGUE = 0.5  # a coefficient with a greater standard error, relative, is not told by the samples
+VAGUE = 0.5  # a coefficient with a greater standard error, relative, is not determined by the samples
 
 NAMES = tuple(field.name for field in fields(Coefficients))
 # Seconds to search from where the prior has none: from 0, a delay is not found beside larger times.
-# A search may end where `launch` hides under all that is computed, and is not told; the next begins
+# A search may end where `launch` hides under all that is computed, and is not determined; the next begins
 # elsewhere.
 LEAST_STARTS = tuple(
     {
         "batch": 1e-3,
-        "told_request": 5e-5,
-        "rest": 1e-3,
+        "sent_request": 5e-5,
+        "idle_start": 1e-3,
         "beside": 1e-3,
         "launch": launch,
         "mixed": 5e-3,
@@ -86,7 +86,7 @@ class Fit:
 def fit(prior: WorkCostModel, samples: Sequence[Sample]) -> Fit:
     """The model nearest to at least one sample; `prior` gives what they do not determine.
 
-    That stays, coefficient by coefficient, the vaguest first, until the samples tell all others.
+    That stays, coefficient by coefficient, the vaguest first, until the samples determine all others.
     """
     for least in LEAST_STARTS:
         found = _fit_from(least, prior, samples)
@@ -177,18 +177,18 @@ class _Step:
 
         Those `held` stay and have no error; those that no sample depends on stay, with an infinite error.
         """
-        is_told = np.logical_and(~held, self.shares.any(axis=0))
+        is_determined = np.logical_and(~held, self.shares.any(axis=0))
         result, errors = values.copy(), np.where(held, 0.0, np.inf)
-        if is_told.any():
+        if is_determined.any():
             root = np.sqrt(self.weights)
-            rows = self.shares[:, is_told] * root[:, None]
-            rest = (self.target - self.shares[:, ~is_told] @ values[~is_told]) * root
-            pull = self.caution * np.sqrt(len(rows)) / np.maximum(size[is_told], TINY)
-            result[is_told] = nonnegative_least_squares(
-                np.vstack((rows, np.diag(pull))), np.concatenate((rest, pull * values[is_told]))
+            rows = self.shares[:, is_determined] * root[:, None]
+            rest = (self.target - self.shares[:, ~is_determined] @ values[~is_determined]) * root
+            pull = self.caution * np.sqrt(len(rows)) / np.maximum(size[is_determined], TINY)
+            result[is_determined] = nonnegative_least_squares(
+                np.vstack((rows, np.diag(pull))), np.concatenate((rest, pull * values[is_determined]))
             )
             deviation = _deviation(self.target - self.shares @ result)
-            errors[is_told] = deviation * standard_errors(rows)
+            errors[is_determined] = deviation * standard_errors(rows)
         return result, errors
 
 
