@@ -38,15 +38,15 @@ vLLM's for what that does not have; `slo` and what a `priority` does are loong's
   then an event a token, and `[DONE]`. What fails later is an event with an error. The text of all events is
   the text of the same answer unstreamed.
 - A client that leaves ends its request, and its KV is freed when the step in flight ends.
-- `response_format` needs xgrammar (`pip install xgrammar`) and is refused where it cannot be imported, which
-  the log says at the start. A schema is tried before its request is queued, and refused by name if it says
-  what answers could not be held to, has more than 64 KiB, or its grammar takes more than 2 s or 16 MiB.
-  Grammars let bytes pass that are no UTF-8; models that write text do not.
+- `response_format`, `structured_outputs` and the `guided_` fields need xgrammar (`pip install xgrammar`). They
+  are refused where it cannot be imported, which the log says. A grammar is tried before its request is queued.
+  It is refused by name if answers could not be held to it, if it has more than 64 KiB, or if it takes more than
+  2 s or 16 MiB. Grammars let bytes pass that are no UTF-8; models that write text do not.
 - Special tokens in messages are plain text, so nothing in them can end a turn or begin one; in prompts of
   `/v1/completions` they are what they are. Where a model's template writes turns as plain text (`[INST]`),
   nothing can keep messages from doing so too.
-- Not supported: tools, images and sound, a `best_of` above `n`, `suffix`, log probabilities of prompts,
-  several models, embeddings.
+- Not supported: tools, images and sound, a `best_of` above `n`, `suffix`,
+  embeddings.
 """
 
 
