@@ -16,7 +16,7 @@ EventName: TypeAlias = Literal[
     "batch_started",
     "tokens_produced",
     "lease_ending",
-    "end_foreseen",
+    "batch_end_predicted",
     "batch_finished",
     "migration_finished",
     "instance_lost",
