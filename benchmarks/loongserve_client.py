@@ -2,8 +2,8 @@
 
 A request is a POST to `/generate_stream` of greedy decoding to a given length. Arrivals are a Poisson
 process, stretched to the request rate. The time to the first token is that of the first bytes of the body.
-Prompts are random words; `--dataset` takes a file of the released client instead, and `--write` makes one for it. Without
-`--base-url`, the script starts a server with the tiny model on two CPU instances.
+Prompts are random words; `--dataset` takes a file of the released client instead, and `--write` makes one
+for it. Without `--base-url`, the script starts a server with the tiny model on two CPU instances.
 """
 
 import asyncio
@@ -51,18 +51,22 @@ class Timing:
 
     @property
     def latency(self) -> float:
+        """Seconds to the end of the answer."""
         return self.ended_at - self.sent_at
 
     @property
     def ttft(self) -> float:
+        """Seconds to the first bytes."""
         return self.first_at - self.sent_at
 
     @property
     def tpot(self) -> float:
+        """Seconds for each later token."""
         return (self.ended_at - self.first_at) / max(1, self.prompt.num_output_tokens - 1)
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of the prompt and the answer."""
         return self.prompt.num_tokens + self.prompt.num_output_tokens
 
 
