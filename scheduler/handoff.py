@@ -103,7 +103,7 @@ def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> H
 
 def _as_moving(view: RequestView) -> RequestView:
     """As it is on its way: what it shares with others stays behind."""
-    return replace(view, is_migrating=True, shared=NOTHING, family_id=None)
+    return replace(view, is_migrating=True, shared=NOTHING, primary_id=None)
 
 
 def _is_on(view: RequestView, instance_ids: Set[InstanceId]) -> bool:
