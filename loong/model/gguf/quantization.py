@@ -12,22 +12,40 @@ if TYPE_CHECKING:
     from gguf.constants import GGMLQuantizationType
 
 
+def supported_types() -> list[str]:
+    """Return the names of the types that can be dequantized; none if `gguf` is not installed."""
+    try:
+        from gguf.constants import GGMLQuantizationType  # an extra
+    except ImportError:
+        return []
+    return [ggml_type.name for ggml_type in GGMLQuantizationType if _is_supported(ggml_type)]
+
+
 def check_types(header: Header) -> None:
     """Raise ConfigError naming a tensor whose type cannot be dequantized, or if `gguf` is not installed."""
     try:
-        from gguf.constants import GGML_QUANT_SIZES  # an extra
-        from gguf.quants import dequantize
+        import gguf  # noqa: F401  an extra
     except ImportError as error:
         raise ConfigError(f"{header.path} needs the package gguf: pip install gguf ({error})") from error
     names = {info.ggml_type: name for name, info in header.tensors.items()}
     for name in names.values():
         ggml_type = _ggml_type(header, name)
-        try:  # a block of zeros, since gguf has no list of the types that it can dequantize
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[ggml_type][1]), np.uint8), ggml_type)
-        except NotImplementedError:
+        if not _is_supported(ggml_type):
             raise ConfigError(
                 f"{header.path}: tensor {name} has type {ggml_type.name}, which is not supported"
-            ) from None
+            )
+
+
+def _is_supported(ggml_type: "GGMLQuantizationType") -> bool:
+    """Try a block of zeros, since gguf has no list of the types that it can dequantize."""
+    from gguf.constants import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[ggml_type][1]), np.uint8), ggml_type)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def read_tensor(
