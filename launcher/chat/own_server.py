@@ -1,5 +1,6 @@
 """A server of a chat's own: `loong serve` for as long as the conversation lasts."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ def own_server(model: str) -> Iterator[str]:
     The model is fetched first, in this process, whose terminal shows the progress. Raises `ConfigError` if
     there is no such model, and `ServerUnusableError`, with the end of the log, if the server does not start.
     """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # for those that fetch it to say so
     source = find_source(model, "auto")
     _say(f"starting {source.name} on {NUM_INSTANCES} CPU instances")
     start = perf_counter()

@@ -94,4 +94,4 @@ def _errors_told(name: str, revision: str | None) -> Iterator[None]:
             f"the hub ({constants.ENDPOINT}) broke off ({error}); what has come of {name} is kept; try again"
         ) from error
     except OSError as error:
-        raise ConfigError(f"{name} cannot be written to {constants.HF_HUB_CACHE}: {error}") from error
+        raise ConfigError(f"{name} cannot be fetched into {constants.HF_HUB_CACHE}: {error}") from error
