@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.errors import InvalidRequestError
+from loong.core.grammar import Grammar
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.value import value
 
@@ -49,7 +50,7 @@ _ALWAYS_GIVEN = (
 class FinishReason(Enum):
     """Why a request ended; the values are the OpenAI API's, `abort` and `error` are vLLM's, `stuck` is ours.
 
-    A request is stuck where its schema allows no token.
+    A request is stuck where its grammar allows no token.
     """
 
     STOP = "stop"
@@ -66,8 +67,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` None keeps all. `seed` fixes every draw of the request, whatever
     batch, instance or DoP computes it. `stop_token_ids` holds every token that ends the output, the
     model's end-of-sequence tokens included; they cannot be drawn before `min_tokens`.
-    `num_logprobs` None asks for none. `logit_bias` is added to the logits of these tokens. `json_schema` is
-    the text of a JSON schema that the output is held to; `stop_token_ids` may end it only where it is whole.
+    `num_logprobs` None asks for none. `logit_bias` is added to the logits of these tokens. The
+    output is held to the `grammar`; `stop_token_ids` may end it only where it is whole.
     """
 
     max_tokens: int = 16
@@ -83,7 +84,7 @@ class SamplingParams:
     stop_token_ids: tuple[TokenId, ...] = ()
     num_logprobs: int | None = None
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
-    json_schema: str | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         # A worker does this for each of its requests with every step.
@@ -119,7 +120,7 @@ class SamplingParams:
     @property
     def needs_output(self) -> bool:
         """Whether the choice depends on the output so far, by itself or through the host."""
-        return self.has_penalties or self.json_schema is not None
+        return self.has_penalties or self.grammar is not None
 
     def finish_reason(self, num_output_tokens: int, token_id: TokenId) -> FinishReason | None:
         """Whether the request ends with `token_id` as its output token number `num_output_tokens`."""
@@ -230,9 +231,9 @@ class RequestView:
     """What a policy sees of a live request. Known tokens are the prompt's and those produced so far.
 
     `first_token_time` is that of the event that told the first output token, `last_token_time` that of the
-    newest; a preemption keeps both.
-    `num_forks` is how many requests are to begin with the KV of its prompt, once that is computed; policies
-    see them from then on. `shared` is what of its KV others of the family hold too, in the same slots.
+    newest; a preemption keeps both. `num_siblings` is how many requests are to begin with the KV of its
+    prompt, once that is computed; policies see them from then on. `shared` is what of its KV other choices
+    hold too, in the same slots.
     """
 
     request_id: RequestId
@@ -247,8 +248,8 @@ class RequestView:
     has_ended: bool = False  # finished or aborted, and waiting for its batch to end
     user: str = ""
     first_token_time: float | None = None
-    num_forks: int = 0
-    family_id: RequestId | None = None  # None unless something is shared
+    num_siblings: int = 0
+    primary_id: RequestId | None = None  # None unless something is shared
     shared: Placement = NOTHING
     priority: int = 0
     last_token_time: float | None = None
@@ -280,11 +281,11 @@ class RequestView:
 
     @property
     def num_final_tokens(self) -> int:
-        """Tokens whose KV exists when it ends at its declared maximum, as all its forks do.
+        """Tokens whose KV exists when it ends at its declared maximum, as all its siblings do.
 
         The last token of each needs none.
         """
-        return self.num_prompt_tokens + (1 + self.num_forks) * (self.max_tokens - 1)
+        return self.num_prompt_tokens + (1 + self.num_siblings) * (self.max_tokens - 1)
 
     @property
     def num_own_tokens(self) -> int:
@@ -306,5 +307,5 @@ class RequestView:
 
     @property
     def is_plannable(self) -> bool:
-        """Whether a plan may name it: at rest, and not over."""
+        """Whether a plan may name it: not in flight, and not over."""
         return self.batch_id is None and not self.is_migrating and not self.has_ended

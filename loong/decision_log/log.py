@@ -10,9 +10,9 @@ import msgspec
 
 from loong.core.decision import Decision, DecisionKind
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
-    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -30,7 +30,7 @@ from loong.decision_log.line_file import LineFile
 from loong.decision_log.lines import Line
 from loong.decision_log.plan_line import instance_states, planned_line
 
-STANDING = (DecisionKind.WAIT, DecisionKind.DISPATCH)  # said in every plan while it is so
+STANDING = (DecisionKind.WAIT, DecisionKind.DEFER)  # said in every plan while it is so
 
 Listener: TypeAlias = Callable[[Line, bytes], None]
 """Is told every line, and how it is written; it must neither fail nor wait."""
@@ -80,7 +80,7 @@ class DecisionLog:
                 self._start_batch(event)
             case BatchFinished():
                 self._end_batch(event)
-            case EndForeseen():
+            case BatchEndPredicted():
                 pass
             case MigrationFinished():
                 self._write(lines.MigrationEnded(event.time, event.migration_id, event.is_committed))

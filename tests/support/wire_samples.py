@@ -1,15 +1,16 @@
 """One message of every kind that engine and workers send."""
 
 from loong.core.events import Logprobs, ProducedToken
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.instance import ESPGroup
 from loong.core.instructions import (
     ExtendLease,
-    Fork,
     MoveKV,
     ReleaseKV,
     RequestInput,
     RunBatch,
     RunScoredBatch,
+    Sibling,
     StopLease,
 )
 from loong.core.placement import KVSegment, Placement
@@ -46,7 +47,7 @@ INPUT = RequestInput(
     SamplingParams(stop_token_ids=(1, 2)),
     [5],
     [6],
-    (Fork("r-1", SamplingParams(seed=1)),),
+    (Sibling("r-1", SamplingParams(seed=1)),),
 )
 COMMANDS: tuple[Command, ...] = (
     RunBatch(1, PLAN, (INPUT,)),
@@ -56,7 +57,7 @@ COMMANDS: tuple[Command, ...] = (
     MoveKV(2, KVMigration(SEGMENT, 0)),
     ReleaseKV("r", (0, 2)),
     ReleaseKV("r", (0,), range(3)),
-    PrepareGrammar(3, '{"type":"object"}'),
+    PrepareGrammar(3, Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')),
     StartTrace(4),
     EndTrace(5, "trace.json"),
     EndTrace(6, None),
