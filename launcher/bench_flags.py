@@ -133,8 +133,8 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
     rules.add_argument(
         "--slo",
         default=DEFAULT_SLO,
-        help=f"SLO rule: {', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or bounds "
-        f"as for --goodput in one word (default: {DEFAULT_SLO})",
+        help=f"SLO rule: {', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or "
+        f"bounds as for --goodput in one word (default: {DEFAULT_SLO})",
     )
     rules.add_argument(
         "--goodput",

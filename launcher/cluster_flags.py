@@ -1,7 +1,6 @@
 """Flags that name a model and the instances that hold it, for every command that starts workers."""
 
 import argparse
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,10 +45,18 @@ class _OnlyModel(argparse.Action):
 def add_model_flags(group: argparse._ArgumentGroup) -> None:
     """MODEL, and how to make one of it."""
     group.add_argument(
-        "model", nargs="?", action=_OnlyModel, metavar="MODEL", help="a local Hugging Face folder"
+        "model",
+        nargs="?",
+        action=_OnlyModel,
+        metavar="MODEL",
+        help="a Hugging Face folder, a GGUF file, ORG/NAME of the hub, or a name that `loong models` lists "
+        "(a tiny random one)",
     )
     group.add_argument(
         "--model", action=_OnlyModel, metavar="MODEL", help="the model, as a flag instead of an argument"
+    )
+    group.add_argument(
+        "--revision", metavar="NAME", help="branch, tag or commit of a model of the hub (its main branch)"
     )
     group.add_argument(
         "--load-format",
@@ -61,7 +68,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
-        help="data type of weights and KV (the model's)",
+        help="data type of weights and KV (the model's; of a GGUF file float32, on GPUs bfloat16)",
     )
     group.add_argument("--seed", type=int, default=0, help="seed of dummy weights (%(default)s)")
 
@@ -111,25 +118,25 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenCluster:
-    """Find the model, making the tiny one if none is named, and fit its KV into memory.
+    """Find the model, fetching or making it if it is not here, and fit its KV into memory.
 
     Raises `ConfigError` if there is no such model, or it does not fit.
     """
     from loong.launcher.local import ClusterConfig  # these import torch, which `--help` can do without
-    from loong.model.shapes import SHAPES, find_config
-    from loong.model.tiny import tiny_model
+    from loong.launcher.models.source import find_source
+    from loong.model.shapes import find_config
 
-    is_built_in = args.model is None or (args.load_format == "dummy" and args.model in SHAPES)
-    tiny = tiny_model(_cache_folder()) if is_built_in else None
-    model = args.model or str(tiny)
+    source = find_source(args.model, args.load_format, args.revision)
     dtype = None if args.dtype == "auto" else args.dtype
-    config = find_config(model, args.load_format, dtype)
+    if dtype is None and source.is_gguf and args.device != "cpu":
+        dtype = "bfloat16"
+    config = find_config(source.model, args.load_format, dtype)
     device, kv_capacity = _device_and_kv_capacity(args, config)
     return ChosenCluster(
-        name=Path(args.model).name if args.model else "loong-tiny",
+        name=source.name,
         model=config,
         cluster=ClusterConfig(
-            model=model,
+            model=source.model,
             load_format=args.load_format,
             dtype=dtype,
             seed=args.seed,
@@ -139,10 +146,10 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             start_timeout=start_timeout,
             device=args.device,
             fabric=args.fabric,
-            tokenizer_folder=str(tiny or model),
+            tokenizer_folder=str(source.tokenizer_folder),
         ),
         device=device,
-        tokenizer_folder=tiny or Path(model),
+        tokenizer_folder=source.tokenizer_folder,
     )
 
 
@@ -163,7 +170,3 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
         args.gpu_memory_utilization,
     )
     return cost_device(gpus[0]), tokens
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loong"

@@ -11,10 +11,9 @@ import loong
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
-from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
 from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
-from loong.scheduler.policy import POLICIES
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
@@ -25,7 +24,10 @@ logger = logging.getLogger(__name__)
 SECRETS = ("api_key",)
 _EXAMPLES = """\
 examples:
-  loong serve
+  loong serve smollm2-135m                      # a small real model, fetched on first use
+  loong serve                                   # a tiny random one
+  loong serve ./SmolLM2-360M.Q8_0.gguf
+  loong serve ORG/NAME --revision main          # of the Hugging Face hub
   loong serve ./Llama-3.1-8B --num-instances 2 --tensor-parallel-size 2 --max-model-len 25.6k
   loong serve llama-3.1-8b --load-format dummy --policy static-sp
   loong serve --config serve.yaml --port 8001   # YAML with the flags' names as keys; what is typed wins
@@ -88,14 +90,14 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="longest prompt with output, in tokens, such as 25.6k (auto: what model and cluster can hold)",
     )
     group.add_argument(
-        "--served-model-name", metavar="NAME", help="name of the model in the API (the folder's name)"
+        "--served-model-name", metavar="NAME", help="name of the model in the API (the model's)"
     )
 
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
-        choices=tuple(POLICIES),
+        choices=POLICY_NAMES,
         default="esp",
         help="scheduling policy; esp: elastic; static-sp: one group; replicas: each alone (%(default)s)",
     )

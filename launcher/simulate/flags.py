@@ -124,8 +124,8 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         "--slo",
         action="append",
         metavar="RULE",
-        help=f"SLO rule: {', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or bounds "
-        f"in ms such as 'ttft:2000 tpot:50'; may be given repeatedly ({DEFAULT_SLO})",
+        help=f"SLO rule: {', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or "
+        f"bounds in ms such as 'ttft:2000 tpot:50'; may be given repeatedly ({DEFAULT_SLO})",
     )
     add_goal_flags(group)
     add_class_flag(group)
