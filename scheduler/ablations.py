@@ -4,14 +4,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.scheduler.allocation import Allocation
+from loong.scheduler.chunk_size import ChunkSizer
 from loong.scheduler.dispatch import Order, Prefill, by_arrival
 from loong.scheduler.esp import ElasticPlanner
 from loong.scheduler.group import Group
 from loong.scheduler.scaling import Scaling
-from loong.scheduler.step import Step
+from loong.scheduler.step_builder import StepBuilder
 
 NO_LIMIT = 10**9  # seconds or tokens
 
@@ -32,14 +34,18 @@ class NoScaleUp(ElasticPlanner):
     allocation: ClassVar[type[Allocation]] = _Narrow
 
 
-class _InPlaceStep(Step):
-    def is_kept_whole(self, view: RequestView, by_ring: int) -> bool:  # noqa: ARG002
-        """Only by who has room, if not all have."""
-        return False
+class _InPlaceSizer(ChunkSizer):
+    def keeper(self, view: RequestView) -> InstanceId | None:  # noqa: ARG002
+        """None: KV stays where it is made, if there is room."""
+        return None
+
+
+class _InPlaceStep(StepBuilder):
+    sizer: ClassVar[type[ChunkSizer]] = _InPlaceSizer
 
 
 class _InPlace(Scaling):
-    step: ClassVar[type[Step]] = _InPlaceStep
+    step: ClassVar[type[StepBuilder]] = _InPlaceStep
 
 
 class NoRetention(ElasticPlanner):

@@ -8,12 +8,14 @@ from loong.core.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
+from loong.scheduler.chunk_size import LEAST_PART
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.dispatch import Prefill, is_due
 from loong.scheduler.group import Group
 from loong.scheduler.leases import SPARED_SHARE
 from loong.scheduler.masters import choose_masters
-from loong.scheduler.step import LEAST_PART, Step
+from loong.scheduler.step_builder import StepBuilder
+from loong.scheduler.striping import Share
 from loong.scheduler.survey import Survey
 from loong.scheduler.targets import target_tpot
 from loong.scheduler.turns import TPOT_MARGIN, Turns
@@ -34,7 +36,7 @@ class Scaling:
     config: PolicyConfig
     long_lease_steps: int = 0
 
-    step: ClassVar[type[Step]] = Step
+    step: ClassVar[type[StepBuilder]] = StepBuilder
 
     def batch(self, group: Group) -> BatchPlan | None:
         """What a group runs; None if it has no room for a step, or nothing to run."""
@@ -76,7 +78,7 @@ class Scaling:
 
     def _decode_step(
         self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView], num_steps: int
-    ) -> Step | None:
+    ) -> StepBuilder | None:
         """A step of these decodes, with room for `num_steps`; None if that lacks."""
         free = {i: self.survey.free[i] for i in instance_ids}
         masters = choose_masters(decodes, free, num_steps)
@@ -115,16 +117,15 @@ class Scaling:
         return self.lease(instance_ids, decodes, most_steps=num_due) if num_due else only_prompts.plan()
 
     @staticmethod
-    def _planned(step: Step) -> BatchPlan | None:
+    def _planned(step: StepBuilder) -> BatchPlan | None:
         return None if step.is_empty else step.plan()
 
-    def _filled(self, step: Step, prefills: Sequence[Prefill], budget: float) -> Step:
+    def _filled(self, step: StepBuilder, prefills: Sequence[Prefill], budget: float) -> StepBuilder:
         """The step, with chunks of prompts in order, as far as they fit into `budget`.
 
         Without decodes, they have as much of the step as it takes besides, at least: also where the share of
         one that is late made it dearer.
         """
-        step.reckon()
         is_alone = not step.decodes and len(prefills) == 1
         if overdue := [p for p in prefills if p.is_late or p.is_missed]:
             budget = self._paying(step, prefills[0], budget)
@@ -134,18 +135,17 @@ class Scaling:
             least = begun + max(self.config.late_share * (budget - begun), reading)
             spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
             has_share = is_due(oldest, step.dop, self.survey.snapshot.now, self.cost_model, self.config)
-            step.min_tokens = LEAST_CHUNK if has_share else 0  # else it might never go on
-            if self._add(step, oldest, max(least if has_share else 0.0, spared), is_alone):
+            share_budget = max(least if has_share else 0.0, spared)
+            min_tokens = LEAST_CHUNK if has_share else 0  # else it might never go on
+            if self._add(step, oldest, share_budget, is_alone, min_tokens):
                 prefills = [p for p in prefills if p is not oldest]
-            step.min_tokens = 0
         num_added = self._fill(step, prefills, budget, is_alone)
-        step.min_tokens = LEAST_CHUNK
         for prefill in prefills if not num_added else ():
-            if self._add(step, prefill, budget, is_alone):
+            if self._add(step, prefill, budget, is_alone, LEAST_CHUNK):
                 break
         return step
 
-    def _fill(self, step: Step, prefills: Sequence[Prefill], budget: float, is_alone: bool) -> int:
+    def _fill(self, step: StepBuilder, prefills: Sequence[Prefill], budget: float, is_alone: bool) -> int:
         """Add chunks of prompts in order, then of those for which only single instances have time left."""
         num_added = 0
         left_out = []
@@ -164,7 +164,7 @@ class Scaling:
                 break
         return num_added
 
-    def _paying(self, step: Step, prefill: Prefill, budget: float) -> float:
+    def _paying(self, step: StepBuilder, prefill: Prefill, budget: float) -> float:
         """The budget, or what makes a step of prompts alone worth what it costs besides.
 
         That a chunk reads its history may take it to half the time in which a new prompt is due.
@@ -187,43 +187,49 @@ class Scaling:
             budget = min(budget, seconds)
         return budget
 
-    def _add(self, step: Step, prefill: Prefill, budget: float, is_alone: bool) -> int:
-        """The next chunk of a prompt: on one instance if that will do, else over all of the group."""
-        if step.dop == 1:
-            return step.add_whole(prefill.view, step.instance_ids[0], budget)
-        held = prefill.view.placement.instance_ids
-        if is_alone or len(held) > 1 or step.count.has_ring:
-            return step.add_striped(prefill.view, budget)
-        best, num_fitting = self._best(step, prefill, budget)
-        if num_fitting < prefill.num_tokens:
-            return step.add_striped(prefill.view, budget)
-        return step.add_whole(prefill.view, best, budget)
+    def _add(
+        self, step: StepBuilder, prefill: Prefill, budget: float, is_alone: bool, min_tokens: int = 0
+    ) -> int:
+        """Add the next chunk of a prompt: on one instance if all of it fits there, else over the group.
 
-    def _add_part(self, step: Step, prefill: Prefill, budget: float) -> int:
-        """A chunk on one instance, of a prompt for which not all of the group have time.
+        Returns the number of its tokens.
+        """
+        view = prefill.view
+        if step.dop == 1:
+            return step.add(view, step.whole(view, step.instance_ids[0], budget, min_tokens))
+        share = None
+        if not (is_alone or len(view.placement.instance_ids) > 1 or step.count.has_ring):
+            share = self._on_one(step, prefill, budget)
+        if share is None or share.num_tokens < prefill.num_tokens:
+            share = step.striped(view, budget, min_tokens)
+        return step.add(view, share)
+
+    def _add_part(self, step: StepBuilder, prefill: Prefill, budget: float) -> int:
+        """Add a chunk on one instance, of a prompt for which not all of the group have time.
 
         But none of one that would be bound to an instance on which it cannot be in time, or all be kept, and
-        for little.
+        for little. Returns the number of its tokens.
         """
         if len(prefill.view.placement.instance_ids) > 1 or step.count.has_ring:
             return 0
-        best, num_fitting = self._best(step, prefill, budget)
-        is_most = num_fitting >= (1 - LEAST_PART) * prefill.num_tokens
-        if is_most or (step.free[best] > prefill.num_tokens and self._can_be_slow(prefill)):
-            return step.add_whole(prefill.view, best, budget)
-        return 0
+        share = self._on_one(step, prefill, budget)
+        if share is None:
+            return 0
+        (write,) = share.writes
+        is_most = share.num_tokens >= (1 - LEAST_PART) * prefill.num_tokens
+        has_room = step.free[write.instance_id] > prefill.num_tokens
+        return step.add(prefill.view, share) if is_most or (has_room and self._can_be_slow(prefill)) else 0
 
     def _can_be_slow(self, prefill: Prefill) -> bool:
-        """Whether a prompt would be in time on one instance, of whose time it had a part."""
+        """Return whether a prompt would be in time on one instance, of whose time it had a part."""
         if prefill.is_late or prefill.is_missed:
             return False
         return self.survey.snapshot.now + prefill.work / SLOW_SHARE <= prefill.deadline
 
-    def _best(self, step: Step, prefill: Prefill, budget: float) -> tuple[InstanceId, int]:
-        """The instance that computes most of a prompt in a step, alone, and how much."""
-        fitting = {
-            i: min(prefill.num_tokens, step.free[i], step.num_fitting(i, prefill.num_cached, budget))
-            for i in prefill.view.placement.instance_ids or step.instance_ids
-        }
-        best = max(fitting, key=lambda i: (fitting[i], step.free[i], -i))
-        return best, fitting[best]
+    @staticmethod
+    def _on_one(step: StepBuilder, prefill: Prefill, budget: float) -> Share | None:
+        """Return the next chunk of a prompt on the least busy instance that holds it and has room."""
+        able = prefill.view.placement.instance_ids or step.instance_ids
+        seconds, free = step.instance_seconds, step.free
+        best = min(able, key=lambda i: (free[i] < prefill.num_tokens, seconds[i], -free[i], i))
+        return step.whole(prefill.view, best, budget)
