@@ -15,7 +15,7 @@ from loong.core.placement import InstanceId, striped
 from loong.core.plan import Transfer
 from loong.core.request import RequestView
 from loong.core.work import WorkCount
-from loong.scheduler.striping import Share, retained_share, striped_share
+from loong.scheduler.striping import RequestPart, retained_part, striped_part
 
 LEAST_PART = 0.05  # of a budget: a chunk cut so short that it adds less is not worth what it reads and starts
 TOLERANCE = 0.02  # of a budget, which the chunk that is found may leave unused
@@ -26,7 +26,7 @@ LEAST_TOKENS = 2  # of the smallest chunk that is tried: one token alone counts 
 class _Way(NamedTuple):
     """One way to compute a prompt's chunk of any number of tokens."""
 
-    part_of: Callable[[int], Share]
+    part_of: Callable[[int], RequestPart]
     most_tokens: int
 
 
@@ -71,20 +71,20 @@ class ChunkSizer:
     cost_model: CostModel
     max_tokens: int
 
-    def seconds_with(self, view: RequestView, part: Share) -> float:
+    def seconds_with(self, view: RequestView, part: RequestPart) -> float:
         """Return the predicted time of the step with `part` of a request added."""
         return self.cost_model.step_time(self._count_with(view, part).step(self.ring))
 
     def whole(
         self, view: RequestView, master_id: InstanceId, budget: float, min_tokens: int = 0
-    ) -> Share | None:
+    ) -> RequestPart | None:
         """Return the largest chunk that one instance computes and stores, or None.
 
         It has at least `min_tokens` tokens where there is room, even if they exceed the budget.
         """
         return self._sized(view, self._by_one(view, master_id), budget, min_tokens)
 
-    def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> Share | None:
+    def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
         """Return the largest chunk that all instances compute together in stripes, or None.
 
         Either queries travel or KV does, by the ring: whichever allows the larger chunk. Of two alike, the
@@ -120,7 +120,7 @@ class ChunkSizer:
         able = [i for i in held or self.ring.instance_ids if self.free[i] > view.num_uncomputed_tokens]
         return max(able, key=lambda i: (self.free[i], -i)) if able and len(held) <= 1 else None
 
-    def _sized(self, view: RequestView, way: _Way, budget: float, min_tokens: int) -> Share | None:
+    def _sized(self, view: RequestView, way: _Way, budget: float, min_tokens: int) -> RequestPart | None:
         def seconds(num_tokens: int) -> float:
             return self.seconds_with(view, way.part_of(num_tokens))
 
@@ -143,12 +143,12 @@ class ChunkSizer:
         least, longer = (self._master_seconds(view, way.part_of(n)) for n in (LEAST_TOKENS, num_tokens))
         return longer - least >= LEAST_PART * budget
 
-    def _master_seconds(self, view: RequestView, part: Share) -> float:
+    def _master_seconds(self, view: RequestView, part: RequestPart) -> float:
         return self.cost_model.instance_time(
             self._count_with(view, part).instances[part.queries[0].master_id]
         )
 
-    def _count_with(self, view: RequestView, part: Share) -> WorkCount:
+    def _count_with(self, view: RequestView, part: RequestPart) -> WorkCount:
         count = self.count.copy()
         count.add(part.queries, part.writes, view.placement)
         return count
@@ -157,15 +157,15 @@ class ChunkSizer:
         """One instance computes the chunk and stores it."""
         lone = ESPGroup((master_id,))
         most_tokens = min(view.num_uncomputed_tokens, self._num_room(master_id))
-        return _Way(lambda num_tokens: striped_share(view, num_tokens, lone, Transfer.QUERY), most_tokens)
+        return _Way(lambda num_tokens: striped_part(view, num_tokens, lone, Transfer.QUERY), most_tokens)
 
     def _by_exchange(self, view: RequestView) -> _Way:
         """All instances that have room for a stripe compute one and store it; their queries travel."""
         room = {i: self._num_room(i) for i in self.ring.instance_ids}
 
-        def part_of(num_tokens: int) -> Share:
+        def part_of(num_tokens: int) -> RequestPart:
             makers = ESPGroup(tuple(_roomiest(room, num_tokens)))
-            return striped_share(view, num_tokens, makers, Transfer.QUERY)
+            return striped_part(view, num_tokens, makers, Transfer.QUERY)
 
         roomiest = sorted(room.values(), reverse=True)
         most_tokens = max(number * slots for number, slots in enumerate(roomiest, start=1))
@@ -176,13 +176,13 @@ class ChunkSizer:
         num_new, keeper_id = view.num_uncomputed_tokens, self.keeper(view)
         is_kept_whole = keeper_id is not None and self._is_kept_whole(view)
 
-        def part_of(num_tokens: int) -> Share:
+        def part_of(num_tokens: int) -> RequestPart:
             if keeper_id is not None and (is_kept_whole or num_tokens >= num_new):
-                return retained_share(view, num_tokens, self.ring, {keeper_id: self.free[keeper_id]})
+                return retained_part(view, num_tokens, self.ring, {keeper_id: self.free[keeper_id]})
             keepers = _roomiest(self.free, num_tokens)
             if len(keepers) * min(keepers.values()) < num_tokens:
                 keepers = {i: slots for i, slots in self.free.items() if slots}
-            return retained_share(view, num_tokens, self.ring, keepers)
+            return retained_part(view, num_tokens, self.ring, keepers)
 
         stripe = min(self.max_tokens - self.count.instances[i].num_tokens for i in self.ring.instance_ids)
         return _Way(part_of, min(num_new, self.ring.dop * stripe, sum(self.free.values())))

@@ -12,7 +12,7 @@ from loong.core.request import RequestView
 from loong.core.work import InstanceWork, WorkCount
 from loong.scheduler.chunk_size import LEAST_PART, ChunkSizer
 from loong.scheduler.masters import num_stored
-from loong.scheduler.striping import Share, batch_of, decode_share
+from loong.scheduler.striping import RequestPart, batch_of, decode_part
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class StepBuilder:
     max_tokens: int
     num_steps: int = 1
     decodes: list[tuple[RequestView, InstanceId]] = field(default_factory=list)  # with their masters
-    shares: list[Share] = field(default_factory=list)  # of prompts
+    shares: list[RequestPart] = field(default_factory=list)  # of prompts
     count: WorkCount = field(init=False)
     ring: ESPGroup = field(init=False)  # all its instances
     _costs: dict[InstanceId, float] = field(default_factory=dict)  # seconds; empty until they are needed
@@ -87,7 +87,7 @@ class StepBuilder:
 
     def plan(self) -> BatchPlan:
         """Return the batch."""
-        shares = [decode_share(view, master_id, self.num_steps) for view, master_id in self.decodes]
+        shares = [decode_part(view, master_id, self.num_steps) for view, master_id in self.decodes]
         return batch_of(self.group, shares + self.shares, self.num_steps, self.seconds)
 
     def add_decodes(self, masters: Sequence[tuple[RequestView, InstanceId]]) -> None:
@@ -110,21 +110,21 @@ class StepBuilder:
 
     def whole(
         self, view: RequestView, master_id: InstanceId, budget: float, min_tokens: int = 0
-    ) -> Share | None:
+    ) -> RequestPart | None:
         """Return the next chunk of a prompt that one instance computes in a step of `budget`, or None.
 
         The prompt's KV must all be there. `min_tokens` are computed however long they take.
         """
         return self._sizer().whole(view, master_id, budget, min_tokens)
 
-    def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> Share | None:
+    def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
         """Return the next chunk of a prompt that all instances compute in a step of `budget`, or None.
 
         `min_tokens` are computed however long they take.
         """
         return self._sizer().striped(view, budget, min_tokens)
 
-    def add(self, view: RequestView, share: Share | None) -> int:
+    def add(self, view: RequestView, share: RequestPart | None) -> int:
         """Add a chunk of a prompt, if there is one. Returns the number of its tokens."""
         if share is None:
             return 0

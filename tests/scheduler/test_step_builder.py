@@ -19,7 +19,7 @@ from loong.scheduler.chunk_size import LEAST_PART, LEAST_TOKENS, largest_within
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.masters import choose_masters
 from loong.scheduler.step_builder import StepBuilder
-from loong.scheduler.striping import striped_share
+from loong.scheduler.striping import striped_part
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 UNLIMITED = 1 << 40
@@ -158,7 +158,7 @@ def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data:
     more = count + count // 8 + 2 * dop
     part = bigger.sizer(bigger.ring, bigger.free, bigger.count, model, UNLIMITED)
     later = min(
-        part.seconds_with(view, striped_share(view, more, bigger.ring, transfer)) for transfer in Transfer
+        part.seconds_with(view, striped_part(view, more, bigger.ring, transfer)) for transfer in Transfer
     )
     assert step.seconds >= 0.85 * budget or later > budget
 
