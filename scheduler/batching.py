@@ -155,19 +155,36 @@ class BatchBuilder:
         """Add chunks of prompts in order, then of those for which only single instances have time left."""
         num_added = 0
         left_out = []
+        too_long: PrefillCandidate | None = None  # one without a history for which there is no time any more
         for prefill in prefills:
             if not num_added:
                 budget = self._paying(step, prefill, budget)
+            elif _is_no_shorter(prefill, too_long):
+                left_out.append(prefill)
+                continue
             num_tokens = self._add(step, prefill, budget, is_alone)
             num_added += num_tokens
             if step.is_full(budget):
                 return num_added
-            if not num_tokens and step.dop > 1:
+            if not num_tokens:
                 left_out.append(prefill)
-        for prefill in left_out:
-            num_added += self._add_part(step, prefill, budget)
+            too_long = None if num_tokens or prefill.num_cached else prefill
+        if step.dop > 1:
+            num_added += self._fill_parts(step, left_out, budget)
+        return num_added
+
+    def _fill_parts(self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float) -> int:
+        """Add chunks on single instances in order. Returns the number of their tokens."""
+        num_added = 0
+        too_long: PrefillCandidate | None = None
+        for prefill in prefills:
+            if _is_no_shorter(prefill, too_long):
+                continue
+            num_tokens = self._add_part(step, prefill, budget)
+            num_added += num_tokens
             if step.is_full(budget):
                 break
+            too_long = None if num_tokens or prefill.num_cached else prefill
         return num_added
 
     def _paying(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> float:
@@ -207,8 +224,8 @@ class BatchBuilder:
             return step.add(view, step.whole(view, step.instance_ids[0], budget, min_tokens))
         share = None
         if not (is_alone or len(view.placement.instance_ids) > 1 or step.count.has_ring):
-            share = self._on_one(step, prefill, budget)
-        if share is None or share.num_tokens < prefill.num_tokens:
+            share = self._on_one(step, prefill, budget, at_least=prefill.num_tokens)
+        if share is None:
             share = step.striped(view, budget, min_tokens)
         return step.add(view, share)
 
@@ -235,9 +252,16 @@ class BatchBuilder:
         return self.planning_view.snapshot.now + prefill.work / SLOW_SHARE <= prefill.deadline
 
     @staticmethod
-    def _on_one(step: StepBuilder, prefill: PrefillCandidate, budget: float) -> RequestPart | None:
+    def _on_one(
+        step: StepBuilder, prefill: PrefillCandidate, budget: float, at_least: int = 0
+    ) -> RequestPart | None:
         """Return the next chunk of a prompt on the least busy instance that holds it and has room."""
         able = prefill.view.placement.instance_ids or step.instance_ids
         seconds, free = step.instance_seconds, step.free
         best = min(able, key=lambda i: (free[i] < prefill.num_tokens, seconds[i], -free[i], i))
-        return step.whole(prefill.view, best, budget)
+        return step.whole(prefill.view, best, budget, at_least=at_least)
+
+
+def _is_no_shorter(prefill: PrefillCandidate, other: PrefillCandidate | None) -> bool:
+    """Return whether a prompt takes no less time than a known one without a history."""
+    return other is not None and prefill.num_tokens >= other.num_tokens

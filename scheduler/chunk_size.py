@@ -6,7 +6,7 @@ asking it for the whole step with chunks of several sizes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from loong.core.cost_model import CostModel
@@ -14,7 +14,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, striped
 from loong.core.plan import Transfer
 from loong.core.request import RequestView
-from loong.core.work import WorkCount
+from loong.core.work import StepWork, WorkCount
 from loong.scheduler.striping import RequestPart, retained_part, striped_part
 
 LEAST_PART = 0.05  # of a budget: a chunk cut so short that it adds less is not worth what it reads and starts
@@ -73,16 +73,21 @@ class ChunkSizer:
 
     def seconds_with(self, view: RequestView, part: RequestPart) -> float:
         """Return the predicted time of the step with `part` of a request added."""
-        return self.cost_model.step_time(self._count_with(view, part).step(self.ring))
+        return self.cost_model.step_time(self._step_with(view, part, self.ring))
 
     def whole(
-        self, view: RequestView, master_id: InstanceId, budget: float, min_tokens: int = 0
+        self,
+        view: RequestView,
+        master_id: InstanceId,
+        budget: float,
+        min_tokens: int = 0,
+        at_least: int = 0,
     ) -> RequestPart | None:
-        """Return the largest chunk that one instance computes and stores, or None.
+        """Return the largest chunk that one instance computes and stores; None if it has under `at_least`.
 
         It has at least `min_tokens` tokens where there is room, even if they exceed the budget.
         """
-        return self._sized(view, self._by_one(view, master_id), budget, min_tokens)
+        return self._sized(view, self._by_one(view, master_id), budget, min_tokens, at_least)
 
     def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
         """Return the largest chunk that all instances compute together in stripes, or None.
@@ -92,8 +97,9 @@ class ChunkSizer:
 
         It has at least `min_tokens` tokens where there is room, even if they exceed the budget.
         """
-        ways = self._by_ring(view), self._by_exchange(view)
-        ringed, exchanged = (self._sized(view, way, budget, min_tokens) for way in ways)
+        ringed = self._sized(view, self._by_ring(view), budget, min_tokens)
+        num_ringed = ringed.num_tokens if ringed is not None else 0
+        exchanged = self._sized(view, self._by_exchange(view), budget, min_tokens, num_ringed)
         if ringed is None or exchanged is None:
             return ringed or exchanged
         if ringed.num_tokens != exchanged.num_tokens:
@@ -120,13 +126,26 @@ class ChunkSizer:
         able = [i for i in held or self.ring.instance_ids if self.free[i] > view.num_uncomputed_tokens]
         return max(able, key=lambda i: (self.free[i], -i)) if able and len(held) <= 1 else None
 
-    def _sized(self, view: RequestView, way: _Way, budget: float, min_tokens: int) -> RequestPart | None:
-        def seconds(num_tokens: int) -> float:
-            return self.seconds_with(view, way.part_of(num_tokens))
+    def _sized(
+        self, view: RequestView, way: _Way, budget: float, min_tokens: int, at_least: int = 0
+    ) -> RequestPart | None:
+        """Return the largest chunk by one way; None if it would have no token, or fewer than `at_least`.
 
-        num_tokens = largest_within(seconds, way.most_tokens, budget)
-        if num_tokens < way.most_tokens and not self._is_worthwhile(view, way, num_tokens, budget):
-            num_tokens = 0
+        The chunk is cut where the instances that take part in it are busy for the whole budget. The time of
+        the other instances does not depend on its size.
+        """
+        if not way.most_tokens or at_least > way.most_tokens:
+            return None
+        smallest = way.part_of(min(LEAST_TOKENS, way.most_tokens))
+        num_tokens = 0
+        if self.seconds_with(view, smallest) <= budget:
+            seconds = self._busy_seconds(view, way, smallest)
+            if at_least and seconds(at_least) > budget:
+                return None
+            num_tokens = largest_within(seconds, way.most_tokens, budget)
+            is_cut_short = seconds(num_tokens) - seconds(smallest.num_tokens) < LEAST_PART * budget
+            if num_tokens < way.most_tokens and is_cut_short:
+                num_tokens = 0
         num_tokens = max(num_tokens, min(min_tokens, way.most_tokens))
         if not num_tokens:
             return None
@@ -136,22 +155,30 @@ class ChunkSizer:
             return way.part_of(num_tokens - num_tokens % num_stripes)  # the next chunk continues its stripes
         return part
 
-    def _is_worthwhile(self, view: RequestView, way: _Way, num_tokens: int, budget: float) -> bool:
-        """Return whether a chunk takes its master much longer than the smallest chunk does."""
-        if num_tokens <= LEAST_TOKENS:
-            return False
-        least, longer = (self._master_seconds(view, way.part_of(n)) for n in (LEAST_TOKENS, num_tokens))
-        return longer - least >= LEAST_PART * budget
-
-    def _master_seconds(self, view: RequestView, part: RequestPart) -> float:
-        return self.cost_model.instance_time(
-            self._count_with(view, part).instances[part.queries[0].master_id]
+    def _busy_seconds(self, view: RequestView, way: _Way, smallest: RequestPart) -> Callable[[int], float]:
+        """Return the time of the step for the instances that take part, by the number of tokens."""
+        step = self._step_with(view, smallest, self.ring)
+        binding = self.cost_model.step_time(step) - max(
+            map(self.cost_model.instance_time, step.instances.values())
         )
 
-    def _count_with(self, view: RequestView, part: RequestPart) -> WorkCount:
-        count = self.count.copy()
+        @cache
+        def seconds(num_tokens: int) -> float:
+            part = way.part_of(num_tokens)
+            involved = self.ring
+            if part.queries[0].transfer is Transfer.QUERY:
+                masters = {block.master_id for block in part.queries}
+                involved = ESPGroup(tuple(sorted(masters | set(view.placement.instance_ids))))
+            works = self._step_with(view, part, involved).instances
+            return binding + max(map(self.cost_model.instance_time, works.values()))
+
+        return seconds
+
+    def _step_with(self, view: RequestView, part: RequestPart, group: ESPGroup) -> StepWork:
+        """Return what the instances of `group` do in the step with `part` added."""
+        count = self.count.copy(group.instance_ids)
         count.add(part.queries, part.writes, view.placement)
-        return count
+        return count.step(group)
 
     def _by_one(self, view: RequestView, master_id: InstanceId) -> _Way:
         """One instance computes the chunk and stores it."""

@@ -109,19 +109,27 @@ class StepBuilder:
         self.count.is_lease = self.num_steps > 1
 
     def whole(
-        self, view: RequestView, master_id: InstanceId, budget: float, min_tokens: int = 0
+        self,
+        view: RequestView,
+        master_id: InstanceId,
+        budget: float,
+        min_tokens: int = 0,
+        at_least: int = 0,
     ) -> RequestPart | None:
         """Return the next chunk of a prompt that one instance computes in a step of `budget`, or None.
 
-        The prompt's KV must all be there. `min_tokens` are computed however long they take.
+        The prompt's KV must all be there. `min_tokens` are computed however long they take. A chunk of fewer
+        than `at_least` tokens is not wanted.
         """
-        return self._sizer().whole(view, master_id, budget, min_tokens)
+        return self._sizer().whole(view, master_id, budget, min_tokens, at_least)
 
     def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
         """Return the next chunk of a prompt that all instances compute in a step of `budget`, or None.
 
         `min_tokens` are computed however long they take.
         """
+        if not min_tokens and max(self.instance_seconds.values()) > (1 - LEAST_PART) * budget:
+            return None
         return self._sizer().striped(view, budget, min_tokens)
 
     def add(self, view: RequestView, share: RequestPart | None) -> int:

@@ -163,10 +163,11 @@ class WorkCount:
         self.num_requests += num_decodes
         self.num_segments += sum([len(placement.segments) for placement in placements])
 
-    def copy(self) -> "WorkCount":
-        """One to which other requests can be added."""
+    def copy(self, instance_ids: Iterable[InstanceId] | None = None) -> "WorkCount":
+        """Return one to which other requests can be added: of all its instances, or of these alone."""
         other = copy(self)
-        other.instances = {instance_id: work.copy() for instance_id, work in self.instances.items()}
+        ids = self.instances if instance_ids is None else instance_ids
+        other.instances = {instance_id: self.instances[instance_id].copy() for instance_id in ids}
         return other
 
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
