@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loong.grammar.schema import supported
+from loong.grammar.structural_tag import is_structural_tag, with_supported_schemas
 from loong.grammar.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -27,12 +28,15 @@ class GrammarCompiler:
         )
 
     def compile(self, schema: str) -> "CompiledGrammar":
-        """The grammar of a schema.
+        """The grammar of a JSON schema, or of a structural tag, which has schemas within.
 
         Raises `UnsupportedSchemaError` for one that it could not keep to, RuntimeError for one that is none.
         """
-        content = supported(msgspec.json.decode(schema))
-        text = msgspec.json.encode(content).decode()
+        content = msgspec.json.decode(schema)
+        if is_structural_tag(content):
+            tag = with_supported_schemas(content, _MAX_BLANKS)
+            return self._compiler.compile_structural_tag(msgspec.json.encode(tag).decode())
+        text = msgspec.json.encode(supported(content)).decode()
         return self._compiler.compile_json_schema(text, strict_mode=False, max_whitespace_cnt=_MAX_BLANKS)
 
 
