@@ -17,7 +17,7 @@ test: check
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
 coverage: $(READY)
-	$(BIN)/pytest tests/core tests/scheduler --cov=loong.core --cov=loong.scheduler \
+	$(BIN)/pytest tests/core tests/scheduler --hypothesis-profile thorough --cov=loong.core --cov=loong.scheduler \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
 
 check: $(READY)

@@ -3,7 +3,7 @@
 import logging
 from typing import TYPE_CHECKING
 
-from loong.grammar.availability import import_failure
+from loong.grammar.availability import ARE_REFUSED, NOT_INSTALLED, is_installed
 from loong.server.engine_client import EngineLimits
 
 if TYPE_CHECKING:
@@ -13,9 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 def log_missing_grammars() -> None:
-    """Log that no answer can be held to a schema, if so; takes a second, as xgrammar is imported."""
-    if (failure := import_failure()) is not None:
-        logger.warning("response_format json_object and json_schema are refused: %s", failure)
+    """Log that no answer can be held to a schema if xgrammar is not installed.
+
+    xgrammar is imported with the first request that needs it. That takes a second, and shows other failures.
+    """
+    if not is_installed():
+        logger.warning("%s: %s", ARE_REFUSED, NOT_INSTALLED)
 
 
 def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:

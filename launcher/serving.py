@@ -124,14 +124,13 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
         clock_start=clock_start,
         listeners=(insight.recent, insight.runs),
     ) as logs:
-        looking = asyncio.create_task(asyncio.to_thread(log_missing_grammars))  # while the workers load
+        log_missing_grammars()
         cluster = replace(
             config.cluster,
             attention_tiles=chosen_tiles(config.cost_model),
             log_format=config.log_format,
         )
         async with local_workers(cluster) as executor:
-            await looking
             logger.info("workers ready after %.1f s", perf_counter() - start)
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             look_rarely_for_garbage()

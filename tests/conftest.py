@@ -4,8 +4,10 @@ import sys
 import torch
 from hypothesis import settings
 
-settings.register_profile("loong", deadline=None)  # a busy machine fails no law
-settings.load_profile("loong")
+# A busy machine fails no law. `--hypothesis-profile thorough` tries each with ten times as many examples.
+settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=400)
+settings.load_profile("quick")
 
 # Before anything imports Triton, which looks once: kernels are interpreted, unless `-m` asks for GPU tests.
 if not torch.cuda.is_available() or "-m" not in sys.argv:

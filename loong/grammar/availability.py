@@ -1,10 +1,19 @@
 """Whether xgrammar, an optional package with a native library, can be used here."""
 
+from importlib.util import find_spec
+
+ARE_REFUSED = "response_format json_object and json_schema are refused"
+NOT_INSTALLED = "xgrammar is not installed; pip install xgrammar"
 _MAX_REASON = 200  # characters
 
 
+def is_installed() -> bool:
+    """Return whether xgrammar can be found. Nothing is imported, so its import may still fail."""
+    return find_spec("xgrammar") is not None
+
+
 def import_failure() -> str | None:
-    """Return in one line why xgrammar cannot be imported; None if it can. Takes a second at first."""
+    """Return in one line why xgrammar cannot be imported; None if it can. The first call takes a second."""
     try:
         from xgrammar import (  # noqa: F401  all that is used of it: an old one may lack some
             GrammarCompiler,
@@ -15,7 +24,7 @@ def import_failure() -> str | None:
         )
     except Exception as error:  # noqa: BLE001  an import runs the package's code, which may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == "xgrammar":
-            return "xgrammar is not installed; pip install xgrammar"
+            return NOT_INSTALLED
         reason = " ".join(str(error).split())[:_MAX_REASON]
         return f"xgrammar cannot be imported: {type(error).__name__}: {reason}"
     return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections import OrderedDict
 from hashlib import sha256
@@ -10,7 +11,10 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import ClusterError
+from loong.grammar.availability import ARE_REFUSED
 from loong.server.errors import ApiError, bad_request
+
+logger = logging.getLogger(__name__)
 
 MAX_SCHEMA_BYTES = 2**16
 MAX_SECONDS = 2.0  # for one schema, which every worker then takes too
@@ -107,6 +111,7 @@ class SchemaChecker:
             why = f"the process that checks schemas ended with code {process.returncode} at its start"
             raise _refusal(why, "unsupported_parameter") from error
         if self._why_unusable:
+            logger.warning("%s: %s", ARE_REFUSED, self._why_unusable)
             await self._stop()
             raise _refusal(self._why_unusable, "unsupported_parameter")
         return process
