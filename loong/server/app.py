@@ -10,6 +10,7 @@ from loong.server.cluster_app import add_cluster, cluster_of
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
 from loong.server.engine_client import Engine, EngineClient, Tracing
+from loong.server.grammar_checker import SchemaChecker
 from loong.server.insight import Insight
 from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics import MetricFamilies
@@ -19,7 +20,6 @@ from loong.server.origins import allow_reading, check_origin
 from loong.server.remote.forwarding import RemoteCluster, add_forwarding
 from loong.server.request_ids import add_request_id, note_request_id
 from loong.server.request_metrics import RequestMetrics
-from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
 from loong.server.spans import note_traceparent
 from loong.server.sse import EVENT_WRITES, EventWrites

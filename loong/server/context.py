@@ -7,10 +7,10 @@ from aiohttp import web
 from loong.server.body import Bodies
 from loong.server.engine_client import EngineClient
 from loong.server.errors import ApiError
+from loong.server.grammar_checker import SchemaChecker
 from loong.server.ignored_keys import IgnoredKeys
 from loong.server.parsing import short
 from loong.server.request_metrics import RequestMetrics
-from loong.server.response_format import SchemaChecker
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 

@@ -16,6 +16,7 @@ from loong.server import schemas
 from loong.server.free_json import VALUE_NAME, VALUE_SCHEMA
 from loong.server.middleware import OPEN_PATHS
 from loong.server.parsing import HARMLESS, NEUTRAL
+from loong.server.schema_base import Schema
 
 Json: TypeAlias = dict[str, Any]
 
@@ -44,7 +45,7 @@ class Operation:
     summary: str
     answer: type[BaseModel] | str  # a schema of JSON, or the type of what else it is
     errors: Sequence[int] = ()
-    request: type[schemas.Schema] | None = None
+    request: type[Schema] | None = None
     event: type[BaseModel] | None = None  # of a stream, where one can be asked for
 
 

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from loong.core.request import number_text
 from loong.server.errors import ApiError, bad_request
-from loong.server.schemas import Schema
+from loong.server.schema_base import Schema
 
 HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the value that asks for nothing

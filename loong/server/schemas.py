@@ -2,12 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -17,12 +15,13 @@ from pydantic import (
     model_validator,
 )
 from pydantic.config import JsonDict
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
-from loong.core.request import LIMITS, MAX_TOKEN_ID, NUM_SEEDS
+from loong.core.request import MAX_TOKEN_ID, NUM_SEEDS
 from loong.server.errors import bad_request
 from loong.server.free_json import FreeObject
+from loong.server.schema_base import Schema, within
+from loong.server.structured_outputs import ResponseFormat
 
 MAX_PROMPTS = 256  # in one request
 MAX_STOP_STRINGS = 16
@@ -40,13 +39,6 @@ _LISTS = {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS
 _PROMPT = {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS]}
 
 
-def _within(name: str, least: int | None = None) -> FieldInfo:
-    """Return the bounds of a field, which are those that the engine checks."""
-    low, high = LIMITS[name]
-    bounds: FieldInfo = Field(ge=low if least is None else least, le=high)
-    return bounds
-
-
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -56,24 +48,10 @@ def _as_parts(value: object) -> object:
 
 
 TokenIdField = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-LogitBias = Annotated[float, _within("logit_bias")]
+LogitBias = Annotated[float, within("logit_bias")]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 _StopList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 StopStrings = Annotated[_StopList, BeforeValidator(_as_list, StopString | _StopList)]
-
-
-class Schema(BaseModel):
-    """A JSON object in which each field has its own type, and no other field is allowed."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_nulls(cls, content: object) -> object:
-        """A field that is null counts as absent: clients send back messages with all that there might be."""
-        if isinstance(content, dict):
-            return {name: value for name, value in content.items() if value is not None}
-        return content
 
 
 class StreamOptions(Schema):
@@ -92,44 +70,12 @@ class StreamOptions(Schema):
         return self.include_usage and self.continuous_usage_stats
 
 
-class JsonSchemaFormat(Schema):
-    """A JSON schema, and what to call it."""
-
-    name: Annotated[str, Field(max_length=256)] = ""
-    description: str | None = None
-    schema_: Annotated[FreeObject, Field(alias="schema")]
-    """What cannot be kept to is refused by name. An object that names properties has no others unless
-    `additionalProperties` says so. Formats are kept to in shape."""
-    strict: bool | None = None
-    """Answers are held to the schema in any case."""
-
-
-class ResponseFormat(Schema):
-    """What an answer is held to: nothing, to be a JSON object, or a JSON schema."""
-
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: JsonSchemaFormat | None = None
-
-    @model_validator(mode="after")
-    def _names_a_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema goes with the type json_schema, and with no other")
-        return self
-
-    @property
-    def schema_text(self) -> str | None:
-        """The JSON schema that the answer is held to, as text; None for none."""
-        if self.json_schema is not None:
-            return msgspec.json.encode(self.json_schema.schema_).decode()
-        return '{"type":"object"}' if self.type == "json_object" else None
-
-
 class SLOFields(Schema):
     """Targets in seconds; to miss them ends nothing. One that is left out is the server's own."""
 
-    ttft: Annotated[float, _within("ttft")] | None = None
+    ttft: Annotated[float, within("ttft")] | None = None
     """From the request to its first token."""
-    tpot: Annotated[float, _within("tpot")] | None = None
+    tpot: Annotated[float, within("tpot")] | None = None
     """For each token after it."""
 
 
@@ -141,34 +87,34 @@ class GenerationFields(Schema, ABC):
 
     model: str | None = None
     """The name in `/v1/models`, or nothing."""
-    max_tokens: Annotated[int, _within("max_tokens", least=0)] | None = None
+    max_tokens: Annotated[int, within("max_tokens", least=0)] | None = None
     """The most tokens to produce. By default 16 for a completion, and for a chat whatever fits. 0 goes with
     `echo` or `prompt_logprobs`: the answer is about the prompt alone."""
-    max_completion_tokens: Annotated[int, _within("max_tokens", least=0)] | None = None
+    max_completion_tokens: Annotated[int, within("max_tokens", least=0)] | None = None
     """The same by its newer name, which wins."""
-    min_tokens: Annotated[int, _within("min_tokens")] = 0
+    min_tokens: Annotated[int, within("min_tokens")] = 0
     """Before so many tokens nothing ends the answer."""
-    temperature: Annotated[float, _within("temperature")] = 1.0
+    temperature: Annotated[float, within("temperature")] = 1.0
     """0 takes the likeliest token."""
-    top_p: Annotated[float, _within("top_p")] = 1.0
+    top_p: Annotated[float, within("top_p")] = 1.0
     """Draw among the likeliest tokens that together have this probability."""
-    top_k: Annotated[int, _within("top_k", least=-1)] = 0
+    top_k: Annotated[int, within("top_k", least=-1)] = 0
     """Draw among so many of the likeliest tokens; 0 and -1: all."""
-    min_p: Annotated[float, _within("min_p")] = 0.0
+    min_p: Annotated[float, within("min_p")] = 0.0
     """Draw among tokens that are at least so likely, of the likeliest one's probability."""
-    presence_penalty: Annotated[float, _within("presence_penalty")] = 0.0
+    presence_penalty: Annotated[float, within("presence_penalty")] = 0.0
     """Taken from the logit of each token that the answer has."""
-    frequency_penalty: Annotated[float, _within("frequency_penalty")] = 0.0
+    frequency_penalty: Annotated[float, within("frequency_penalty")] = 0.0
     """Taken from the logit of a token for each time that the answer has it."""
-    repetition_penalty: Annotated[float, _within("repetition_penalty")] = 1.0
+    repetition_penalty: Annotated[float, within("repetition_penalty")] = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the answer."""
     logit_bias: Annotated[dict[str, LogitBias], Field(max_length=MAX_LOGIT_BIASES)] = {}
     """What to add to the logits of tokens, by token id: from -100 to 100."""
-    n: Annotated[int, _within("n")] = 1
+    n: Annotated[int, within("n")] = 1
     """How many choices to give for each prompt."""
-    best_of: Annotated[int, _within("n")] | None = None
+    best_of: Annotated[int, within("n")] | None = None
     """As many as `n`: to choose from more is not supported."""
-    seed: Annotated[int, _within("seed", least=-NUM_SEEDS)] | None = None
+    seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
     """Fixes every draw, whatever else runs; choices count up from it. By default each request draws one."""
     stop: StopStrings = []
     """The answer ends before the first of these strings."""
@@ -181,7 +127,7 @@ class GenerationFields(Schema, ABC):
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
     """Whom the request is for: `--fairness user` shares between users, or between API keys where there are
     several."""
-    priority: Annotated[int, _within("priority")] = 0
+    priority: Annotated[int, within("priority")] = 0
     """The lower, the sooner: each step halves the time to the first token that the schedule allows."""
     slo: SLOFields | None = None
     """What to schedule the request for, instead of the server's own targets."""
@@ -193,7 +139,7 @@ class GenerationFields(Schema, ABC):
     """For streams only."""
     return_token_ids: bool = False
     """Tell the ids of the prompt's and the answer's tokens too."""
-    prompt_logprobs: Annotated[int, _within("prompt_logprobs")] | None = None
+    prompt_logprobs: Annotated[int, within("prompt_logprobs")] | None = None
     """Return the log probability and the rank of each token of the prompt but the first, and those of this
     number of the likeliest tokens in its place. Not for streams."""
 
@@ -247,7 +193,7 @@ class CompletionFields(GenerationFields):
     """Begin a text with the tokens that the model expects there."""
     echo: bool = False
     """Begin the answer with the prompt, also what `logprobs` are of. The first token of a prompt has none."""
-    logprobs: Annotated[int, _within("logprobs")] | None = None
+    logprobs: Annotated[int, within("logprobs")] | None = None
     """Tell the log probability of each token, and those of so many of the likeliest. `top_logprobs` always
     has the sampled token, as one entry more if it is not among the likeliest. Of tokens with equal text, the
     sampled or else the likeliest one is named by it, and the others are named `token_id:ID`."""
@@ -367,7 +313,7 @@ class ChatFields(GenerationFields):
     """More names for the chat template."""
     logprobs: bool = False
     """Tell the log probability of each token."""
-    top_logprobs: Annotated[int, _within("logprobs")] = 0
+    top_logprobs: Annotated[int, within("logprobs")] = 0
     """And those of so many of the likeliest. The sampled token is not added to them."""
 
     @property

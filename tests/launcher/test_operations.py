@@ -4,7 +4,7 @@ from pathlib import Path
 
 from loong.core import request_spans, timeline
 from loong.decision_log import recent, runs
-from loong.server import insight, response_format, spans
+from loong.server import grammar_checker, insight, spans
 from loong.worker import constraints
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
@@ -32,5 +32,5 @@ def test_every_bound_is_the_one_that_holds() -> None:
     )
     assert f"{spans.MAX_PARENTS:,} headers" in row("with `--otlp")
     assert f"at most {spans.MAX_TRACEPARENT} characters" in row("with `--otlp")
-    assert f"last {response_format.MAX_KNOWN:,} schemas" in row("which of the last")
+    assert f"last {grammar_checker.MAX_KNOWN:,} schemas" in row("which of the last")
     assert f": {constraints.NUM_MATCHERS:,} of them" in row("how far outputs")

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.server.errors import ApiError
-from loong.server.response_format import SchemaChecker
+from loong.server.grammar_checker import SchemaChecker
 from loong.server.tokenizer import Tokenizer
 
 pytest.importorskip("xgrammar")
