@@ -56,7 +56,7 @@ class AnswerShape(ABC):
     def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
         self.asked = asked
         self.tokenizer = tokenizer
-        self._is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks
+        self.is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # in events of a choice that tell only text
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
@@ -74,7 +74,13 @@ class AnswerShape(ABC):
 
     def events(self, delta: Delta, num_output_tokens: int) -> bytes:
         """The events of a stream that tell one token, the last of so many of all choices."""
-        if self._is_brief and delta.index and delta.finish_reason is None and delta.logprobs is None:
+        if (
+            self.is_brief
+            and delta.index
+            and delta.parts is None
+            and delta.finish_reason is None
+            and delta.logprobs is None
+        ):
             around = self._around_text.get(delta.choice) or self._find_around_text(delta.choice)
             return around[0] + msgspec.json.encode(delta.text) + around[1]
         return b"".join(map(event_of, self.chunks(delta, num_output_tokens)))

@@ -135,11 +135,17 @@ async def complete(
         num_echoed_logprobs=fields.num_echoed_logprobs,
         is_prompt_only=num_asked_tokens(fields) == 0,
     )
+    tools = prompts[0].tools
     if (schema := asked.choices[0].request.sampling_params.json_schema) is not None:
         await server.schemas.check(schema)
     shape = shape_type(asked, server.tokenizer)
     options = OutputOptions(
-        tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens, asked.is_prompt_only
+        tuple(fields.stop),
+        tuple(fields.stop_token_ids),
+        fields.skip_special_tokens,
+        asked.is_prompt_only,
+        tools,
+        frozenset() if tools is None else server.tokenizer.special_token_ids(tools.form.markers),
     )
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
@@ -162,6 +168,7 @@ def _choices(
             max_tokens=max_output_tokens(fields, prompt, limits),
             eos_token_ids=eos_token_ids,
             vocab_size=limits.vocab_size,
+            tools=prompt.tools,
         )
         request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
         request = Request(

@@ -4,9 +4,12 @@ import secrets
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.server.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from loong.server.chat_template import ChatTemplate  # which takes a while to import
 
 _ID_LETTERS = string.ascii_letters + string.digits
 
@@ -62,7 +65,7 @@ FORMATS: Mapping[str, CallFormat] = {form.name: form for form in (HERMES, LLAMA3
 _OTHER_CONTENTS = "<function="  # between Hermes' tags, in the templates of some newer models
 
 
-def choose_format(template: ChatTemplate | None, name: str | None) -> CallFormat | None:
+def choose_format(template: "ChatTemplate | None", name: str | None) -> CallFormat | None:
     """Return the format that a template goes with, or the one of a name; None if none is known to.
 
     A template that knows no tools goes with Hermes' format, in which the system turn then tells of them.
