@@ -26,11 +26,11 @@ from same_batches import NotingExecutor, repeated
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.events import BatchFinished, Event
+from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import Request, RequestId, SamplingParams
-from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.local import ClusterConfig, local_workers
@@ -57,7 +57,7 @@ class Ran:
     started_at: float
     ended_at: float
     num_steps: int
-    have_rested: bool
+    starts_idle: bool
 
 
 class Watch:
@@ -72,7 +72,7 @@ class Watch:
         self._policy, self._executor = policy, executor
         self._planned_at = 0.0
         self._running: dict[int, tuple[RunBatch, float, bool]] = {}
-        self._rests = Rests()
+        self._idle_tracker = IdleTracker()
 
     def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         """What the policy plans."""
@@ -85,8 +85,8 @@ class Watch:
     def took_in(self, event: Event, /) -> None:
         """A batch may have finished."""
         if isinstance(event, BatchFinished):
-            batch, started_at, have_rested = self._running.pop(event.batch_id)
-            self._rests.work(batch.plan.group.instance_ids, event.time)
+            batch, started_at, starts_idle = self._running.pop(event.batch_id)
+            self._idle_tracker.work(batch.plan.group.instance_ids, event.time)
             placements = {given.request_id: given.placement for given in batch.inputs}
             self.ran.append(
                 Ran(
@@ -96,7 +96,7 @@ class Watch:
                     started_at,
                     event.time,
                     event.num_steps,
-                    have_rested,
+                    starts_idle,
                 )
             )
 
@@ -111,8 +111,10 @@ class Watch:
         """Batches may start."""
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
-                have_rested = self._rests.have_rested(instruction.plan.group.instance_ids, self._planned_at)
-                self._running[instruction.batch_id] = (instruction, self._planned_at, have_rested)
+                starts_idle = self._idle_tracker.were_idle(
+                    instruction.plan.group.instance_ids, self._planned_at
+                )
+                self._running[instruction.batch_id] = (instruction, self._planned_at, starts_idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def compare(served: Served, model: CostModel, tp_size: int, num_cores: int) -> l
     ran = served.watch.ran[len(served.watch.ran) // 10 :]
     compared, calibration = [], Calibration()
     for batch in ran:
-        sample = batch_sample(batch.plan, batch.placements, batch.num_steps, have_rested=batch.have_rested)
+        sample = batch_sample(batch.plan, batch.placements, batch.num_steps, starts_idle=batch.starts_idle)
         (work, _), *later = sample.steps
         seconds = batch.ended_at - batch.started_at
         busy = sum(overlap(batch, other) * other.plan.group.dop for other in ran) / seconds

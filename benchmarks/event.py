@@ -43,7 +43,7 @@ from loong.scheduler.policy import Policy, make_policy
 from loong.scheduling import Scheduling
 
 CEILING = 0.5e-3
-PARTS, REST = ("apply", "snapshot", "policy", "check and commit"), "all but policy"
+PARTS, IDLE_SECONDS = ("apply", "snapshot", "policy", "check and commit"), "all but policy"
 MEAN_TOKENS, MAX_TOKENS = 320, 480  # of one request, prompt and output
 NUM_BURST_INSTANCES = 8
 LEASE_STEPS = PolicyConfig().lease_steps
@@ -69,14 +69,14 @@ def crowd(num_requests: int) -> Iterator[Request]:
 
 def refill(snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
     """Each idle instance takes in the requests that it has room for, or goes on with those it has."""
-    resting: defaultdict[InstanceId, list[RequestView]] = defaultdict(list)
+    not_in_flight: defaultdict[InstanceId, list[RequestView]] = defaultdict(list)
     for view in snapshot.running:
         if view.is_plannable:
-            resting[view.placement.instance_ids[0]].append(view)
+            not_in_flight[view.placement.instance_ids[0]].append(view)
     waiting = deque(snapshot.waiting)
     batches = []
     for instance in filter(attrgetter("is_idle"), snapshot.instances):
-        old, new = resting[instance.instance_id], list[RequestView]()
+        old, new = not_in_flight[instance.instance_id], list[RequestView]()
         free = instance.kv_capacity - sum(map(max_kv, old))
         while waiting and (free := free - max_kv(waiting[0])) >= 0:
             new.append(waiting.popleft())
@@ -183,7 +183,7 @@ def growth(rows: Sequence[Row], row: Row) -> str:
     if not rows or rows[-1]["num_instances"] != row["num_instances"]:
         return ""
     above = rows[-1]
-    time_factor = row["seconds"][REST][0] / above["seconds"][REST][0]
+    time_factor = row["seconds"][IDLE_SECONDS][0] / above["seconds"][IDLE_SECONDS][0]
     return f"{time_factor * above['num_requests'] / row['num_requests']:.2f}"
 
 
@@ -200,7 +200,7 @@ def main() -> None:
     gc.freeze()  # this and the next as a server does when it is up
     look_rarely_for_garbage()
     print(f"us an event, policy {args.policy}: median (P95)\n")
-    columns = "".join(f"{column:>18}" for column in (*PARTS, "all", REST))
+    columns = "".join(f"{column:>18}" for column in (*PARTS, "all", IDLE_SECONDS))
     print(f"{'instances':>9}{'live':>6}{'events':>8}{'growth':>8}{columns}")
     rows: list[Row] = []
     for num_instances, num_requests in product(args.num_instances, args.num_requests):
@@ -209,7 +209,7 @@ def main() -> None:
         spent = asyncio.run(measure(policy, num_requests, num_instances, args.max_events))
         gc.collect()
         spent["all"] = [sum(parts) for parts in zip(*spent.values(), strict=True)]
-        spent[REST] = [a - p for a, p in zip(spent["all"], spent["policy"], strict=True)]
+        spent[IDLE_SECONDS] = [a - p for a, p in zip(spent["all"], spent["policy"], strict=True)]
         cells = {part: (median(values), quantiles(values, n=20)[-1]) for part, values in spent.items()}
         row = Row(num_requests=num_requests, num_instances=num_instances, seconds=cells)
         shown = "".join(f"{f'{1e6 * mid:.0f} ({1e6 * high:.0f})':>18}" for mid, high in cells.values())

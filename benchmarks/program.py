@@ -22,7 +22,7 @@ from loong.core.cost_model import PrefillTerms
 from loong.core.placement import Placement
 from loong.core.request import RequestView
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.equations import FutureKV, paper_weight
+from loong.scheduler.future_kv import FutureKV, paper_weight
 from loong.scheduler.lengths import Lengths
 from loong.scheduler.program import Demand, Offer, solve
 

@@ -1,4 +1,4 @@
-"""Prompts and decode leases on real workers, one batch at a time: what scripts of one iteration share.
+"""Prompts and decode leases on real workers, one batch at a time: what scripts of one iteration part.
 
 Workers run in processes of their own, on CPUs or GPUs, and a batch is timed as the engine sees it, from its
 commit until its whole group is done.
@@ -23,7 +23,7 @@ from loong.core.request import RequestId
 from loong.launcher.local import local_workers
 from loong.launcher.profile.measure import batch_sample
 from loong.launcher.profile.stage import Stage
-from loong.scheduler.striping import batch_of, decode_share, retained_share, striped_share
+from loong.scheduler.striping import batch_of, decode_part, retained_part, striped_part
 
 NUM_REPEATS = 5
 LEASE_STEPS = 16
@@ -86,11 +86,11 @@ class StageRuns:
             views = self._stage.views(arrived)
             if not all(self._stage.free()[i] > num_requests * LEASE_STEPS for i in group):
                 break
-            shares = [
-                decode_share(view, master, LEASE_STEPS)
+            parts = [
+                decode_part(view, master, LEASE_STEPS)
                 for view, master in zip(views, cycle(group[:num_masters]), strict=False)
             ]
-            batch = batch_of(ESPGroup(tuple(group)), shares, LEASE_STEPS)
+            batch = batch_of(ESPGroup(tuple(group)), parts, LEASE_STEPS)
             predicted = self._predicted(batch)
             times.append(await self._stage.carry_out(IterationPlan((batch,))))
         self._stage.end_all()
@@ -103,19 +103,19 @@ class StageRuns:
         self, request_ids: Sequence[RequestId], group: Sequence[InstanceId], keepers: Sequence[InstanceId]
     ) -> BatchPlan:
         members = ESPGroup(tuple(group))
-        shares = []
+        parts = []
         for view in self._stage.views(request_ids):
             number = view.num_uncomputed_tokens
             if keepers:
                 room: Mapping[InstanceId, int] = dict.fromkeys(keepers, number)
-                shares.append(retained_share(view, number, members, room))
+                parts.append(retained_part(view, number, members, room))
             else:
-                shares.append(striped_share(view, number, members, Transfer.KV))
-        return batch_of(members, shares)
+                parts.append(striped_part(view, number, members, Transfer.KV))
+        return batch_of(members, parts)
 
     def _predicted(self, batch: BatchPlan) -> float:
-        have_rested = self._stage.have_rested(batch.group)
-        sample = batch_sample(batch, self._stage.placements(), have_rested=have_rested)
+        starts_idle = self._stage.starts_idle(batch.group)
+        sample = batch_sample(batch, self._stage.placements(), starts_idle=starts_idle)
         return sample.predicted(self._cost_model)
 
 

@@ -31,7 +31,7 @@ from loong.fabric.world import World
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard
 from loong.model.transformer import Decoder
-from loong.scheduler.striping import Share, batch_of
+from loong.scheduler.striping import RequestPart, batch_of
 from loong.wire import decode_command, encode
 from loong.worker.backend import CpuBackend
 from loong.worker.kv_pool import KVPool
@@ -113,9 +113,9 @@ class Story:
         return (self.masters[name],) if is_decode else self.group.instance_ids
 
 
-def _share(new: Placement) -> Share:
+def _share(new: Placement) -> RequestPart:
     blocks = [QueryBlock(s.owner_id, s.positions, s.instance_id, Transfer.QUERY) for s in new.segments]
-    return Share(tuple(blocks), new.segments)
+    return RequestPart(tuple(blocks), new.segments)
 
 
 def measure(story: Story) -> list[float]:

@@ -14,7 +14,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
     ("target_ttft", seconds, "S", "of requests without an SLO"),
     ("target_tpot", seconds, "S", "likewise"),
     ("ttft_factor", ratio, "X", "of long ones among them: times the quickest prefill"),
-    ("late_share", part, "X", "of the time, for the oldest prompt that was put off"),
+    ("deferred_share", part, "X", "of the time, for the oldest prompt that was deferred"),
 )
 
 

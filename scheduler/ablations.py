@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
+from loong.scheduler.admission import Order, PrefillCandidate, by_arrival
 from loong.scheduler.allocation import Allocation
-from loong.scheduler.dispatch import Order, Prefill, by_arrival
+from loong.scheduler.batching import BatchBuilder
 from loong.scheduler.esp import ElasticPlanner
 from loong.scheduler.group import Group
-from loong.scheduler.scaling import Scaling
-from loong.scheduler.step import Step
+from loong.scheduler.step_builder import StepBuilder
 
 NO_LIMIT = 10**9  # seconds or tokens
 
@@ -32,23 +32,23 @@ class NoScaleUp(ElasticPlanner):
     allocation: ClassVar[type[Allocation]] = _Narrow
 
 
-class _InPlaceStep(Step):
+class _InPlaceStep(StepBuilder):
     def is_kept_whole(self, view: RequestView, by_ring: int) -> bool:  # noqa: ARG002
         """Only by who has room, if not all have."""
         return False
 
 
-class _InPlace(Scaling):
-    step: ClassVar[type[Step]] = _InPlaceStep
+class _InPlace(BatchBuilder):
+    step: ClassVar[type[StepBuilder]] = _InPlaceStep
 
 
 class NoRetention(ElasticPlanner):
     """KV stays where it is made, so groups do not shrink after a prefill."""
 
-    scaling: ClassVar[type[Scaling]] = _InPlace
+    batch_builder: ClassVar[type[BatchBuilder]] = _InPlace
 
 
-class _Whole(Scaling):
+class _Whole(BatchBuilder):
     def budget(self, decodes: Iterable[RequestView]) -> float:  # noqa: ARG002 - they wait
         """More than any prompt takes."""
         return NO_LIMIT
@@ -57,7 +57,7 @@ class _Whole(Scaling):
 class NoChunks(ElasticPlanner):
     """Whole prompts in one step; decodes of the group wait with them."""
 
-    scaling: ClassVar[type[Scaling]] = _Whole
+    batch_builder: ClassVar[type[BatchBuilder]] = _Whole
 
     def plan(self) -> IterationPlan:
         """The whole plan, without a limit of tokens."""
@@ -66,14 +66,14 @@ class NoChunks(ElasticPlanner):
 
 
 class _AllTogether(Allocation):
-    def allocate(self, order: Sequence[Prefill]) -> list[Group]:
+    def allocate(self, order: Sequence[PrefillCandidate]) -> list[Group]:
         """All groups that only decode as one."""
         groups = Allocation.allocate(self, order)
         decoding = [g for g in groups if g.is_ready and not g.prefills]
         if len(decoding) < 2:
             return groups
-        units = [unit for group in decoding for unit in group.units]
-        merged = Group(units, spare=sum(group.spare for group in decoding))
+        instance_sets = [instance_set for group in decoding for instance_set in group.instance_sets]
+        merged = Group(instance_sets, spare=sum(group.spare for group in decoding))
         return [*(g for g in groups if all(g is not d for d in decoding)), merged]
 
 

@@ -16,8 +16,8 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.fixed_groups import FixedGroup, Partition, groups_of, take
 from loong.scheduler.leases import latest_in_the_way, lease_ends, plan_lease, spread_masters, timed_batch
-from loong.scheduler.striping import Share, decode_share, retained_share, striped_share, whole_share
-from loong.scheduler.survey import survey
+from loong.scheduler.planning_view import make_planning_view
+from loong.scheduler.striping import RequestPart, decode_part, retained_part, striped_part, whole_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def plan_fixed_groups(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, partition: Partition, filling: Filling
 ) -> IterationPlan:
     """Run every idle group of `partition`: a step with prompts if it has any, else a lease."""
-    found, max_tokens = survey(snapshot), filling.max_tokens(config)
+    found, max_tokens = make_planning_view(snapshot), filling.max_tokens(config)
     groups = groups_of(found, partition(tuple(found.free)))
     take(found.waiting, groups, max_tokens)
     batches: list[BatchPlan | None] = []
@@ -58,30 +58,30 @@ def plan_fixed_groups(
 def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:
     """Whole prompts and nothing else, as many as fit `max_tokens` an instance, or else the first alone."""
     views: list[RequestView] = []
-    shares: list[Share] = []
+    parts: list[RequestPart] = []
     num_left = max_tokens * len(group.instance_ids)
     for view in group.prefills + group.joining:
         num_tokens = view.num_uncomputed_tokens
         if views and num_tokens > num_left:
             break
         num_left -= num_tokens
-        share = _prompt_share(view, num_tokens, group)
-        for segment in share.writes:
+        part = _prompt_part(view, num_tokens, group)
+        for segment in part.writes:
             group.free[segment.instance_id] -= len(segment.positions)
         views.append(view)
-        shares.append(share)
-    return timed_batch(group.instance_ids, views, shares, cost_model)
+        parts.append(part)
+    return timed_batch(group.instance_ids, views, parts, cost_model)
 
 
-def _prompt_share(view: RequestView, num_tokens: int, group: FixedGroup) -> Share:
+def _prompt_part(view: RequestView, num_tokens: int, group: FixedGroup) -> RequestPart:
     """A prompt striped over the group; its KV stays where it is made, or else where it fits."""
     if len(group.instance_ids) == 1:
-        return whole_share(view, num_tokens, group.instance_ids[0])
+        return whole_part(view, num_tokens, group.instance_ids[0])
     ring = ESPGroup(group.instance_ids)
-    share = striped_share(view, num_tokens, ring, Transfer.KV)
-    if all(len(s.positions) <= group.free[s.instance_id] for s in share.writes):
-        return share
-    return retained_share(view, num_tokens, ring, group.free)
+    part = striped_part(view, num_tokens, ring, Transfer.KV)
+    if all(len(s.positions) <= group.free[s.instance_id] for s in part.writes):
+        return part
+    return retained_part(view, num_tokens, ring, group.free)
 
 
 def _prompts_in_chunks(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:
@@ -89,15 +89,15 @@ def _prompts_in_chunks(group: FixedGroup, cost_model: CostModel, max_tokens: int
     masters = spread_masters(group.free, group.decodes, 1)
     assert masters is not None, "those without a slot were preempted"
     views = list(group.decodes)
-    shares = [decode_share(view, master_id) for view, master_id in zip(views, masters, strict=True)]
+    parts = [decode_part(view, master_id) for view, master_id in zip(views, masters, strict=True)]
     num_left = max(1, max_tokens - len(views))
     for view in group.prefills + group.joining:
         num_tokens = min(num_left, view.num_uncomputed_tokens)
         if num_tokens:
             num_left -= num_tokens
             views.append(view)
-            shares.append(whole_share(view, num_tokens, group.instance_ids[0]))
-    return timed_batch(group.instance_ids, views, shares, cost_model)
+            parts.append(whole_part(view, num_tokens, group.instance_ids[0]))
+    return timed_batch(group.instance_ids, views, parts, cost_model)
 
 
 WHOLE_PROMPTS = Filling(lambda config: config.max_num_batched_tokens, _prompts_alone)

@@ -24,7 +24,7 @@ class PolicyConfig:
     `target_ttft` and `target_tpot` (seconds) are for requests without an SLO of their own; longer prompts
     have `ttft_factor` times their quickest prefill. `max_num_batched_tokens` bounds what a prefill step
     computes, an instance, and `max_step_time` (seconds) how long it is meant to take. A decode batch takes up
-    to `lease_steps` steps by itself. `late_share` of the time is for the oldest prompt that is late.
+    to `lease_steps` steps by itself. `deferred_share` of the time is for the oldest prompt that is deferred.
     `fairness` says who is served first when not all can be in time. `chunk_tokens` is what a step of the
     chunked baselines computes, decodes and prompts together.
     """
@@ -35,14 +35,14 @@ class PolicyConfig:
     max_num_batched_tokens: int = 8192
     max_step_time: float = 0.1
     lease_steps: int = 16
-    late_share: float = 0.05
+    deferred_share: float = 0.05
     fairness: Fairness = Fairness.NONE
     chunk_tokens: int = 2048
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "late_share":
+            if field.name == "deferred_share":
                 is_allowed, limits = 0 <= value <= 1, "from 0 to 1"
             elif field.type is int:
                 is_allowed, limits = isinstance(value, int) and value > 0, "a whole number above 0"

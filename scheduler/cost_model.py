@@ -16,9 +16,9 @@ class Coefficients:
     The defaults are round numbers to try things with; `roofline` knows models and devices.
     """
 
-    batch: float = 0.0  # a batch, whatever is in it: told to its group, and told of
-    told_request: float = 0.0  # each of its requests, likewise
-    rest: float = 0.0  # a batch before which instances of its group have rested
+    batch: float = 0.0  # a batch, whatever is in it: to send it to its group, and to report it
+    sent_request: float = 0.0  # each of its requests, to send it to the group
+    idle_start: float = 0.0  # a batch before which instances of its group were idle
     step: float = 4e-3  # a step, whatever is in it
     member: float = 1e-3  # each instance of the group but one
     settle: float = 0.0  # each instance of the group but one, where a lease settles whether it goes on
@@ -64,62 +64,18 @@ class WorkCostModel:
 
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch."""
-        seconds, num_others = self.coefficients, work.group.dop - 1
-        binding = seconds.step + seconds.member * num_others
-        if work.is_first:
-            binding += seconds.batch + seconds.told_request * work.num_requests
-            if work.have_rested:
-                binding += seconds.rest
-        if work.is_lease:
-            binding += seconds.settle * num_others
-        if work.has_exchange:
-            binding += seconds.exchange
-        if work.has_ring:
-            binding += seconds.ring * num_others
-        if seconds.beside and not work.is_lease and work.phase is Phase.MIXED:
-            binding += seconds.beside
-        return binding + max(map(self.instance_time, work.instances.values()))
+        seconds = self.coefficients
+        is_mixed = seconds.beside > 0 and not work.is_lease and work.phase is Phase.MIXED
+        overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
+        return overhead + max(map(self.instance_time, work.instances.values()))
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """The part of a step that one instance computes by itself."""
-        seconds = self.coefficients
-        is_captured = work.num_tokens > 0 and work.num_keys > 0 and self.captured.has(work)
-        # Who computes no tokens attends for others.
-        is_in_group = work.num_hops > 0 or work.num_sent_queries > 0 or not work.num_tokens
-        attention = seconds.pair * work.num_pairs
-        if not is_captured:
-            attention += seconds.key * work.num_keys
-        if is_captured or is_in_group:
-            attention += seconds.part_pair * work.num_part_pairs
-        computing = seconds.decode_key * work.num_decode_keys + attention
-        if work.num_tokens and not work.num_keys:
-            computing += hypot(seconds.weights, seconds.token * work.num_tokens)
-        elif work.num_tokens:
-            launch = 0.0 if is_captured else self._launch_time(work)
-            hidden = self.overlap * launch
-            floor = seconds.weights + launch - hidden
-            computing = max(hidden, computing + hypot(floor, seconds.token * work.num_tokens))
-        hiding = 0.0 if is_captured else self.overlap * attention
-        return (
-            computing
-            + seconds.segment * work.num_segments
-            + seconds.attend * work.num_attends
-            + max(0.0, seconds.ring_key * work.num_ring_keys - hiding)
-            + seconds.sent_query * work.num_sent_queries
-            + seconds.kept_key * work.num_kept_keys
-        )
+        return instance_seconds(self.coefficients, work, self.overlap, self.has_captured(work))
 
-    def _launch_time(self, work: InstanceWork) -> float:
-        """What an instance takes to start the kernels of a step with a prompt, one by one."""
-        seconds = self.coefficients
-        launch = seconds.launch + (seconds.mixed if work.num_decode_keys else 0.0)
-        if work.num_sent_queries:
-            launch += seconds.exchange_launch
-        if work.num_hops:
-            launch += seconds.ring_launch + seconds.hop_launch * work.num_hops
-            if work.num_blocks > work.num_ring_blocks:
-                launch += seconds.beside_ring
-        return launch
+    def has_captured(self, work: InstanceWork) -> bool:
+        """Return whether an instance replays such a step from a captured graph."""
+        return work.num_tokens > 0 and work.num_keys > 0 and self.captured.has(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances, as is their history, with queries that travel.
@@ -136,7 +92,7 @@ class WorkCostModel:
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
-            per_prompt=seconds.told_request + seconds.attend * dop,
+            per_prompt=seconds.sent_request + seconds.attend * dop,
             floor=seconds.weights + (1 - self.overlap) * launch,
             launch=self.overlap * launch,
             per_token=(seconds.token + seconds.sent_query * (dop - 1) + seconds.key) / dop,
@@ -150,3 +106,60 @@ class WorkCostModel:
         first = self.first_host_tier_id
         is_host = first is not None and max(source_id, destination_id) >= first
         return seconds.message + (seconds.offloaded_key if is_host else seconds.moved_key) * num_tokens
+
+
+def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mixed: bool) -> float:
+    """Return what a step takes beside what its instances compute: `num_others` are all instances but one.
+
+    `loong.scheduler.prediction` compiles this function and the next for tables with these fields.
+    """
+    binding = seconds.step + seconds.member * num_others
+    if work.is_first:
+        binding += seconds.batch + seconds.sent_request * work.num_requests
+        if work.starts_idle:
+            binding += seconds.idle_start
+    if work.is_lease:
+        binding += seconds.settle * num_others
+    if work.has_exchange:
+        binding += seconds.exchange
+    if work.has_ring:
+        binding += seconds.ring * num_others
+    if is_mixed:
+        binding += seconds.beside
+    return binding
+
+
+def instance_seconds(seconds: Coefficients, work: InstanceWork, overlap: float, is_captured: bool) -> float:
+    """Return what an instance takes for its part of a step, with the terms of `WorkCostModel`."""
+    # Who computes no tokens attends for others.
+    is_in_group = work.num_hops > 0 or work.num_sent_queries > 0 or work.num_tokens == 0
+    attention = seconds.pair * work.num_pairs
+    if not is_captured:
+        attention += seconds.key * work.num_keys
+    if is_captured or is_in_group:
+        attention += seconds.part_pair * work.num_part_pairs
+    computing = seconds.decode_key * work.num_decode_keys + attention
+    if work.num_tokens > 0 and work.num_keys == 0:
+        computing += hypot(seconds.weights, seconds.token * work.num_tokens)
+    elif work.num_tokens > 0:
+        launch = 0.0
+        if not is_captured:  # the kernels of a step with a prompt are started one by one
+            launch = seconds.launch + (seconds.mixed if work.num_decode_keys > 0 else 0.0)
+            if work.num_sent_queries > 0:
+                launch += seconds.exchange_launch
+            if work.num_hops > 0:
+                launch += seconds.ring_launch + seconds.hop_launch * work.num_hops
+                if work.num_blocks > work.num_ring_blocks:
+                    launch += seconds.beside_ring
+        hidden = overlap * launch
+        floor = seconds.weights + launch - hidden
+        computing = max(hidden, computing + hypot(floor, seconds.token * work.num_tokens))
+    hiding = 0.0 if is_captured else overlap * attention
+    return (
+        computing
+        + seconds.segment * work.num_segments
+        + seconds.attend * work.num_attends
+        + max(0.0, seconds.ring_key * work.num_ring_keys - hiding)
+        + seconds.sent_query * work.num_sent_queries
+        + seconds.kept_key * work.num_kept_keys
+    )

@@ -18,12 +18,12 @@ from loong.scheduler.baselines import WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.fixed_groups import FixedGroup, each_alone, groups_of, take
 from loong.scheduler.leases import arrival_order, latest_in_the_way, lease_ends, plan_lease
-from loong.scheduler.survey import survey
+from loong.scheduler.planning_view import make_planning_view
 
 
 def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
     """Compute what waits, move what is computed, and decode what has been moved."""
-    found = survey(snapshot)
+    found = make_planning_view(snapshot)
     groups = groups_of(found, each_alone(tuple(found.free)))
     _hold_moving(snapshot, groups)
     sources = [group for group in groups if group.instance_ids[0] % 2 == 0]

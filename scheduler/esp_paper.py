@@ -2,8 +2,8 @@
 
 On every event, waiting prompts are dispatched by (1) and (2), given instances by (3) and (4), batched by the
 program (5), and computed whole; each prefill is scaled down to the fewest instances that hold its KV, and
-decode batches are scaled up when slots run out or computing binds them. Requests that share instances at
-rest are one decode batch; so batches merge, and a group is no longer than its requests need it.
+decode batches are scaled up when slots run out or computing binds them. Requests that share instances and are
+not in flight are one decode batch; so batches merge, and a group is no longer than its requests need it.
 
 Where the paper is silent, or a constant of its cluster, this is what we do:
 
@@ -15,7 +15,8 @@ Where the paper is silent, or a constant of its cluster, this is what we do:
 - With nothing idle, and no decode batch worth stopping, the first prompt still gets instances whose KV has
   room elsewhere. So decode batches give way to prompts of any length.
 - A batch whose instances are not all free begins when they are; leases on them end, and the others wait.
-- While a decode batch lacks slots, though it shares those of all batches at rest, no prompt begins and all
+- While a decode batch lacks slots, though it shares those of all batches not in flight, no prompt begins and
+all
   leases end; if nothing is left to end, the latest arrival is preempted.
 """
 
@@ -27,19 +28,19 @@ from loong.core.plan import BatchPlan, IterationPlan, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.equations import paper_weight
+from loong.scheduler.future_kv import paper_weight
 from loong.scheduler.leases import arrival_order, lease_ends, plan_lease
 from loong.scheduler.paper_allocation import Allocation, Moves
 from loong.scheduler.paper_cluster import DecodeBatch, PaperCluster
 from loong.scheduler.paper_dispatch import dispatch
 from loong.scheduler.paper_scaling import find_slots, prefill_batch, scale_up
+from loong.scheduler.planning_view import make_planning_view
 from loong.scheduler.program import Demand, Offer, solve
-from loong.scheduler.survey import survey
 
 
 def plan_esp_paper(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
     """Plan every instance that is free."""
-    cluster = PaperCluster.of(survey(snapshot), cost_model, config)
+    cluster = PaperCluster.of(make_planning_view(snapshot), cost_model, config)
     if not find_slots(cluster):
         return _make_slots(cluster)
     prompts, stopped = dispatch(cluster)
@@ -86,7 +87,7 @@ def _prefills(allocation: Allocation) -> list[tuple[list[InstanceId], list[Reque
 def _leases(
     cluster: PaperCluster, used: Collection[InstanceId], moves: Mapping[InstanceId, Moves]
 ) -> Iterator[BatchPlan]:
-    """Every decode batch at rest goes on, but for what stops for a prefill, or has KV that moves."""
+    """Every decode batch not in flight goes on, but for what stops for a prefill, or has KV that moves."""
     idle = [i for i in cluster.idle if i not in used]
     for batch in cluster.decoding:
         if not batch.is_ready or any(i in used and i not in moves for i in batch.instance_ids):
@@ -110,8 +111,8 @@ def _staying(batch: DecodeBatch, moves: Mapping[InstanceId, Moves]) -> DecodeBat
 
 
 def _make_slots(cluster: PaperCluster) -> IterationPlan:
-    """Let all that runs come to rest; once it has, preempt the latest arrival."""
-    snapshot = cluster.survey.snapshot
+    """Let all that runs end; once it has, preempt the latest arrival."""
+    snapshot = cluster.planning_view.snapshot
     if snapshot.batches or snapshot.ending or snapshot.migrations:
         return IterationPlan(lease_ends=lease_ends(snapshot.batches))
     latest = max((view for batch in cluster.decoding for view in batch.views), key=arrival_order)

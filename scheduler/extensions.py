@@ -12,28 +12,30 @@ from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.leases import LONG_LEASES, SPARED_SHARE
 
-LONGEST = 4  # long leases that one may come to: books and pictures learn of leases when they are over
+MAX_EXTENSION_FACTOR = (
+    4  # long leases that one may come to: accounting and pictures learn of leases when they are over
+)
 LIVE_SHARE = 0.75  # of the requests that began a lease, that must go on: those that ended keep their KV
 
 
 def extending(plan: IterationPlan, snapshot: Snapshot, lease_steps: int) -> IterationPlan:
     """The plan, and leases that are ending and may go on, by `lease_steps`, or more where one is alone."""
     ending = [batch for batch in snapshot.batches if batch.is_ending]
-    if not ending or _is_anything_else_wished(plan, snapshot):
+    if not ending or _is_anything_else_planned(plan, snapshot):
         return plan
     extensions = tuple(_extensions(ending, plan, snapshot, lease_steps))
     return replace(plan, lease_extensions=extensions) if extensions else plan
 
 
-def _is_anything_else_wished(plan: IterationPlan, snapshot: Snapshot) -> bool:
+def _is_anything_else_planned(plan: IterationPlan, snapshot: Snapshot) -> bool:
     """Whether some request waits, also for others to end or to move."""
     if snapshot.waiting or snapshot.migrations:
         return True
     if plan.migrations or plan.preemptions or plan.lease_ends or plan.failures:
         return True
     planned = {request_id for batch in plan.batches for request_id in batch.request_ids}
-    resting = (v for v in snapshot.running if v.batch_id is None and not v.has_ended)
-    return any(view.request_id not in planned for view in resting)
+    waiting = (v for v in snapshot.running if v.batch_id is None and not v.has_ended)
+    return any(view.request_id not in planned for view in waiting)
 
 
 def _extensions(
@@ -43,7 +45,7 @@ def _extensions(
     for batch in plan.batches:
         for instance_id, num_tokens in batch.num_stored_tokens.items():
             free[instance_id] -= num_tokens
-    wished = []
+    candidates = []
     for running in ending:
         views = [snapshot.request[request_id] for request_id in running.plan.request_ids]
         live = [view for view in views if not view.has_ended]
@@ -51,12 +53,12 @@ def _extensions(
             num_more = _num_more(running.plan, live, free, lease_steps)
             if num_more:
                 extension = LeaseExtension(running.batch_id, running.plan.num_steps + num_more)
-                wished.append((extension, num_more * len(live)))
-    # Whoever is first to end must find room, and so do the others then: see `safety.py`.
+                candidates.append((extension, num_more * len(live)))
+    # Whoever is first to end must find room, and so do the others then: see `kv_safety.py`.
     num_spared = sum(free.values()) - snapshot.most_tokens  # or more, if who came to most has ended
-    if sum(num_slots for _, num_slots in wished) > num_spared:
+    if sum(num_slots for _, num_slots in candidates) > num_spared:
         num_spared = sum(free.values()) - max(view.num_final_tokens for view in snapshot.running)
-    for extension, num_slots in wished:
+    for extension, num_slots in candidates:
         if num_slots <= num_spared:
             num_spared -= num_slots
             yield extension
@@ -71,7 +73,7 @@ def _num_more(
     num_left = max(view.num_final_tokens - view.num_computed_tokens for view in live) - plan.num_steps
     least = min(lease_steps, num_left)
     long, is_alone = LONG_LEASES * lease_steps, plan.group.dop == 1
-    most, longest = (long, LONGEST * long) if is_alone else (lease_steps, long)
+    most, longest = (long, MAX_EXTENSION_FACTOR * long) if is_alone else (lease_steps, long)
     num_more = min(most, num_left, num_spared, longest - plan.num_steps)
     return num_more if num_more >= least > 0 else 0
 

@@ -2,7 +2,7 @@
 
 Every time is homogeneous of degree 1 in the coefficients, so it is their sum, each times its own derivative.
 With the derivatives at the present coefficients the fit is linear, and is repeated until nothing changes
-(Gauss-Newton). What the samples cannot tell stays as it was before.
+(Gauss-Newton). What the samples do not determine stays as it was before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from loong.core.placement import InstanceId
 from loong.core.work import StepWork
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.least_squares import Array, Mask, nonnegative_least_squares, standard_errors
+from loong.scheduler.prediction import StepTable
 
 MAX_ROUNDS = 30
 TOLERANCE = 1e-3  # of predicted times, relative
@@ -26,17 +27,17 @@ MOST_OFF = 3.0  # errors are relative to predictions, unless these are off by mo
 TINY = 1e-12  # seconds: as large is at least a coefficient's step, and its size
 LEAST_NOISE = 0.01  # no time is known better, relative
 HUBER = 1.5  # standard deviations beyond which an error counts by its size, not its square
-VAGUE = 0.5  # a coefficient with a greater standard error, relative, is not told by the samples
+VAGUE = 0.5  # a coefficient with a greater standard error, relative, is not determined by the samples
 
 NAMES = tuple(field.name for field in fields(Coefficients))
 # Seconds to search from where the prior has none: from 0, a delay is not found beside larger times.
-# A search may end where `launch` hides under all that is computed, and is not told; the next begins
+# A search may end where `launch` hides under all that is computed, and is not determined; the next begins
 # elsewhere.
 LEAST_STARTS = tuple(
     {
         "batch": 1e-3,
-        "told_request": 5e-5,
-        "rest": 1e-3,
+        "sent_request": 5e-5,
+        "idle_start": 1e-3,
         "beside": 1e-3,
         "launch": launch,
         "mixed": 5e-3,
@@ -86,22 +87,23 @@ class Fit:
 def fit(prior: WorkCostModel, samples: Sequence[Sample]) -> Fit:
     """The model nearest to at least one sample; `prior` gives what they do not determine.
 
-    That stays, coefficient by coefficient, the vaguest first, until the samples tell all others.
+    That stays, coefficient by coefficient, the vaguest first, until the samples determine all others.
     """
+    predictions = _Predictions(prior, samples)
     for least in LEAST_STARTS:
-        found = _fit_from(least, prior, samples)
+        found = _fit_from(least, prior, predictions)
         if "launch" not in found.undetermined:
             break
     return found
 
 
-def _fit_from(least: Mapping[str, float], prior: WorkCostModel, samples: Sequence[Sample]) -> Fit:
+def _fit_from(least: Mapping[str, float], prior: WorkCostModel, predictions: "_Predictions") -> Fit:
     """The model that a search finds which begins at `prior`, and at no `least` coefficient below."""
     known = np.array(astuple(prior.coefficients))
     start = np.maximum(known, [least.get(name, 0.0) for name in NAMES])
     values, held = start, np.zeros(len(start), dtype=bool)
     while True:
-        values, doubt = _descend(_with(prior, start), samples, values, held)
+        values, doubt = _descend(start, predictions, values, held)
         values = np.where(held, known, values)
         if doubt.max() <= VAGUE:
             names = tuple(name for name, is_held in zip(NAMES, held, strict=True) if is_held)
@@ -117,20 +119,19 @@ def relative_errors(model: CostModel, samples: Sequence[Sample]) -> Array:
 
 def contributions(model: WorkCostModel, samples: Sequence[Sample]) -> Array:
     """The seconds [samples, coefficients] that each coefficient has in each prediction."""
-    return np.multiply(_jacobian(model, samples), astuple(model.coefficients))
+    values = np.array(astuple(model.coefficients))
+    seconds: Array = _Predictions(model, samples).jacobian(values) * values
+    return seconds
 
 
-def _descend(
-    prior: WorkCostModel, samples: Sequence[Sample], values: Array, held: Mask
-) -> tuple[Array, Array]:
+def _descend(start: Array, predictions: "_Predictions", values: Array, held: Mask) -> tuple[Array, Array]:
     """The best coefficients if those `held` stay, and the relative standard error of each of the others."""
-    start = np.array(astuple(prior.coefficients))
-    seconds = np.array([sample.seconds for sample in samples])
-    scale, weights = seconds, np.ones(len(samples))
+    seconds = predictions.measured
+    scale, weights = seconds, np.ones(len(seconds))
     for number in range(MAX_ROUNDS):
         # The floor lets what was found to be 0 return, where its derivative there is 0 too.
         values = np.maximum(values, FLOOR * start)
-        shares = _jacobian(_with(prior, values), samples) / scale[:, None]
+        shares = predictions.jacobian(values) / scale[:, None]
         step = _Step(shares, seconds / scale, weights, caution=CAUTION / 2**number)
         before, (values, errors) = values, step.solve(values, np.maximum(values, start), held)
         predicted = shares @ values
@@ -147,17 +148,40 @@ def _with(model: WorkCostModel, values: Array) -> WorkCostModel:
     return replace(model, coefficients=Coefficients(*map(float, values)))
 
 
-def _jacobian(model: WorkCostModel, samples: Sequence[Sample]) -> Array:
-    """Derivatives [samples, coefficients] of predicted seconds."""
-    values = np.array(astuple(model.coefficients))
-    base = np.array([sample.predicted(model) for sample in samples])
-    columns = []
-    for index, step in enumerate(np.maximum(values * STEP, TINY)):
-        moved = values.copy()
-        moved[index] += step
-        there = _with(model, moved)
-        columns.append((np.array([sample.predicted(there) for sample in samples]) - base) / step)
-    return np.stack(columns, axis=1)
+class _Predictions:
+    """Samples laid out for a model, whose coefficients vary."""
+
+    def __init__(self, model: WorkCostModel, samples: Sequence[Sample]) -> None:
+        self.measured = np.array([sample.seconds for sample in samples])
+        self._model = model
+        batches = [(i, sample) for i, sample in enumerate(samples) if isinstance(sample, BatchSample)]
+        self._migrations = [
+            (i, sample) for i, sample in enumerate(samples) if isinstance(sample, MigrationSample)
+        ]
+        self._batch_ids = np.array([i for i, _ in batches], dtype=int)
+        steps = [step for _, batch in batches for step in batch.steps]
+        self._table = StepTable.of(model, [work for work, _ in steps])
+        self._counts = np.array([count for _, count in steps], dtype=float)
+        self._starts = np.cumsum([0, *(len(batch.steps) for _, batch in batches)], dtype=int)[:-1]
+
+    def jacobian(self, values: Array) -> Array:
+        """Return the derivatives [samples, coefficients] of predicted seconds at these coefficients."""
+        steps = np.maximum(values * STEP, TINY)
+        seconds = self._seconds(np.vstack((values, values + np.diag(steps))))
+        derivatives: Array = ((seconds[1:] - seconds[0]) / steps[:, None]).T
+        return derivatives
+
+    def _seconds(self, sets: Array) -> Array:
+        """Return the seconds [sets, samples] that each of the `sets` of coefficients predicts."""
+        seconds = np.zeros((len(sets), len(self.measured)))
+        if len(self._batch_ids):
+            steps = self._table.seconds(sets) * self._counts
+            seconds[:, self._batch_ids] = np.add.reduceat(steps, self._starts, axis=1)
+        for values, row in zip(sets, seconds, strict=True) if self._migrations else ():
+            model = _with(self._model, values)
+            for index, migration in self._migrations:
+                row[index] = migration.predicted(model)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +201,18 @@ class _Step:
 
         Those `held` stay and have no error; those that no sample depends on stay, with an infinite error.
         """
-        is_told = np.logical_and(~held, self.shares.any(axis=0))
+        is_determined = np.logical_and(~held, self.shares.any(axis=0))
         result, errors = values.copy(), np.where(held, 0.0, np.inf)
-        if is_told.any():
+        if is_determined.any():
             root = np.sqrt(self.weights)
-            rows = self.shares[:, is_told] * root[:, None]
-            rest = (self.target - self.shares[:, ~is_told] @ values[~is_told]) * root
-            pull = self.caution * np.sqrt(len(rows)) / np.maximum(size[is_told], TINY)
-            result[is_told] = nonnegative_least_squares(
-                np.vstack((rows, np.diag(pull))), np.concatenate((rest, pull * values[is_told]))
+            rows = self.shares[:, is_determined] * root[:, None]
+            rest = (self.target - self.shares[:, ~is_determined] @ values[~is_determined]) * root
+            pull = self.caution * np.sqrt(len(rows)) / np.maximum(size[is_determined], TINY)
+            result[is_determined] = nonnegative_least_squares(
+                np.vstack((rows, np.diag(pull))), np.concatenate((rest, pull * values[is_determined]))
             )
             deviation = _deviation(self.target - self.shares @ result)
-            errors[is_told] = deviation * standard_errors(rows)
+            errors[is_determined] = deviation * standard_errors(rows)
         return result, errors
 
 

@@ -7,9 +7,9 @@ from typing import TypeAlias
 from loong.core.placement import InstanceId
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
-from loong.scheduler.equations import FutureKV
+from loong.scheduler.future_kv import FutureKV
 from loong.scheduler.lengths import Lengths
-from loong.scheduler.survey import Survey
+from loong.scheduler.planning_view import PlanningView
 
 Partition: TypeAlias = Callable[[Sequence[InstanceId]], list[tuple[InstanceId, ...]]]
 
@@ -28,8 +28,8 @@ def each_alone(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...
 class FixedGroup:
     """Instances that run as one, and the requests on them. All sizes are tokens of KV.
 
-    `decodes` and `prefills` are at rest, `joining` (with `num_joining_tokens` to compute) waits and is taken
-    now, `batches` are in flight. `decoding` are those that decode together, in flight or at rest. When each
+    `decodes` and `prefills` are not in flight, `joining` (with `num_joining_tokens` to compute) waits and is
+    taken now, `batches` are in flight. `decoding` are those that decode together, in flight or not. When each
     ends, all requests will have come to `num_promised`; those not in `decoding` to `num_reserved` of it. What
     is leaving counts as both.
     """
@@ -79,8 +79,8 @@ class FixedGroup:
         return future.peak + self.num_reserved + num_more <= self.capacity
 
 
-def groups_of(found: Survey, parts: Iterable[tuple[InstanceId, ...]]) -> list[FixedGroup]:
-    """A group for each of `parts`, with what rests and runs on it."""
+def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> list[FixedGroup]:
+    """A group for each of `parts`, with what it holds and runs."""
     groups, group_of = [], {}
     for part in parts:
         capacity = sum(found.snapshot.instance[i].kv_capacity for i in part)
@@ -89,16 +89,16 @@ def groups_of(found: Survey, parts: Iterable[tuple[InstanceId, ...]]) -> list[Fi
         group = FixedGroup(part, capacity, free, num_reserved=num_leaving, num_promised=num_leaving)
         groups.append(group)
         group_of.update(dict.fromkeys(part, group))
-    for unit in found.units:
-        group = group_of[unit.instance_ids[0]]
-        group.batches += unit.batches
-        group.decodes += unit.decodes
-        group.prefills += unit.prefills
-        for view in unit.decodes:
-            group.hold(view, is_in_step=unit.is_ready)
-        for view in unit.prefills:
+    for instance_set in found.instance_sets:
+        group = group_of[instance_set.instance_ids[0]]
+        group.batches += instance_set.batches
+        group.decodes += instance_set.decodes
+        group.prefills += instance_set.prefills
+        for view in instance_set.decodes:
+            group.hold(view, is_in_step=instance_set.is_ready)
+        for view in instance_set.prefills:
             group.hold(view, is_in_step=False)
-        for batch in unit.batches:
+        for batch in instance_set.batches:
             for view in map(found.snapshot.request.__getitem__, batch.plan.request_ids):
                 if not view.has_ended:
                     has_prompt = view.num_computed_tokens >= view.num_prompt_tokens

@@ -1,19 +1,19 @@
-"""Units that are to run one batch, and the prompts that they are to compute."""
+"""Instance sets that are to run one batch, and the prompts that they are to compute."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from loong.core.placement import InstanceId
-from loong.scheduler.dispatch import Prefill
-from loong.scheduler.survey import Unit
+from loong.scheduler.admission import PrefillCandidate
+from loong.scheduler.planning_view import InstanceSet
 
 _rank = attrgetter("rank")
 
 
 @dataclass(slots=True)
 class Group:
-    """Units that are to run one batch, and the prompts they compute, most urgent first.
+    """Instance sets that are to run one batch, and the prompts they compute, most urgent first.
 
     `spare` is the slots that nobody was promised, `dop` the number of instances, `available_in` the seconds
     until all are free, `is_ready` whether they are, `num_decodes` the decoding requests on it, those in
@@ -21,8 +21,8 @@ class Group:
     of all up to it that are not late.
     """
 
-    units: list[Unit]
-    prefills: list[Prefill] = field(default_factory=list)
+    instance_sets: list[InstanceSet]
+    prefills: list[PrefillCandidate] = field(default_factory=list)
     spare: int = 0
     dop: int = field(init=False)
     available_in: float = field(init=False)
@@ -33,11 +33,11 @@ class Group:
 
     def __post_init__(self) -> None:
         self.dop, self.available_in, self.is_ready, self.num_decodes = 0, 0.0, True, 0
-        for unit in self.units:
-            self.dop += len(unit.instance_ids)
-            self.available_in = max(self.available_in, unit.available_in)
-            self.is_ready = self.is_ready and unit.is_ready
-            self.num_decodes += unit.num_decodes
+        for instance_set in self.instance_sets:
+            self.dop += len(instance_set.instance_ids)
+            self.available_in = max(self.available_in, instance_set.available_in)
+            self.is_ready = self.is_ready and instance_set.is_ready
+            self.num_decodes += instance_set.num_decodes
         self.longest, self.work_to = 0.0, []
         if self.prefills:
             self._note_from(0)
@@ -45,23 +45,23 @@ class Group:
     @property
     def instance_ids(self) -> tuple[InstanceId, ...]:
         """All its instances, ascending."""
-        if len(self.units) == 1:
-            return self.units[0].instance_ids
-        return tuple(sorted(i for unit in self.units for i in unit.instance_ids))
+        if len(self.instance_sets) == 1:
+            return self.instance_sets[0].instance_ids
+        return tuple(sorted(i for instance_set in self.instance_sets for i in instance_set.instance_ids))
 
-    def wait_of(self, prefill: Prefill) -> float:
+    def wait_of(self, prefill: PrefillCandidate) -> float:
         """Seconds until it begins a prompt: what it does now, and what is due before."""
         place = self._place_of(prefill) if self.prefills else 0
         return self.available_in + self.work_to[place - 1] / self.dop if place else self.available_in
 
-    def add(self, prefill: Prefill, demand: int) -> None:
+    def add(self, prefill: PrefillCandidate, demand: int) -> None:
         """Take in a prompt that is promised so many slots."""
         place = self._place_of(prefill)
         self.prefills.insert(place, prefill)
         self.spare -= demand
         self._note_from(place)
 
-    def _place_of(self, prefill: Prefill) -> int:
+    def _place_of(self, prefill: PrefillCandidate) -> int:
         """Before how many others it does not come: mostly all, as the most urgent are placed first."""
         if not self.prefills or self.prefills[-1].rank < prefill.rank:
             return len(self.prefills)
@@ -71,6 +71,6 @@ class Group:
         del self.work_to[place:]
         work = self.work_to[-1] if self.work_to else 0.0
         for prefill in self.prefills[place:]:
-            work += 0.0 if prefill.is_late else prefill.work
+            work += 0.0 if prefill.is_deferred else prefill.work
             self.work_to.append(work)
             self.longest = max(self.longest, prefill.work)

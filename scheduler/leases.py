@@ -10,7 +10,7 @@ from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
 from loong.core.work import InstanceWork, StepWork, step_work
-from loong.scheduler.striping import Share, batch_of, decode_share
+from loong.scheduler.striping import RequestPart, batch_of, decode_part
 
 LONG_LEASES = 8  # times as many steps as others may leases have that begin while no prompt waits
 SPARED_SHARE = 0.5  # of the free slots that a long lease may take, so that the next prompt finds room
@@ -24,13 +24,13 @@ def arrival_order(view: RequestView) -> tuple[float, str]:
 def timed_batch(
     instance_ids: tuple[InstanceId, ...],
     views: Iterable[RequestView],
-    shares: Iterable[Share],
+    parts: Iterable[RequestPart],
     cost_model: CostModel,
     num_steps: int = 1,
 ) -> BatchPlan:
-    """The batch in which all these instances carry out the `shares` of `views`, with its predicted time."""
+    """The batch in which all these instances carry out the `parts` of `views`, with its predicted time."""
     group = ESPGroup(instance_ids)
-    batch = batch_of(group, shares, num_steps)
+    batch = batch_of(group, parts, num_steps)
     work = step_work(batch, {view.request_id: view.placement for view in views}, is_first=num_steps == 1)
     return BatchPlan(group, batch.queries, batch.writes, num_steps, cost_model.step_time(work))
 
@@ -47,14 +47,12 @@ def plan_lease(
         num_steps //= 2
         if not num_steps:
             return None
-    shares = [
-        decode_share(view, master_id, num_steps) for view, master_id in zip(views, masters, strict=True)
-    ]
-    return timed_batch(tuple(sorted(free)), views, shares, cost_model, num_steps)
+    parts = [decode_part(view, master_id, num_steps) for view, master_id in zip(views, masters, strict=True)]
+    return timed_batch(tuple(sorted(free)), views, parts, cost_model, num_steps)
 
 
-def telling_time(instance_ids: tuple[InstanceId, ...], num_decodes: int, cost_model: CostModel) -> float:
-    """Seconds that it takes to tell a group of so many decodes, whatever steps they take then."""
+def lease_start_time(instance_ids: tuple[InstanceId, ...], num_decodes: int, cost_model: CostModel) -> float:
+    """Seconds that it takes to send so many decodes to a group, whatever steps they take then."""
     work = InstanceWork(num_requests=num_decodes, num_tokens=num_decodes, num_decode_keys=num_decodes)
     first = StepWork(
         ESPGroup(instance_ids), dict.fromkeys(instance_ids, work), has_ring=False, has_exchange=False

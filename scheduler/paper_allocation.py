@@ -7,7 +7,7 @@ from typing import TypeAlias
 from loong.core.placement import InstanceId
 from loong.core.plan import KVMigration
 from loong.core.request import RequestView
-from loong.scheduler.equations import allocation_cost, allocation_gain
+from loong.scheduler.future_kv import allocation_cost, allocation_gain
 from loong.scheduler.paper_cluster import DecodeBatch, PaperCluster
 
 Moves: TypeAlias = tuple[KVMigration, ...]
@@ -37,9 +37,9 @@ class Allocation:
             if batch in self.stopped:
                 self.free.update((i, cluster.free[i]) for i in batch.instance_ids)
             else:
-                num_kept = -(-cluster.num_wished(batch) // len(batch.instance_ids))
+                num_kept = -(-cluster.num_demanded(batch) // len(batch.instance_ids))
                 for i in batch.instance_ids:
-                    self.room[i] = cluster.survey.snapshot.instance[i].kv_free - num_kept
+                    self.room[i] = cluster.planning_view.snapshot.instance[i].kv_free - num_kept
 
     def allocate(self) -> None:
         """Empty instances while slots lack or that gains; if slots lack still, no prompt begins."""
@@ -106,4 +106,4 @@ class Allocation:
         self.moves[instance_id] = moves
 
     def _capacity(self, instance_id: InstanceId) -> int:
-        return self.cluster.survey.snapshot.instance[instance_id].kv_capacity
+        return self.cluster.planning_view.snapshot.instance[instance_id].kv_capacity

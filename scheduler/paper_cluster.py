@@ -11,12 +11,12 @@ from loong.core.snapshot import RunningBatch
 from loong.core.work import InstanceWork, StepWork
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.leases import arrival_order
-from loong.scheduler.survey import Survey, Unit
+from loong.scheduler.planning_view import InstanceSet, PlanningView
 
 
 @dataclass(slots=True, eq=False)
 class DecodeBatch:
-    """A batch B_i that decodes on its group G_i: at rest, or in leases that can end after a step."""
+    """A batch B_i that decodes on its group G_i: not in flight, or in leases that can end after a step."""
 
     instance_ids: tuple[InstanceId, ...]
     views: list[RequestView]
@@ -24,7 +24,7 @@ class DecodeBatch:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is at rest."""
+        """Whether it is not in flight."""
         return not self.leases
 
 
@@ -36,7 +36,7 @@ class PaperCluster:
     have. `receiving` are yet to get some KV. What runs a step that cannot end early is left out.
     """
 
-    survey: Survey
+    planning_view: PlanningView
     cost_model: CostModel
     config: PolicyConfig
     free: dict[InstanceId, int]
@@ -46,28 +46,28 @@ class PaperCluster:
     receiving: set[InstanceId] = field(default_factory=set)
 
     @classmethod
-    def of(cls, found: Survey, cost_model: CostModel, config: PolicyConfig) -> "PaperCluster":
-        """Sort the units of a survey."""
+    def of(cls, found: PlanningView, cost_model: CostModel, config: PolicyConfig) -> "PaperCluster":
+        """Sort the instance sets of a planning view."""
         cluster = cls(found, cost_model, config, dict(found.free))
         cluster.emptying.update(m.segment.instance_id for m in found.snapshot.migrations)
         cluster.receiving.update(m.destination_id for m in found.snapshot.migrations)
-        for unit in found.units:
-            cluster._sort(unit)
+        for instance_set in found.instance_sets:
+            cluster._sort(instance_set)
         cluster.emptying.intersection_update(cluster.idle)
         cluster.free.update((i, found.snapshot.instance[i].kv_capacity) for i in cluster.emptying)
         return cluster
 
-    def _sort(self, unit: Unit) -> None:
-        if unit.is_in_lease:
-            requests = self.survey.snapshot.request
-            in_flight = [requests[r] for batch in unit.batches for r in batch.plan.request_ids]
-            views = [*unit.decodes, *(view for view in in_flight if not view.has_ended)]
+    def _sort(self, instance_set: InstanceSet) -> None:
+        if instance_set.is_in_lease:
+            requests = self.planning_view.snapshot.request
+            in_flight = [requests[r] for batch in instance_set.batches for r in batch.plan.request_ids]
+            views = [*instance_set.decodes, *(view for view in in_flight if not view.has_ended)]
             if views:
-                self.decoding.append(DecodeBatch(unit.instance_ids, views, unit.batches))
-        elif unit.is_ready and unit.decodes:
-            self.decoding.append(DecodeBatch(unit.instance_ids, unit.decodes))
-        elif unit.is_ready and self.receiving.isdisjoint(unit.instance_ids):
-            self.idle += unit.instance_ids
+                self.decoding.append(DecodeBatch(instance_set.instance_ids, views, instance_set.batches))
+        elif instance_set.is_ready and instance_set.decodes:
+            self.decoding.append(DecodeBatch(instance_set.instance_ids, instance_set.decodes))
+        elif instance_set.is_ready and self.receiving.isdisjoint(instance_set.instance_ids):
+            self.idle += instance_set.instance_ids
 
     def batch_on(self, instance_id: InstanceId) -> DecodeBatch:
         """The decode batch whose group has an instance."""
@@ -77,7 +77,7 @@ class PaperCluster:
         """Free slots of some instances."""
         return sum(self.free[i] for i in instance_ids)
 
-    def num_wished(self, batch: DecodeBatch) -> int:
+    def num_demanded(self, batch: DecodeBatch) -> int:
         """Slots for the next lease of a batch; what runs has them."""
         if not batch.is_ready:
             return 0
@@ -85,7 +85,7 @@ class PaperCluster:
 
     def num_spare(self, batch: DecodeBatch) -> int:
         """Free slots of its group beside its next lease."""
-        return self.num_free(batch.instance_ids) - self.num_wished(batch)
+        return self.num_free(batch.instance_ids) - self.num_demanded(batch)
 
     def prefill_time(self, views: Iterable[RequestView], dop: int) -> float:
         """T(R, E) in seconds: prompts computed together on `dop` instances."""

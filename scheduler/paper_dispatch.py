@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from loong.core.request import RequestView
-from loong.scheduler.equations import FutureKV, dispatch_cost, dispatch_gain
+from loong.scheduler.future_kv import FutureKV, dispatch_cost, dispatch_gain
 from loong.scheduler.paper_cluster import DecodeBatch, PaperCluster
 
 
@@ -17,7 +17,7 @@ class Scan:
     future: FutureKV = field(init=False)
 
     def __post_init__(self) -> None:
-        self.future = FutureKV.of(self.cluster.survey.lengths)
+        self.future = FutureKV.of(self.cluster.planning_view.lengths)
 
     def next_prompts(self, dop: int, num_free: int) -> list[RequestView]:
         """R_p's next prompts on `dop` instances, of which `num_free` slots are for R_p.
@@ -28,10 +28,10 @@ class Scan:
         prompts: list[RequestView] = []
         future = self.future
         num_left = num_free - sum(view.num_uncomputed_tokens for view in self.chosen)
-        for view in self.cluster.survey.waiting[len(self.chosen) :]:
+        for view in self.cluster.planning_view.waiting[len(self.chosen) :]:
             num_left -= view.num_uncomputed_tokens
             future = future.adding(view)
-            if num_left < 0 or future.peak > self.cluster.survey.capacity:
+            if num_left < 0 or future.peak > self.cluster.planning_view.capacity:
                 break
             if self._is_compute_bound([*self.chosen, *prompts], dop):
                 break
@@ -56,7 +56,7 @@ def dispatch(cluster: PaperCluster) -> tuple[list[RequestView], list[DecodeBatch
     With nothing idle and no batch worth stopping, it is the first prompt alone, for which allocation is to
     find instances.
     """
-    if not cluster.survey.waiting:
+    if not cluster.planning_view.waiting:
         return [], []
     scan, stopped = Scan(cluster), list[DecodeBatch]()
     dop, num_free = len(cluster.idle), cluster.num_free(cluster.idle)
@@ -79,7 +79,7 @@ def dispatch(cluster: PaperCluster) -> tuple[list[RequestView], list[DecodeBatch
 
 def _gain(cluster: PaperCluster, batch: DecodeBatch, prompts: Iterable[RequestView]) -> float:
     """(2). How long a request decodes is its declared output at the predicted pace of its batch."""
-    now, decode_time, num_requests = cluster.survey.snapshot.now, 0.0, 0
+    now, decode_time, num_requests = cluster.planning_view.snapshot.now, 0.0, 0
     for other in cluster.decoding:
         decode_time += cluster.decode_step_time(other) * sum(view.max_tokens - 1 for view in other.views)
         num_requests += len(other.views)

@@ -8,7 +8,7 @@ from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.leases import timed_batch
 from loong.scheduler.paper_cluster import DecodeBatch, PaperCluster, age
-from loong.scheduler.striping import Share, retained_share, whole_share
+from loong.scheduler.striping import RequestPart, retained_part, whole_part
 
 
 def prefill_batch(
@@ -21,25 +21,26 @@ def prefill_batch(
     for i in sorted(group, key=lambda i: (-cluster.free[i], i)):
         if sum(kept.values()) < num_tokens:
             kept[i] = cluster.free[i]
-    shares = []
+    parts = []
     for view in prompts:
-        share = _share(view, group, kept)
-        for segment in share.writes:
+        part = _part(view, group, kept)
+        for segment in part.writes:
             kept[segment.instance_id] -= len(segment.positions)
-        shares.append(share)
-    return timed_batch(group, prompts, shares, cluster.cost_model)
+        parts.append(part)
+    return timed_batch(group, prompts, parts, cluster.cost_model)
 
 
-def _share(view: RequestView, group: tuple[InstanceId, ...], kept: dict[InstanceId, int]) -> Share:
+def _part(view: RequestView, group: tuple[InstanceId, ...], kept: dict[InstanceId, int]) -> RequestPart:
     if len(group) == 1:
-        return whole_share(view, view.num_uncomputed_tokens, group[0])
-    return retained_share(view, view.num_uncomputed_tokens, ESPGroup(group), kept)
+        return whole_part(view, view.num_uncomputed_tokens, group[0])
+    return retained_part(view, view.num_uncomputed_tokens, ESPGroup(group), kept)
 
 
 def find_slots(cluster: PaperCluster) -> bool:
     """Scale up what has run out of slots; whether all have one for each request then.
 
-    Oldest first, a batch takes idle instances, then merges with batches at rest that have slots to spare.
+    Oldest first, a batch takes idle instances, then merges with batches not in flight that have slots to
+    spare.
     """
     for batch in sorted((b for b in cluster.decoding if b.is_ready), key=age):
         if batch not in cluster.decoding:  # merged
@@ -51,14 +52,14 @@ def find_slots(cluster: PaperCluster) -> bool:
 
 
 def scale_up(cluster: PaperCluster, batch: DecodeBatch, idle: list[InstanceId]) -> None:
-    """Add idle instances to a batch at rest while its next lease lacks slots, or computing binds it.
+    """Add idle instances to a batch not in flight while its next lease lacks slots, or computing binds it.
 
     It does once its tokens take an instance longer than beginning a step and reading the weights.
     """
     terms = cluster.cost_model.prefill_terms(1)
     bound = terms.least / terms.per_token if terms.per_token else float("inf")
     while (
-        cluster.num_free(batch.instance_ids) < cluster.num_wished(batch)
+        cluster.num_free(batch.instance_ids) < cluster.num_demanded(batch)
         or len(batch.views) > bound * len(batch.instance_ids)
     ) and _add_idle(cluster, batch, idle):
         pass
@@ -76,7 +77,7 @@ def _add_idle(cluster: PaperCluster, batch: DecodeBatch, idle: list[InstanceId])
 
 
 def _merge(cluster: PaperCluster, batch: DecodeBatch) -> bool:
-    """Merge with the batch at rest that has most slots to spare, if any has."""
+    """Merge with the batch not in flight that has most slots to spare, if any has."""
 
     def num_spare(other: DecodeBatch) -> int:
         return cluster.num_free(other.instance_ids) - len(other.views)

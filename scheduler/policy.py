@@ -102,7 +102,7 @@ def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
 
 
 def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
-    """Fail the requests at rest that need more KV than one can have now; None if there are none.
+    """Fail the requests not in flight that need more KV than one can have now; None if there are none.
 
     While no instance is left they wait for one, as all others do.
     """

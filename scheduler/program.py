@@ -1,17 +1,17 @@
 """Which prefills run together, and on which instances: the exact program of LoongServe's batching.
 
-LoongServe (SOSP'24), equation (5), for n prefills and m units (instances that may not be parted) in the order
-given, with C(j, i, h, k) the cost of prefills j+1 to i as one batch on units h+1 to k:
+LoongServe (SOSP'24), equation (5), for n prefills and m instance sets (instances that may not be parted) in
+the order given, with C(j, i, h, k) the cost of prefills j+1 to i as one batch on instance sets h+1 to k:
 
     f[0][k] = 0;  f[i][k] = min(f[i][k-1], min over j < i, h < k of f[j][h] + C(j, i, h, k));  answer f[n][m]
 
-The first term leaves unit k unused, wherever it stands. C is the predicted seconds of the batch times the
-weight of all that waits for it, infinite where slots lack.
+The first term leaves instance set k unused, wherever it stands. C is the predicted seconds of the batch times
+the weight of all that waits for it, infinite where slots lack.
 
 As it stands, that is O(n^2 m^2) steps. But nothing is negative, so what a prefill adds to a batch only grows
 with what is in the batch already: C(j, i) + C(j', i') <= C(j, i') + C(j', i) for j < j' < i < i', the
-quadrangle inequality. Hence on given units the best j never goes back as i grows. Found for every second i
-first, it bounds the search for those between: the same optimum in O(m^2 n log n) steps.
+quadrangle inequality. Hence on given instance sets the best j never goes back as i grows. Found for every
+second i first, it bounds the search for those between: the same optimum in O(m^2 n log n) steps.
 
 Equal prefills need no case of their own, and one that cuts only between groups of them would not be exact:
 ten equal prompts on ten instances may be best as ten batches.
@@ -47,9 +47,9 @@ class Demand(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a unit brings to a batch: instances, free slots, and what using it adds.
+    """What an instance set brings to a batch: instances, free slots, and what using it adds.
 
-    `delayed_weight` is what a second costs those who wait for the unit, as decodes that it stops.
+    `delayed_weight` is what a second costs those who wait for the instance set, as decodes that it stops.
     """
 
     num_instances: int

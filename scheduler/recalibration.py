@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from loong.core.cost_model import CostModel, PrefillTerms
 from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost
+from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import ExtendLease, Instruction, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
-from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 from loong.core.work import InstanceWork, StepWork, batch_work
 from loong.scheduler.calibration import CalibratedCostModel, Calibration, kind_of
@@ -19,7 +19,7 @@ from loong.scheduler.calibration import CalibratedCostModel, Calibration, kind_o
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A batch, and since when it has run, or since when it was told if it has not begun."""
+    """A batch, and since when it has run, or since when it was submitted if it has not begun."""
 
     batch: RunBatch
     started_at: float
@@ -32,7 +32,7 @@ class Recalibration:
         self.base, self.is_applied = base, is_applied
         self.corrected = CalibratedCostModel(base, Calibration())
         self._running: dict[int, _Running] = {}
-        self._rests = Rests()
+        self._idle_tracker = IdleTracker()
 
     @property
     def errors(self) -> Mapping[str, float]:
@@ -53,7 +53,7 @@ class Recalibration:
             case BatchFinished():
                 if (running := self._running.pop(event.batch_id, None)) is not None:
                     self._learn(running, event)
-                    self._rests.work(running.batch.plan.group.instance_ids, event.time)
+                    self._idle_tracker.work(running.batch.plan.group.instance_ids, event.time)
             case InstanceLost():
                 self._running = {
                     batch_id: running
@@ -72,20 +72,20 @@ class Recalibration:
         /,
     ) -> None:
         """Keep what starts, or goes on."""
-        for told in instructions:
-            if isinstance(told, RunBatch):
-                self._running[told.batch_id] = _Running(told, snapshot.now)
-            elif isinstance(told, ExtendLease):
-                running = self._running[told.batch_id]
-                self._running[told.batch_id] = replace(
-                    running, batch=running.batch.lengthened(told.num_steps)
+        for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self._running[instruction.batch_id] = _Running(instruction, snapshot.now)
+            elif isinstance(instruction, ExtendLease):
+                running = self._running[instruction.batch_id]
+                self._running[instruction.batch_id] = replace(
+                    running, batch=running.batch.lengthened(instruction.num_steps)
                 )
 
     def _learn(self, running: _Running, finished: BatchFinished) -> None:
         batch, group = running.batch, running.batch.plan.group.instance_ids
-        have_rested = self._rests.have_rested(group, running.started_at)
+        starts_idle = self._idle_tracker.were_idle(group, running.started_at)
         placements = {given.request_id: given.placement for given in batch.inputs}
-        steps = batch_work(batch.plan, placements, finished.num_steps, have_rested=have_rested)
+        steps = batch_work(batch.plan, placements, finished.num_steps, starts_idle=starts_idle)
         predicted = sum(count * self.base.step_time(work) for work, count in steps)
         calibration = self.calibration.observe(
             kind_of(steps[0][0]), predicted, finished.time - running.started_at

@@ -54,7 +54,7 @@ class Device:
     batch_delay: float  # what a batch takes beside its steps
     beside_delay: float = 0.0  # what a step with prompts and decodes takes more
     settle_delay: float = 0.0  # where a lease settles whether it goes on, an instance but one
-    request_delay: float = 0.0  # to tell an instance of one
+    request_delay: float = 0.0  # to send one to an instance
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
     segment_delay: float = 0.0  # to find one segment of KV
     block: int = 0  # queries of a head that are attended at once
@@ -164,7 +164,7 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
     return WorkCostModel(
         Coefficients(
             batch=device.batch_delay,
-            told_request=device.request_delay,
+            sent_request=device.request_delay,
             step=device.step_delay + num_sums * device.all_reduce_delay,
             member=0.0,
             settle=device.settle_delay,

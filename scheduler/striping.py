@@ -12,7 +12,7 @@ from loong.core.value import value
 
 
 @value
-class Share:
+class RequestPart:
     """The part of one request in a batch."""
 
     queries: tuple[QueryBlock, ...]
@@ -25,10 +25,10 @@ class Share:
 
 
 def batch_of(
-    group: ESPGroup, shares: Iterable[Share], num_steps: int = 1, predicted_time: float | None = None
+    group: ESPGroup, parts: Iterable[RequestPart], num_steps: int = 1, predicted_time: float | None = None
 ) -> BatchPlan:
-    """The batch in which `group` carries out `shares`, a step in `predicted_time`."""
-    parts = tuple(shares)
+    """The batch in which `group` carries out `parts`, a step in `predicted_time`."""
+    parts = tuple(parts)
     queries = tuple([block for part in parts for block in part.queries])
     writes = tuple([segment for part in parts for segment in part.writes])
     return BatchPlan(group, queries, writes, num_steps, predicted_time)
@@ -40,40 +40,40 @@ def next_positions(view: RequestView, num_tokens: int) -> range:
     return range(first, first + num_tokens)
 
 
-def decode_share(view: RequestView, master_id: InstanceId, num_steps: int = 1) -> Share:
+def decode_part(view: RequestView, master_id: InstanceId, num_steps: int = 1) -> RequestPart:
     """One token a step, for a lease of `num_steps` or until the request must end."""
     request_id, first = view.request_id, view.num_computed_tokens
     query = stored = range(first, first + 1)
     if num_steps > 1:
         stored = range(first, first + min(num_steps, view.num_remaining_tokens))
     block = QueryBlock(request_id, query, master_id, Transfer.QUERY)
-    return Share((block,), (KVSegment(request_id, stored, master_id),))
+    return RequestPart((block,), (KVSegment(request_id, stored, master_id),))
 
 
-def whole_share(view: RequestView, num_tokens: int, master_id: InstanceId) -> Share:
+def whole_part(view: RequestView, num_tokens: int, master_id: InstanceId) -> RequestPart:
     """A chunk that one master computes and stores; its queries travel to KV held elsewhere."""
     positions = next_positions(view, num_tokens)
     block = QueryBlock(view.request_id, positions, master_id, Transfer.QUERY)
-    return Share((block,), (KVSegment(view.request_id, positions, master_id),))
+    return RequestPart((block,), (KVSegment(view.request_id, positions, master_id),))
 
 
-def striped_share(view: RequestView, num_tokens: int, group: ESPGroup, transfer: Transfer) -> Share:
+def striped_part(view: RequestView, num_tokens: int, group: ESPGroup, transfer: Transfer) -> RequestPart:
     """A chunk in stripes of size 1 over the ring, every stripe stored where it is made."""
     positions = next_positions(view, num_tokens)
     stripes = ((stripe(positions, i, group.dop), master) for i, master in enumerate(group.instance_ids))
     blocks = tuple(QueryBlock(view.request_id, p, master, transfer) for p, master in stripes if p)
-    return Share(blocks, tuple(KVSegment(view.request_id, b.positions, b.master_id) for b in blocks))
+    return RequestPart(blocks, tuple(KVSegment(view.request_id, b.positions, b.master_id) for b in blocks))
 
 
-def retained_share(
+def retained_part(
     view: RequestView, num_tokens: int, group: ESPGroup, free: Mapping[InstanceId, int]
-) -> Share:
+) -> RequestPart:
     """A striped chunk whose circulating KV is kept by the instances of `free` alone.
 
     `free` maps instances of the group to free slots, at least `num_tokens` in all. Each keeps a stripe if all
     have room for one, so that chunks in a row make long ranges; else a run of neighbors in proportion to it.
     """
-    striped = striped_share(view, num_tokens, group, Transfer.KV)
+    striped = striped_part(view, num_tokens, group, Transfer.KV)
     positions, total = next_positions(view, num_tokens), sum(free.values())
     if len(free) * min(free.values()) >= num_tokens:
         parts = [stripe(positions, i, len(free)) for i in range(len(free))]
@@ -81,4 +81,4 @@ def retained_share(
         edges = (num_tokens * slots // total for slots in accumulate(free.values(), initial=0))
         parts = [positions[a:b] for a, b in pairwise(edges)]
     kept = zip(parts, free, strict=True)
-    return Share(striped.queries, tuple(KVSegment(view.request_id, p, i) for p, i in kept if p))
+    return RequestPart(striped.queries, tuple(KVSegment(view.request_id, p, i) for p, i in kept if p))

@@ -19,7 +19,7 @@ class FirstTokenTargets:
     def of(self, view: RequestView) -> float:
         """Its own target, or else the default. Each step of priority doubles it, or halves it."""
         ttft = None if view.slo is None else view.slo.ttft
-        if ttft is None and view.num_prompt_tokens <= self._num_usual:  # as most are: no need to reckon
+        if ttft is None and view.num_prompt_tokens <= self._num_usual:  # as most are: no need to update_costs
             ttft = self._config.target_ttft
         elif ttft is None:
             ttft = self._default(view.num_prompt_tokens)

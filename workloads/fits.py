@@ -10,6 +10,7 @@ from loong.workloads.request import RequestShape, TokenRun
 from loong.workloads.source import new_seed, private_prompts
 
 MAX_SHAREGPT_PROMPT = 2_300
+CHAT_MEDIAN, CHAT_SIGMA = 75, 1.3  # of the log-normal of its prompts
 LEVAL_QUESTIONS_PER_DOCUMENT = 4
 LEVAL_QUESTION_TOKENS = 64
 VICTIMS_PER_SECOND = 10.0
@@ -23,7 +24,9 @@ def sharegpt(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
 
     Log-normal fits whose means are those the vLLM paper gives for ShareGPT: 161 in and 338 out.
     """
-    prompts = lengths.log_normal(rng, num_requests, median=75, sigma=1.3, low=4, high=MAX_SHAREGPT_PROMPT)
+    prompts = lengths.log_normal(
+        rng, num_requests, median=CHAT_MEDIAN, sigma=CHAT_SIGMA, low=4, high=MAX_SHAREGPT_PROMPT
+    )
     return private_prompts(rng, prompts, _chat_outputs(rng, num_requests))
 
 

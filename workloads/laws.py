@@ -4,14 +4,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from loong.core.errors import ConfigError
 from loong.workloads import lengths
-from loong.workloads.fits import answers
+from loong.workloads.fits import CHAT_MEDIAN, CHAT_SIGMA, MAX_SHAREGPT_PROMPT, answers
 from loong.workloads.lengths import Lengths
+from loong.workloads.moments import Documents, Moments, documents_beside
 from loong.workloads.numerals import numeral
 from loong.workloads.request import RequestShape
 from loong.workloads.source import in_blocks, private_prompts
@@ -170,7 +172,42 @@ class Beta(Law):
         return lengths.beta(rng, size, low=self.low, high=self.high, mean=self.mean, sd=self.sd)
 
 
-LAWS: tuple[type[Law], ...] = (Fixed, Uniform, LogNormal, Zipf, Beta)
+@dataclass(frozen=True)
+class Skewed(Law):
+    """Chats and a few documents that together have this mean and standard deviation.
+
+    For means so small beside the deviation that a beta distribution would draw one token nearly always.
+    Chats are ShareGPT's log-normal cut to [low, 2300]. Documents are log-uniform on [L, high]. Their
+    share and L are solved for the mean and the standard deviation.
+    """
+
+    name = "skewed"
+
+    low: int
+    high: int
+    mean: float
+    sd: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_range(self.low, MAX_SHAREGPT_PROMPT)
+        _check_range(MAX_SHAREGPT_PROMPT, self.high)
+        _ = self._documents  # which raises what cannot be
+
+    @cached_property
+    def _documents(self) -> Documents:
+        chats = Moments.of_log_normal(CHAT_MEDIAN, CHAT_SIGMA, self.low, MAX_SHAREGPT_PROMPT)
+        return documents_beside(chats, MAX_SHAREGPT_PROMPT, self.high, Moments.of(self.mean, self.sd))
+
+    def _lengths(self, rng: np.random.Generator, size: int) -> Lengths:
+        chats = lengths.log_normal(
+            rng, size, median=CHAT_MEDIAN, sigma=CHAT_SIGMA, low=self.low, high=MAX_SHAREGPT_PROMPT
+        )
+        documents = lengths.log_uniform(rng, size, low=self._documents.low, high=self.high)
+        return np.where(rng.random(size) < self._documents.share, documents, chats)
+
+
+LAWS: tuple[type[Law], ...] = (Fixed, Uniform, LogNormal, Zipf, Beta, Skewed)
 
 
 def _check_range(low: int, high: int) -> None:

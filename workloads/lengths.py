@@ -24,10 +24,10 @@ def log_normal(
     return lengths
 
 
-def log_uniform(rng: np.random.Generator, size: int, *, low: int, high: int) -> Lengths:
+def log_uniform(rng: np.random.Generator, size: int, *, low: float, high: int) -> Lengths:
     """Draw `size` lengths in [low, high], as many between n and 2n whatever n."""
     drawn = np.exp(rng.uniform(math.log(low), math.log(high), size))
-    return np.clip(np.rint(drawn).astype(np.int64), low, high)
+    return np.clip(np.rint(drawn), low, high).astype(np.int64)
 
 
 def uniform(rng: np.random.Generator, size: int, *, low: int, high: int) -> Lengths:

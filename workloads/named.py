@@ -8,7 +8,7 @@ import numpy as np
 from loong.core.errors import ConfigError
 from loong.workloads import fits
 from loong.workloads.arrivals import Paced
-from loong.workloads.laws import Beta, Law, Zipf
+from loong.workloads.laws import Beta, Law, Skewed, Zipf
 from loong.workloads.request import RequestShape
 from loong.workloads.source import Draw, in_blocks
 
@@ -20,18 +20,23 @@ FITS: Mapping[str, Draw] = {
     "victim-attacker": fits.victim_attacker,
 }
 
-# LoongServe's ablation of static and elastic parallelism has 10 to 200,000 tokens. Infinite-LLM's traces are
-# named by their numbers in its paper (arXiv 2401.02669), of which range and mean are known here. Standard
-# deviations as large as the means, as an exponential has, stand in for the published ones.
+# LoongServe's ablation of static and elastic parallelism has 10 to 200,000 tokens. Infinite-LLM's nine traces
+# have the range, mean and standard deviation of its paper (arXiv 2401.02669), which gives no more of them.
+# Six are betas. The first three deviate so much from so small a mean that a beta would be of one token nearly
+# always: they are chats and a few documents.
 LAWS: Mapping[str, Law] = {
     "zipf1.0": Zipf(1.0, 10, 200_000),
     "zipf1.2": Zipf(1.2, 10, 200_000),
     "zipf1.4": Zipf(1.4, 10, 200_000),
-    "infinite-0": Beta(1, 60_000, 1_233, 1_233),
-    "infinite-1": Beta(1, 60_000, 712, 712),
-    "infinite-2": Beta(1, 60_000, 469, 469),
-    "infinite-3": Beta(1, 200_000, 56_000, 56_000),
-    "infinite-8": Beta(1, 2_000_000, 499_000, 499_000),
+    "infinite-0": Skewed(1, 60_000, 1_233, 7_785.68),
+    "infinite-1": Skewed(1, 60_000, 712, 5_531.4),
+    "infinite-2": Skewed(1, 60_000, 469, 3_506.36),
+    "infinite-3": Beta(1, 200_000, 56_362, 28_787.78),
+    "infinite-4": Beta(1, 280_000, 75_650, 39_479.42),
+    "infinite-5": Beta(1, 600_000, 160_239, 87_906.67),
+    "infinite-6": Beta(1, 480_000, 128_804, 70_647.93),
+    "infinite-7": Beta(1, 1_200_000, 293_945, 172_169.14),
+    "infinite-8": Beta(1, 2_000_000, 498_609, 261_817.24),
 }
 
 NAMES = (*FITS, *LAWS)

@@ -10,11 +10,11 @@ from statistics import median
 from time import monotonic
 
 from loong.core.cost_model import CostModel
+from loong.core.idle_tracker import IDLE_SECONDS
 from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
-from loong.core.rest import REST
 from loong.core.work import batch_work
 from loong.launcher.profile.stage import Stage
 from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
@@ -22,8 +22,10 @@ from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 3  # enough for a median; more stories tell coefficients apart better than more of each
 PAUSE = 0.004  # seconds before a plan, as a server has some between plans
-REST_PAUSE = 2 * REST  # before the first plan of a story, and of some others: its instances have rested then
-SHARE_RESTED = 0.25  # of these others
+IDLE_PAUSE = (
+    2 * IDLE_SECONDS
+)  # before the first plan of a story, and of some others: its instances are idle before
+SHARE_IDLE = 0.25  # of these others
 HELD_OUT = 0.2  # of all stories
 
 
@@ -115,8 +117,8 @@ class Profiler:
         seconds: list[float] = []
         pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the story
         for plan in case.tell(narrator):
-            rests = not samples or pauses.random() < SHARE_RESTED
-            await self._pause(REST_PAUSE if rests else PAUSE)
+            is_idle = not samples or pauses.random() < SHARE_IDLE
+            await self._pause(IDLE_PAUSE if is_idle else PAUSE)
             samples.append(_sample(plan, self._stage))
             seconds.append(await self._stage.carry_out(plan))
         self._stage.end_all()
@@ -132,7 +134,7 @@ def _sample(plan: IterationPlan, stage: Stage) -> Sample:
     """A plan of one batch or one migration that begins now, as a sample of no time."""
     if plan.batches:
         (batch,) = plan.batches
-        return batch_sample(batch, stage.placements(), have_rested=stage.have_rested(batch.group))
+        return batch_sample(batch, stage.placements(), starts_idle=stage.starts_idle(batch.group))
     (migration,) = plan.migrations
     segment = migration.segment
     return MigrationSample(len(segment.positions), segment.instance_id, migration.destination_id, seconds=0.0)
@@ -143,8 +145,8 @@ def batch_sample(
     placements: Mapping[RequestId, Placement],
     num_steps: int = 0,
     *,
-    have_rested: bool,
+    starts_idle: bool,
 ) -> BatchSample:
     """A batch as a sample, given the KV before it; a lease that took `num_steps` steps (0: all it may)."""
-    work = batch_work(batch, placements, num_steps or batch.num_steps, have_rested=have_rested)
+    work = batch_work(batch, placements, num_steps or batch.num_steps, starts_idle=starts_idle)
     return BatchSample(work, seconds=0.0)

@@ -13,11 +13,11 @@ from loong.core.events import (
     RequestAborted,
     RequestArrived,
 )
+from loong.core.idle_tracker import IdleTracker
 from loong.core.instance import ElasticInstance, ESPGroup
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId, RequestView, SamplingParams
-from loong.core.rest import Rests
 from loong.core.snapshot import Snapshot
 from loong.executor.protocol import Executor
 from loong.workloads.request import SMALLEST_VOCABULARY
@@ -41,7 +41,7 @@ class Stage:
         self._state, self._executor = ClusterState(tuple(instances)), executor
         self._num_arrived = 0
         self._now = executor.now
-        self._rests = Rests()
+        self._idle_tracker = IdleTracker()
 
     def snapshot(self) -> Snapshot:
         """The cluster at the time of the last event."""
@@ -60,9 +60,9 @@ class Stage:
         """The tokens that each instance has room for."""
         return {instance.instance_id: instance.kv_free for instance in self.snapshot().instances}
 
-    def have_rested(self, group: ESPGroup) -> bool:
+    def starts_idle(self, group: ESPGroup) -> bool:
         """Whether instances of the group have had nothing to do for a while."""
-        return self._rests.have_rested(group.instance_ids, self._executor.now)
+        return self._idle_tracker.were_idle(group.instance_ids, self._executor.now)
 
     def arrive(self, num_prompt_tokens: int, random: Random) -> RequestId:
         """Let a request of this length come; it goes on until `end_all`."""
@@ -100,7 +100,7 @@ class Stage:
                 self._now = event.time
                 self._executor.submit(self._state.apply(event))
         for batch in plan.batches:
-            self._rests.work(batch.group.instance_ids, self._now)
+            self._idle_tracker.work(batch.group.instance_ids, self._now)
         return self._now - started_at
 
     def end_all(self) -> None:

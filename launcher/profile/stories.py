@@ -18,12 +18,12 @@ from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Transfer
 from loong.core.request import RequestId, RequestView
 from loong.launcher.profile.stage import Stage
 from loong.scheduler.striping import (
-    Share,
+    RequestPart,
     batch_of,
-    decode_share,
-    retained_share,
-    striped_share,
-    whole_share,
+    decode_part,
+    retained_part,
+    striped_part,
+    whole_part,
 )
 
 Story: TypeAlias = Iterator[IterationPlan]
@@ -143,7 +143,7 @@ class Narrator:
 
     def _chunks(
         self, views: Sequence[RequestView], form: "Form", free: Mapping[InstanceId, int]
-    ) -> list[Share]:
+    ) -> list[RequestPart]:
         """A chunk of each, all of one size or their last."""
         num_cached = max(view.num_computed_tokens for view in views)
         timely = self._timely(self.limits.max_step_seconds, num_cached)
@@ -152,28 +152,28 @@ class Narrator:
         size = max(LEAST_CHUNK, min(largest, max(longest // MAX_CHUNKS, self._size(largest))))
         return [form(view, _chunk_of(view.num_uncomputed_tokens, size)) for view in views]
 
-    def _striped_kv(self, view: RequestView, num_tokens: int) -> Share:
-        return striped_share(view, num_tokens, self.group, Transfer.KV)
+    def _striped_kv(self, view: RequestView, num_tokens: int) -> RequestPart:
+        return striped_part(view, num_tokens, self.group, Transfer.KV)
 
-    def _striped_queries(self, view: RequestView, num_tokens: int) -> Share:
-        return striped_share(view, num_tokens, self.group, Transfer.QUERY)
+    def _striped_queries(self, view: RequestView, num_tokens: int) -> RequestPart:
+        return striped_part(view, num_tokens, self.group, Transfer.QUERY)
 
-    def _whole(self, view: RequestView, num_tokens: int) -> Share:
-        return whole_share(view, num_tokens, self.group.leader_id)
+    def _whole(self, view: RequestView, num_tokens: int) -> RequestPart:
+        return whole_part(view, num_tokens, self.group.leader_id)
 
-    def _retained(self, view: RequestView, num_tokens: int) -> Share:
+    def _retained(self, view: RequestView, num_tokens: int) -> RequestPart:
         keepers = self.group.instance_ids[: self.random.randint(1, self.group.dop)]
-        return retained_share(view, num_tokens, self.group, dict.fromkeys(keepers, num_tokens))
+        return retained_part(view, num_tokens, self.group, dict.fromkeys(keepers, num_tokens))
 
     def _decode_batch(self, crowd: Sequence[RequestId], num_steps: int) -> BatchPlan:
         """A step or a lease of some of the crowd, in which some instances take turns as masters."""
         some = self.random.sample(crowd, self._size(len(crowd)))
         masters = self.random.sample(self.group.instance_ids, self.random.randint(1, self.group.dop))
         turns = zip(self.stage.views(some), cycle(masters))
-        return batch_of(self.group, [decode_share(v, i, num_steps) for v, i in turns], num_steps)
+        return batch_of(self.group, [decode_part(v, i, num_steps) for v, i in turns], num_steps)
 
 
-Form: TypeAlias = Callable[[RequestView, int], Share]
+Form: TypeAlias = Callable[[RequestView, int], RequestPart]
 KINDS: tuple[Callable[[Narrator], Story], ...] = (Narrator.prefill, Narrator.decode, Narrator.move)
 
 

@@ -24,11 +24,11 @@ NUM_RECENT = 32  # arrivals of which the prompt lengths are kept
 class Books:
     """Instances, live requests, batches and migrations in flight, and counts since the start.
 
-    `kv_used` of an instance counts the KV at rest and what batches and migrations in flight have reserved.
-    `pools` and `free` are those of a snapshot, and no live request comes to more than `most_tokens`: so
-    that no plan looks at every instance or request for them.
-    Whoever changes a request takes it from `changing`. Batches that are `ending` are in flight too, but their
-    instances and requests are as if they had ended.
+    `kv_used` of an instance counts the KV of requests and what batches and migrations in flight have
+    reserved. `pools` and `free` are those of a snapshot, and no live request comes to more than
+    `most_tokens`: so that no plan looks at every instance or request for them. Whoever changes a request
+    takes it from `changing`. Batches that are `ending` are in flight too, but their instances and requests
+    are as if they had ended.
     """
 
     instances: dict[InstanceId, ElasticInstance] = field(default_factory=dict)
@@ -269,7 +269,7 @@ class Books:
             self.roll.note(heir)
 
     def drop_kv(self, request_id: RequestId) -> tuple[Instruction, ...]:
-        """Release all KV of a request at rest."""
+        """Release all KV of a request not in flight."""
         live = self.changing(request_id)
         placement, live.placement = live.placement, Placement()
         self.release_kv(live, placement.segments)

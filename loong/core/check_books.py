@@ -45,7 +45,7 @@ def _check_requests(books: Books) -> None:
         if live.is_at_rest and live.has_ended:
             raise InvalidEventError(f"request {request_id} has ended but keeps its KV")
         if live.is_at_rest and live.view().num_uncomputed_tokens < 1:
-            raise InvalidEventError(f"request {request_id} is at rest with nothing to compute")
+            raise InvalidEventError(f"request {request_id} is not in flight with nothing to compute")
 
 
 def _check_families(books: Books) -> None:

@@ -8,12 +8,12 @@ from loong.core.value import value
 
 
 class DecisionKind(Enum):
-    """What was decided. That a request waits or is put off is said in every plan, all else once."""
+    """What was decided. That a request waits or is deferred is said in every plan, all else once."""
 
     WAIT = "wait"  # that requests do not run now
-    DISPATCH = "dispatch"  # that they run after others
+    DEFER = "defer"  # that they run after others
     DOP = "dop"  # how many instances they run on
-    MIGRATE = "migrate"  # which KV at rest moves
+    MIGRATE = "migrate"  # which KV not in flight moves
     PREEMPT = "preempt"  # whose KV is dropped
     END_LEASE = "end_lease"  # which lease ends early
     FAIL = "fail"  # who can never go on

@@ -123,7 +123,7 @@ def _grouped(items: Iterable[T], request_id_of: Callable[[T], RequestId]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class KVMigration:
-    """KV at rest goes to another instance (or, for offload and fetch, to or from a host tier)."""
+    """KV not in flight goes to another instance (or, for offload and fetch, to or from a host tier)."""
 
     segment: KVSegment
     destination_id: InstanceId

@@ -59,7 +59,7 @@ class LiveRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether it, or at least all its KV, goes as soon as it is at rest."""
+        """Whether it, or at least all its KV, goes as soon as it is not in flight."""
         return self.has_ended or self.has_lost_kv
 
     def error_of_going_on(self) -> InvalidEventError:

@@ -306,5 +306,5 @@ class RequestView:
 
     @property
     def is_plannable(self) -> bool:
-        """Whether a plan may name it: at rest, and not over."""
+        """Whether a plan may name it: not in flight, and not over."""
         return self.batch_id is None and not self.is_migrating and not self.has_ended

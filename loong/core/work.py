@@ -57,7 +57,7 @@ class Phase(Enum):
 class StepWork:
     """One step of a group: the work of each of its instances, and what binds them.
 
-    With its first step a batch is told to the group, of which some instances `have_rested` before; after each
+    With its first step a batch is told to the group, of which some instances `starts_idle` before; after each
     step of a lease its members settle whether they go on.
     """
 
@@ -67,7 +67,7 @@ class StepWork:
     has_exchange: bool
     is_first: bool = True
     is_lease: bool = False
-    have_rested: bool = False
+    starts_idle: bool = False
 
     @property
     def phase(self) -> Phase:
@@ -182,13 +182,13 @@ def batch_work(
     placements: Mapping[RequestId, Placement],
     num_steps: int,
     *,
-    have_rested: bool = False,
+    starts_idle: bool = False,
 ) -> tuple[tuple[StepWork, int], ...]:
     """The work of `num_steps` steps of a batch, with how many are like each, given the KV before the first.
 
     A lease is its first step, and as many times as there are others the one in their middle.
     """
-    first = replace(step_work(batch, placements), have_rested=have_rested)
+    first = replace(step_work(batch, placements), starts_idle=starts_idle)
     if num_steps == 1:
         return ((first, 1),)
     grown = {

@@ -30,7 +30,7 @@ from loong.decision_log.line_file import LineFile
 from loong.decision_log.lines import Line
 from loong.decision_log.plan_line import instance_states, planned_line
 
-STANDING = (DecisionKind.WAIT, DecisionKind.DISPATCH)  # said in every plan while it is so
+STANDING = (DecisionKind.WAIT, DecisionKind.DEFER)  # said in every plan while it is so
 
 Listener: TypeAlias = Callable[[Line, bytes], None]
 """Is told every line, and how it is written; it must neither fail nor wait."""

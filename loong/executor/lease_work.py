@@ -18,11 +18,11 @@ class LeaseWork:
     """
 
     def __init__(
-        self, plan: BatchPlan, placements: Mapping[RequestId, Placement], *, have_rested: bool = False
+        self, plan: BatchPlan, placements: Mapping[RequestId, Placement], *, starts_idle: bool = False
     ) -> None:
         self._plan, self._placements = plan, placements
         self._num_steps_taken = 0
-        self.step: StepWork = replace(step_work(plan, placements), have_rested=have_rested)
+        self.step: StepWork = replace(step_work(plan, placements), starts_idle=starts_idle)
 
     def take_step(self) -> None:
         """Go on to the next step."""

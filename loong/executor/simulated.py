@@ -22,11 +22,11 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.foresight import Lead
+from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
-from loong.core.rest import Rests
 from loong.executor.holding import Holding
 from loong.executor.in_order import InOrder
 from loong.executor.lease_work import LeaseWork
@@ -111,7 +111,7 @@ class SimulatedExecutor:
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
-        self._rests = Rests()
+        self._idle_tracker = IdleTracker()
         self._running: dict[int, _Running] = {}
         self._migrations: dict[int, KVMigration] = {}
         self._due: list[tuple[float, int, Event | _Instructions]] = []
@@ -234,8 +234,8 @@ class SimulatedExecutor:
         """Take the first step of a batch now that its instances have ended all before."""
         running = self._running[batch_id]
         plan = running.plan
-        have_rested = self._rests.have_rested(plan.group.instance_ids, self._now)
-        running.work = LeaseWork(plan, running.placements, have_rested=have_rested)
+        starts_idle = self._idle_tracker.were_idle(plan.group.instance_ids, self._now)
+        running.work = LeaseWork(plan, running.placements, starts_idle=starts_idle)
         self._schedule(self._now, BatchStarted(self._now, batch_id))
         self._start_step(batch_id, running, self._hidden(running))
         if self._lead is not None and (end := self._lead.foresee(batch_id, plan, self._now)) is not None:
@@ -269,7 +269,7 @@ class SimulatedExecutor:
         if running.sampled and running.num_steps_taken < running.last_step:
             self._start_step(batch_id, running)
         else:
-            self._rests.work(running.plan.group.instance_ids, self._now)
+            self._idle_tracker.work(running.plan.group.instance_ids, self._now)
             self._schedule(self._now, BatchFinished(self._now, batch_id, running.num_steps_taken))
         return event
 

@@ -1,4 +1,4 @@
-"""The data plane by grouped sends and receives on communicators made once: NCCL's, between GPUs anywhere.
+"""The data plane by grouped sends and receives on communicators made once: NCCL's, between GPUs of a host.
 
 Simple and general, and slower for small messages: each is launched by the host. Two communicators, for
 batches and for migrations, serve any subset of processes, which all call in the engine's order. What nobody

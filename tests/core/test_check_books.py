@@ -138,7 +138,7 @@ def miscount(books: Books) -> None:
         (name_no_end, "in batches that are ending, but they name"),
         (lose_a_view, "are not those of the live requests"),
         (take_two_slots, r"positions range\(1, 2\) of request w are in two slots"),
-        (compute_all, "request w is at rest with nothing to compute"),
+        (compute_all, "request w is not in flight with nothing to compute"),
         (leave_its_instance, "instance_id=1.* does not fit the batches"),
         (lose_its_instance, r"batches run on instances \[1\], which do not exist"),
         (leave_its_batch, "request b says it is in batch None"),

@@ -267,7 +267,7 @@ def test_an_arrival_before_the_one_ahead_of_it_is_refused_with_both_times() -> N
 
 def test_the_first_batch_after_a_rest_takes_longer() -> None:
     seldom = [timed_request(number, 10, 3, time) for number, time in enumerate((1.0, 3.0))]
-    dear = WorkCostModel(replace(MODEL.coefficients, rest=0.5))
+    dear = WorkCostModel(replace(MODEL.coefficients, idle_start=0.5))
     quick, slow = (simulate("tp", [1000], seldom, cost_model=model) for model in (MODEL, dear))
     for request in seldom:
         assert slow.ttft(request) == pytest.approx(quick.ttft(request) + 0.5)

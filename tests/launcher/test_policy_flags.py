@@ -20,7 +20,7 @@ def test_no_flag_is_the_default() -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(PolicyConfig)])
 def test_every_choice_has_a_flag(field: str) -> None:
     flag = "--" + field.replace("_", "-")
-    text, value = {"fairness": ("user", Fairness.USER), "late_share": ("0", 0)}.get(field, ("7", 7))
+    text, value = {"fairness": ("user", Fairness.USER), "deferred_share": ("0", 0)}.get(field, ("7", 7))
     changed = parsed(flag, text)
     assert changed != PolicyConfig()
     assert getattr(changed, field) == value

@@ -12,11 +12,11 @@ from snapshots import begun, decoding, running, snapshot_of, waiting
 from loong.core.cost_model import CostModel
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
+from loong.scheduler.admission import PrefillAdmission, by_deadline
 from loong.scheduler.allocation import MAX_DEMANDS, Allocation
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Dispatch, by_deadline
 from loong.scheduler.group import Group
-from loong.scheduler.survey import survey
+from loong.scheduler.planning_view import make_planning_view
 
 LONG, SHORT = 200_000, 500
 
@@ -31,13 +31,13 @@ def allocated(
     kind: type[Allocation] = Allocation,
     cost_model: CostModel = H200,
 ) -> list[Group]:
-    found, config = survey(snapshot), config or PolicyConfig()
-    order = Dispatch(found, cost_model, config, by_deadline).dispatch().prefills
+    found, config = make_planning_view(snapshot), config or PolicyConfig()
+    order = PrefillAdmission(found, cost_model, config, by_deadline).admit().prefills
     return kind(found, cost_model, config).allocate(order)
 
 
 def instances_of(group: Group) -> list[int]:
-    return sorted(i for unit in group.units for i in unit.instance_ids)
+    return sorted(i for instance_set in group.instance_sets for i in instance_set.instance_ids)
 
 
 def dops(groups: list[Group]) -> dict[str, int]:
@@ -52,7 +52,9 @@ def homes(groups: list[Group]) -> dict[str, list[int]]:
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Prompts of all lengths, begun or not, beside decodes at rest and in flight, with much room or less."""
+    """Prompts of all lengths, begun or not, beside decodes in flight and not in flight, with much room or
+    less.
+    """
     num_instances = draw(st.integers(1, 8))
     ids = st.lists(st.integers(0, num_instances - 1), min_size=1, max_size=3, unique=True).map(tuple)
     lengths = st.sampled_from([1, 300, 3000, 50_000, 400_000])
@@ -88,32 +90,34 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 def test_every_unit_that_holds_anything_is_in_one_group_and_every_prompt_in_one_at_most(
     snapshot: Snapshot,
 ) -> None:
-    groups, found = allocated(snapshot), survey(snapshot)
-    units = [unit.instance_ids for group in groups for unit in group.units]
-    assert len(units) == len(set(units))
-    assert {unit.instance_ids for unit in found.resting} <= set(units)
-    assert set(units) <= {unit.instance_ids for unit in found.units}
+    groups, found = allocated(snapshot), make_planning_view(snapshot)
+    instance_sets = [instance_set.instance_ids for group in groups for instance_set in group.instance_sets]
+    assert len(instance_sets) == len(set(instance_sets))
+    assert {instance_set.instance_ids for instance_set in found.occupied} <= set(instance_sets)
+    assert set(instance_sets) <= {instance_set.instance_ids for instance_set in found.instance_sets}
     placed = [prefill.view.request_id for group in groups for prefill in group.prefills]
     assert len(placed) == len(set(placed))
     for group in groups:
         held = {i for prefill in group.prefills for i in prefill.view.placement.instance_ids}
         assert held <= set(instances_of(group))
         assert [p.rank for p in group.prefills] == sorted(p.rank for p in group.prefills)
-    assert {view.request_id for unit in found.units for view in unit.prefills} <= set(placed)
+    assert {view.request_id for instance_set in found.instance_sets for view in instance_set.prefills} <= set(
+        placed
+    )
 
 
 @settings(max_examples=200)
 @given(snapshots())
 def test_no_slot_is_promised_twice(snapshot: Snapshot) -> None:
-    found, config = survey(snapshot), PolicyConfig()
+    found, config = make_planning_view(snapshot), PolicyConfig()
     allocation = Allocation(found, H200, config)
-    order = Dispatch(found, H200, config, by_deadline).dispatch().prefills
+    order = PrefillAdmission(found, H200, config, by_deadline).admit().prefills
     for group in allocation.allocate(order):
         promised = sum(p.num_tokens if p.is_begun else allocation.demand(p) for p in group.prefills)
         promised += sum(
             min(config.lease_steps, view.num_remaining_tokens)
-            for unit in group.units
-            for view in unit.decodes
+            for instance_set in group.instance_sets
+            for view in instance_set.decodes
         )
         assert group.spare == sum(found.free[i] for i in instances_of(group)) - promised
         assert group.spare >= 0 or all(p.is_begun for p in group.prefills)
@@ -245,11 +249,11 @@ def test_groups_that_go_on_with_prompts_are_not_batched_anew() -> None:
     assert dops(groups) == {"b0": 1, "b1": 1, "p": 1}
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_a_prompt_waits_for_what_is_due_before_it_but_not_for_what_was_put_off(is_late: bool) -> None:
-    found = survey(snapshot_of([H200_CAPACITY], [waiting("a", 50_000), waiting("b", 50_000)]))
-    first, second = Dispatch(found, H200, PolicyConfig(), by_deadline).dispatch().prefills
-    first.is_late = is_late
-    group = Group(list(found.units), [first])
-    assert group.wait_of(second) == (0.0 if is_late else first.work)
-    assert Group(list(found.units), [second]).wait_of(first) == 0.0
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_a_prompt_waits_for_what_is_due_before_it_but_not_for_what_was_put_off(is_deferred: bool) -> None:
+    found = make_planning_view(snapshot_of([H200_CAPACITY], [waiting("a", 50_000), waiting("b", 50_000)]))
+    first, second = PrefillAdmission(found, H200, PolicyConfig(), by_deadline).admit().prefills
+    first.is_deferred = is_deferred
+    group = Group(list(found.instance_sets), [first])
+    assert group.wait_of(second) == (0.0 if is_deferred else first.work)
+    assert Group(list(found.instance_sets), [second]).wait_of(first) == 0.0

@@ -10,10 +10,10 @@ from snapshots import decoding, waiting
 
 from loong.core.placement import striped
 from loong.core.request import Request, RequestView
-from loong.scheduler.equations import FutureKV
-from loong.scheduler.families import shared_by_last
+from loong.scheduler.future_kv import FutureKV
 from loong.scheduler.lengths import Lengths
 from loong.scheduler.policy import POLICIES, admissible_tokens
+from loong.scheduler.shared_prompts import shared_by_last
 
 CAPACITIES = {"tp": [4000], "chunked": [4000]}
 

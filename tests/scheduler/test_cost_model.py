@@ -11,7 +11,7 @@ from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.core.work import step_work
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.striping import batch_of, decode_share, striped_share, whole_share
+from loong.scheduler.striping import batch_of, decode_part, striped_part, whole_part
 
 MODEL = WorkCostModel(Coefficients(exchange=2e-3, weights=5e-3))
 
@@ -38,8 +38,8 @@ def test_the_closed_form_of_a_chunk_is_the_time_of_its_batch(
     num_new, num_cached = stripe * dop, cached_stripe * dop
     placement = striped("r", range(num_cached), group.instance_ids) if num_cached else Placement()
     view = RequestView("r", num_new + num_cached, 0, 1, 0.0, None, placement)
-    batch = batch_of(group, [striped_share(view, num_new, group, Transfer.QUERY)])
-    each = {"batch": 1e-3, "told_request": 1e-4, "exchange": 2e-3, "attend": 3e-4, "part_pair": 3e-9}
+    batch = batch_of(group, [striped_part(view, num_new, group, Transfer.QUERY)])
+    each = {"batch": 1e-3, "sent_request": 1e-4, "exchange": 2e-3, "attend": 3e-4, "part_pair": 3e-9}
     launches = {
         "launch": 3e-3,
         "mixed": 1.0,
@@ -103,17 +103,17 @@ def test_a_long_prompt_gains_from_more_instances_and_a_short_one_does_not() -> N
 def test_a_decode_step_waits_for_its_busiest_instance() -> None:
     a, b = decoding_view("a", 4000, (0,)), decoding_view("b", 4000, (1,))
     group = ESPGroup((0, 1))
-    apart = batch_of(group, [decode_share(a, 0), decode_share(b, 1)])
-    alone = batch_of(group, [decode_share(a, 0)])
+    apart = batch_of(group, [decode_part(a, 0), decode_part(b, 1)])
+    alone = batch_of(group, [decode_part(a, 0)])
     assert seconds(apart, a, b) == pytest.approx(seconds(alone, a))
-    together = batch_of(group, [decode_share(a, 0), decode_share(b, 0)])
+    together = batch_of(group, [decode_part(a, 0), decode_part(b, 0)])
     assert seconds(together, a, b) > seconds(apart, a, b)
 
 
 def test_a_decode_step_spread_over_instances_reads_its_kv_faster() -> None:
     spread, whole = decoding_view("r", 400_000, (0, 1)), decoding_view("r", 400_000, (0,))
-    on_two = batch_of(ESPGroup((0, 1)), [decode_share(spread, 0)])
-    on_one = batch_of(ESPGroup((0,)), [decode_share(whole, 0)])
+    on_two = batch_of(ESPGroup((0, 1)), [decode_part(spread, 0)])
+    on_one = batch_of(ESPGroup((0,)), [decode_part(whole, 0)])
     assert seconds(on_two, spread) < seconds(on_one, whole)
 
 
@@ -121,7 +121,7 @@ def test_a_decode_step_spread_over_instances_reads_its_kv_faster() -> None:
 def test_only_what_travels_costs_transfer(transfer: Transfer) -> None:
     view = RequestView("r", 3000, 0, 1, 0.0, None, striped("r", range(1000), (0, 1)))
     group = ESPGroup((0, 1))
-    batch = batch_of(group, [striped_share(view, 2000, group, transfer)])
+    batch = batch_of(group, [striped_part(view, 2000, group, transfer)])
     dear = WorkCostModel(Coefficients(ring_key=1e-3, sent_query=1e-2))
     free = WorkCostModel(Coefficients(ring_key=0.0, sent_query=0.0))
     paid = seconds(batch, view, model=dear) - seconds(batch, view, model=free)
@@ -131,7 +131,7 @@ def test_only_what_travels_costs_transfer(transfer: Transfer) -> None:
 def test_a_ring_hides_under_attention_as_far_as_they_overlap() -> None:
     view = RequestView("r", 3000, 0, 1, 0.0, None, Placement())
     group = ESPGroup((0, 1))
-    batch = batch_of(group, [striped_share(view, 3000, group, Transfer.KV)])
+    batch = batch_of(group, [striped_part(view, 3000, group, Transfer.KV)])
     exposed, free = (Coefficients(ring_key=ring_key) for ring_key in (1e-6, 0.0))
     hidden = seconds(batch, view, model=WorkCostModel(exposed, overlap=1.0))
     assert hidden == pytest.approx(seconds(batch, view, model=WorkCostModel(free)))
@@ -139,7 +139,7 @@ def test_a_ring_hides_under_attention_as_far_as_they_overlap() -> None:
 
 
 def test_prompts_together_pay_for_the_step_once_and_for_each_of_them() -> None:
-    terms = WorkCostModel(Coefficients(told_request=1e-4, attend=3e-4)).prefill_terms(2)
+    terms = WorkCostModel(Coefficients(sent_request=1e-4, attend=3e-4)).prefill_terms(2)
     together, alone = terms.time(200, 0, 2 * 100**2, num_prompts=2), terms.time(100, 0, 100**2)
     assert 2 * alone - together == pytest.approx(terms.overhead)
 
@@ -148,7 +148,7 @@ def test_launching_hides_what_is_computed_meanwhile_as_far_as_they_overlap() -> 
     def of(num_tokens: int, overlap: float) -> float:
         view = RequestView("p", num_tokens, 0, 1, 0.0, None, Placement())
         model = WorkCostModel(Coefficients(step=0.0, launch=10e-3, key=0.0), overlap)
-        batch = batch_of(ESPGroup((0,)), [whole_share(view, num_tokens, 0)])
+        batch = batch_of(ESPGroup((0,)), [whole_part(view, num_tokens, 0)])
         return seconds(batch, view, model=model)
 
     assert of(2, overlap=1.0) == of(100, overlap=1.0) == pytest.approx(10e-3)
@@ -165,7 +165,7 @@ def test_kernels_of_what_travels_are_launched_while_others_compute(
 ) -> None:
     def of(num_tokens: int, model: WorkCostModel) -> float:
         view, group = RequestView("p", num_tokens, 0, 1, 0.0, None, Placement()), ESPGroup((0, 1, 2))
-        batch = batch_of(group, [striped_share(view, num_tokens, group, transfer)])
+        batch = batch_of(group, [striped_part(view, num_tokens, group, transfer)])
         return seconds(batch, view, model=model)
 
     free = Coefficients(step=0.0, member=0.0, key=0.0, ring_key=0.0, sent_query=0.0)
@@ -177,7 +177,7 @@ def test_kernels_of_what_travels_are_launched_while_others_compute(
 def test_decodes_beside_a_prompt_launch_kernels_of_their_own() -> None:
     model = WorkCostModel(Coefficients(launch=10e-3, mixed=8e-3), overlap=1.0)
     prompt, decode = RequestView("p", 10, 0, 1, 0.0, None, Placement()), decoding_view("d", 10)
-    shares = [whole_share(prompt, 10, 0), decode_share(decode, 0)]
+    shares = [whole_part(prompt, 10, 0), decode_part(decode, 0)]
     alone, beside = (batch_of(ESPGroup((0,)), shares[:n]) for n in (1, 2))
     both = seconds(beside, prompt, decode, model=model)
     assert both - seconds(alone, prompt, model=model) == pytest.approx(8e-3)
@@ -186,9 +186,9 @@ def test_decodes_beside_a_prompt_launch_kernels_of_their_own() -> None:
 def test_a_batch_is_told_once_and_a_lease_settles_at_every_step() -> None:
     views = [decoding_view(name, 100, (0, 1)) for name in "ab"]
     placements = {view.request_id: view.placement for view in views}
-    lease = batch_of(ESPGroup((0, 1)), [decode_share(view, 0, 4) for view in views], 4)
-    single = batch_of(ESPGroup((0, 1)), [decode_share(view, 0) for view in views])
-    model = WorkCostModel(Coefficients(batch=1e-3, told_request=1e-4, settle=1e-5))
+    lease = batch_of(ESPGroup((0, 1)), [decode_part(view, 0, 4) for view in views], 4)
+    single = batch_of(ESPGroup((0, 1)), [decode_part(view, 0) for view in views])
+    model = WorkCostModel(Coefficients(batch=1e-3, sent_request=1e-4, settle=1e-5))
     first, later = (model.step_time(step_work(lease, placements, is_first)) for is_first in (True, False))
     assert first - later == pytest.approx(1e-3 + 2 * 1e-4)
     assert first - model.step_time(step_work(single, placements)) == pytest.approx(1e-5)
@@ -199,7 +199,7 @@ def test_every_segment_of_kv_costs_time_on_every_instance() -> None:
     whole, torn = decoding_view("r", 100), decoding_view("r", 100)
     pieces = tuple(KVSegment("r", range(i, 100, 10), 0) for i in range(10))
     torn = replace(torn, placement=Placement(pieces))
-    batches = [batch_of(ESPGroup((0,)), [decode_share(view, 0)]) for view in (whole, torn)]
+    batches = [batch_of(ESPGroup((0,)), [decode_part(view, 0)]) for view in (whole, torn)]
     slower = seconds(batches[1], torn, model=model) - seconds(batches[0], whole, model=model)
     assert slower == pytest.approx(9e-3)
 

@@ -142,13 +142,13 @@ def test_a_long_prompt_stops_at_a_chunks_edge_for_urgent_ones_and_goes_on_after_
     assert run.ttft(long) < alone.ttft(long) + sum(prefill_time(H200, 4000, 0, 4) for _ in urgent) + 0.5
 
 
-@pytest.mark.parametrize(("late_share", "is_served"), [(0.2, True), (0.0, False)])
+@pytest.mark.parametrize(("deferred_share", "is_served"), [(0.2, True), (0.0, False)])
 def test_a_prompt_that_was_put_off_ends_though_short_ones_alone_fill_the_cluster(
-    late_share: float, is_served: bool
+    deferred_share: float, is_served: bool
 ) -> None:
     shorts = [timed_request(n, 8000, 4, n / 13) for n in range(1, 130)]
     long = timed_request(0, 20_000, 4, 1.003)
-    capacities, config = [H200_CAPACITY] * 2, PolicyConfig(late_share=late_share)
+    capacities, config = [H200_CAPACITY] * 2, PolicyConfig(deferred_share=deferred_share)
     run = simulate("esp", capacities, in_order(long, *shorts), cost_model=H200, config=config)
     assert (run.token_times["r000"][0] < shorts[-1].arrival_time) == is_served
 

@@ -10,7 +10,7 @@ from loong.core.check_plan import check_plan
 from loong.core.plan import IterationPlan, LeaseEnd, LeaseExtension
 from loong.core.request import RequestView
 from loong.core.snapshot import EXTENSION_STEPS, RunningBatch, Snapshot
-from loong.scheduler.extensions import LIVE_SHARE, LONGEST, extending
+from loong.scheduler.extensions import LIVE_SHARE, MAX_EXTENSION_FACTOR, extending
 from loong.scheduler.leases import LONG_LEASES
 
 STEPS = 16
@@ -53,9 +53,9 @@ def test_no_lease_goes_on_for_longer_than_its_requests() -> None:
 
 
 def test_no_lease_goes_on_for_ever() -> None:
-    batch = lease(*VIEWS, num_steps=LONGEST * LONG - STEPS)
-    assert extended(snapshot_of([50_000], VIEWS, [batch])) == LONGEST * LONG
-    batch = lease(*VIEWS, num_steps=LONGEST * LONG)
+    batch = lease(*VIEWS, num_steps=MAX_EXTENSION_FACTOR * LONG - STEPS)
+    assert extended(snapshot_of([50_000], VIEWS, [batch])) == MAX_EXTENSION_FACTOR * LONG
+    batch = lease(*VIEWS, num_steps=MAX_EXTENSION_FACTOR * LONG)
     assert extended(snapshot_of([50_000], VIEWS, [batch])) is None
     spread = [decoding("r", 20, (0, 1), max_tokens=5000)]
     batch = lease(*spread, group=(0, 1), num_steps=LONG)

@@ -5,7 +5,7 @@ from snapshots import decoding, running, snapshot_of, waiting
 
 from loong.core.request import RequestView
 from loong.scheduler.fixed_groups import FixedGroup, each_alone, groups_of, one_group, take
-from loong.scheduler.survey import survey
+from loong.scheduler.planning_view import make_planning_view
 
 
 def joined(groups: list[FixedGroup]) -> list[list[str]]:
@@ -13,14 +13,14 @@ def joined(groups: list[FixedGroup]) -> list[list[str]]:
 
 
 def alone(capacities: list[int], views: list[RequestView]) -> list[FixedGroup]:
-    return groups_of(survey(snapshot_of(capacities, views)), each_alone(range(len(capacities))))
+    return groups_of(make_planning_view(snapshot_of(capacities, views)), each_alone(range(len(capacities))))
 
 
 def test_a_group_has_all_that_rests_and_runs_on_its_instances() -> None:
     resting, in_flight = decoding("resting", 6, (0, 1)), decoding("running", 4, (2,))
     lease = running(7, decode([in_flight], [2], {"running": 2}, num_steps=8))
     snapshot = snapshot_of([50, 60, 70], [resting, in_flight], [lease])
-    (group,) = groups_of(survey(snapshot), one_group([0, 1, 2]))
+    (group,) = groups_of(make_planning_view(snapshot), one_group([0, 1, 2]))
     assert group.decodes == [resting]
     assert group.batches == [lease]
     assert (group.capacity, group.num_free) == (180, 180 - 6 - 4 - 8)

@@ -25,8 +25,8 @@ COMPARED = {
 }
 NUMBERS = [field for field in fields(PolicyConfig) if field.type is not Fairness]
 WRONG = [(field.name, value) for field in NUMBERS for value in (-1, nan)]
-WRONG += [(field.name, 0) for field in NUMBERS if field.name != "late_share"]
-WRONG += [(field.name, 1.5) for field in NUMBERS if field.type is int or field.name == "late_share"]
+WRONG += [(field.name, 0) for field in NUMBERS if field.name != "deferred_share"]
+WRONG += [(field.name, 1.5) for field in NUMBERS if field.type is int or field.name == "deferred_share"]
 WRONG += [("lease_steps", MOST_LEASE_STEPS + 1)]
 
 

@@ -106,7 +106,7 @@ def test_a_unit_that_is_dear_is_left_out_wherever_it_stands(dear: int) -> None:
 @pytest.mark.parametrize(
     ("offers", "max_dop"),
     [([], 4), ([Offer(1, 99)], 4), ([Offer(1, 60), Offer(1, 60)], 1), ([Offer(0, 500)], 4)],
-    ids=["no unit", "no room", "no DoP with room", "no instance"],
+    ids=["no instance set", "no room", "no DoP with room", "no instance"],
 )
 def test_what_cannot_be_met_has_no_solution(offers: list[Offer], max_dop: int) -> None:
     assert solve([prompt(100)], offers, per_token(max_dop)) is None

@@ -12,11 +12,11 @@ from loong.core.cost_model import prefill_time
 from loong.core.decision import Decision, DecisionKind
 from loong.core.request import SLO
 from loong.core.snapshot import Snapshot
+from loong.scheduler.admission import MAX_REFUSED, PrefillAdmission, Refusal, by_deadline
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import MAX_REFUSED, Dispatch, Refusal, by_deadline
 from loong.scheduler.esp import plan_esp
-from loong.scheduler.reasons import PUT_OFF, reason_to_preempt, reasons_to_wait
-from loong.scheduler.survey import survey
+from loong.scheduler.planning_view import make_planning_view
+from loong.scheduler.reasons import DEFERRED_BY_DEADLINE, reason_to_preempt, reasons_to_wait
 
 
 def decided(snapshot: Snapshot, config: PolicyConfig | None = None) -> list[Decision]:
@@ -100,17 +100,17 @@ def test_those_whose_slots_others_need_are_told_so() -> None:
 def test_one_that_is_put_off_is_told_so_whether_it_begins_or_not() -> None:
     views = [waiting(name, 60_000, slo=SLO(ttft, 1.0)) for name, ttft in (("a", 4.0), ("b", 4.1), ("c", 4.2))]
     decisions = decided(snapshot_of([H200_CAPACITY], views))
-    (put_off,) = (d for d in decisions if d.kind is DecisionKind.DISPATCH)
-    assert put_off.request_ids == ("a",)
-    assert put_off.chosen == f"{PUT_OFF}; it gets what they leave of each step"
-    assert wait_of("b", decisions) == Refusal.PUT_OFF.value
+    (deferred,) = (d for d in decisions if d.kind is DecisionKind.DEFER)
+    assert deferred.request_ids == ("a",)
+    assert deferred.chosen == f"{DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
+    assert wait_of("b", decisions) == Refusal.ONE_DEFERRED_AT_A_TIME.value
 
 
 def test_one_that_is_put_off_and_finds_its_instance_busy_is_told_that_it_is_put_off() -> None:
     views = [waiting(name, 60_000, slo=SLO(ttft, 1.0)) for name, ttft in (("a", 4.0), ("b", 4.1), ("c", 4.2))]
     lease = decode([busy := decoding("busy", 9, (0,))], (0,), {"busy": 0}, num_steps=9)
     decisions = decided(snapshot_of([H200_CAPACITY], [busy, *views], [running(0, lease)]))
-    assert wait_of("a", decisions) == PUT_OFF
+    assert wait_of("a", decisions) == DEFERRED_BY_DEADLINE
     assert wait_of("c", decisions) == "it is to run on instance 0 once that is free"
 
 
@@ -129,9 +129,9 @@ def test_a_prompt_that_finds_the_step_full_is_told_so() -> None:
 
 
 def test_a_prompt_that_is_given_no_instances_waits_for_room() -> None:
-    found = survey(snapshot_of([999], [waiting("p", 30)]))
-    dispatched = Dispatch(found, H200, PolicyConfig(), by_deadline).dispatch()
-    (decision,) = reasons_to_wait(dispatched, [], {})
+    found = make_planning_view(snapshot_of([999], [waiting("p", 30)]))
+    admitted = PrefillAdmission(found, H200, PolicyConfig(), by_deadline).admit()
+    (decision,) = reasons_to_wait(admitted, [], {})
     assert decision.chosen == "too little KV is free on the instances that it could have now"
 
 
@@ -166,9 +166,12 @@ def test_every_prompt_that_comes_or_rests_goes_on_or_is_told_why_it_waits() -> N
     for snapshot, plan in run.plans:
         told = {request_id for decision in plan.decisions for request_id in decision.request_ids}
         kinds |= {decision.kind for decision in plan.decisions}
-        found = survey(snapshot)
+        found = make_planning_view(snapshot)
         if found.is_any_usable:
-            views = [*snapshot.waiting, *(view for unit in found.resting for view in unit.prefills)]
+            views = [
+                *snapshot.waiting,
+                *(view for instance_set in found.occupied for view in instance_set.prefills),
+            ]
             owed = {view.request_id for view in views}
         else:
             owed = {view.request_id for view in snapshot.waiting if view.arrival_time == snapshot.now}

@@ -139,7 +139,7 @@ def test_a_batch_that_lost_an_instance_teaches_nothing() -> None:
 
 
 def test_what_a_rest_costs_is_part_of_what_is_predicted() -> None:
-    dear = replace(BASE.coefficients, rest=0.5)
+    dear = replace(BASE.coefficients, idle_start=0.5)
     recalibration = Recalibration(replace(BASE, coefficients=dear))
     seldom = [timed_request(number, 20, 10, float(number + 1)) for number in range(20)]
     run(WorkCostModel(dear), [recalibration], seldom)

@@ -14,7 +14,7 @@ from loong.core.request import RequestView
 from loong.core.work import step_work
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
-from loong.scheduler.striping import batch_of, decode_share, striped_share
+from loong.scheduler.striping import batch_of, decode_part, striped_part
 
 LLAMA_8B = ModelShape(
     num_layers=32,
@@ -34,7 +34,7 @@ def decode_time(model: WorkCostModel, num_requests: int, num_cached: int) -> flo
         f"r{i}": Placement((KVSegment(f"r{i}", range(num_cached), 0),)) for i in range(num_requests)
     }
     views = (RequestView(r, num_cached, 1, 10, 0.0, None, p) for r, p in placements.items())
-    batch = batch_of(ESPGroup((0,)), [decode_share(view, 0) for view in views])
+    batch = batch_of(ESPGroup((0,)), [decode_part(view, 0) for view in views])
     return model.step_time(step_work(batch, placements, is_first=False))
 
 
@@ -85,7 +85,7 @@ def test_a_ring_hides_from_a_length_that_the_model_knows() -> None:
 
     def seconds(cost_model: WorkCostModel, num_tokens: int) -> float:
         view = RequestView("r", num_tokens, 0, 1, 0.0, None, Placement())
-        batch: BatchPlan = batch_of(group, [striped_share(view, num_tokens, group, Transfer.KV)])
+        batch: BatchPlan = batch_of(group, [striped_part(view, num_tokens, group, Transfer.KV)])
         return cost_model.step_time(step_work(batch, {"r": view.placement}))
 
     def is_hidden(num_tokens: int) -> bool:

@@ -6,7 +6,7 @@ from loong.core.placement import Placement, striped
 from loong.core.plan import Transfer
 from loong.core.positions import is_partition
 from loong.core.request import RequestView
-from loong.scheduler.striping import batch_of, decode_share, retained_share, striped_share, whole_share
+from loong.scheduler.striping import batch_of, decode_part, retained_part, striped_part, whole_part
 
 
 @st.composite
@@ -23,10 +23,10 @@ def test_stripes_partition_the_chunk_and_differ_by_one_token_at_most(
     chunk: tuple[RequestView, int, ESPGroup], transfer: Transfer
 ) -> None:
     view, num_tokens, group = chunk
-    share = striped_share(view, num_tokens, group, transfer)
+    part = striped_part(view, num_tokens, group, transfer)
     first = view.num_computed_tokens
-    assert is_partition((b.positions for b in share.queries), range(first, first + num_tokens))
-    lengths = [len(block.positions) for block in share.queries]
+    assert is_partition((b.positions for b in part.queries), range(first, first + num_tokens))
+    lengths = [len(block.positions) for block in part.queries]
     assert max(lengths) - min(lengths) <= 1
     assert len(lengths) == min(num_tokens, group.dop)
     assert all(lengths)
@@ -35,7 +35,7 @@ def test_stripes_partition_the_chunk_and_differ_by_one_token_at_most(
 @given(chunks())
 def test_token_i_of_a_chunk_is_at_ring_position_i_mod_p(chunk: tuple[RequestView, int, ESPGroup]) -> None:
     view, num_tokens, group = chunk
-    for block in striped_share(view, num_tokens, group, Transfer.KV).queries:
+    for block in striped_part(view, num_tokens, group, Transfer.KV).queries:
         offsets = [position - view.num_computed_tokens for position in block.positions]
         assert {group.instance_ids[i % group.dop] for i in offsets} == {block.master_id}
 
@@ -48,18 +48,18 @@ def test_retained_kv_partitions_the_chunk_within_what_is_free(
     keepers = data.draw(st.sets(st.sampled_from(group.instance_ids), min_size=1))
     free = {i: data.draw(st.integers(0, 300)) for i in keepers}
     free[min(keepers)] += max(0, num_tokens - sum(free.values()))
-    share = retained_share(view, num_tokens, group, free)
+    part = retained_part(view, num_tokens, group, free)
     first = view.num_computed_tokens
-    assert is_partition((s.positions for s in share.writes), range(first, first + num_tokens))
-    assert all(len(s.positions) <= free[s.instance_id] for s in share.writes)
-    assert len(share.writes) <= len(keepers)
-    assert {s.instance_id for s in share.writes} <= keepers
+    assert is_partition((s.positions for s in part.writes), range(first, first + num_tokens))
+    assert all(len(s.positions) <= free[s.instance_id] for s in part.writes)
+    assert len(part.writes) <= len(keepers)
+    assert {s.instance_id for s in part.writes} <= keepers
 
 
 def test_retained_kv_is_striped_over_those_who_keep_it() -> None:
     view = RequestView("r", 100, 0, 1, 0.0, None, Placement())
-    share = retained_share(view, 100, ESPGroup((0, 1, 2)), {0: 300, 2: 50})
-    assert [(s.instance_id, s.positions) for s in share.writes] == [
+    part = retained_part(view, 100, ESPGroup((0, 1, 2)), {0: 300, 2: 50})
+    assert [(s.instance_id, s.positions) for s in part.writes] == [
         (0, range(0, 100, 2)),
         (2, range(1, 100, 2)),
     ]
@@ -67,22 +67,22 @@ def test_retained_kv_is_striped_over_those_who_keep_it() -> None:
 
 def test_retained_kv_is_spread_in_proportion_to_free_slots_where_stripes_do_not_fit() -> None:
     view = RequestView("r", 100, 0, 1, 0.0, None, Placement())
-    share = retained_share(view, 100, ESPGroup((0, 1, 2)), {0: 120, 2: 40})
-    assert [(s.instance_id, s.positions) for s in share.writes] == [(0, range(75)), (2, range(75, 100))]
+    part = retained_part(view, 100, ESPGroup((0, 1, 2)), {0: 120, 2: 40})
+    assert [(s.instance_id, s.positions) for s in part.writes] == [(0, range(75)), (2, range(75, 100))]
 
 
 def test_a_whole_chunk_is_computed_and_kept_by_one_master() -> None:
     view = RequestView("r", 9, 0, 1, 0.0, None, striped("r", range(4), (0, 1)))
-    share = whole_share(view, 5, 1)
-    assert [(b.positions, b.master_id, b.transfer) for b in share.queries] == [
+    part = whole_part(view, 5, 1)
+    assert [(b.positions, b.master_id, b.transfer) for b in part.queries] == [
         (range(4, 9), 1, Transfer.QUERY)
     ]
-    assert [(s.positions, s.instance_id) for s in share.writes] == [(range(4, 9), 1)]
+    assert [(s.positions, s.instance_id) for s in part.writes] == [(range(4, 9), 1)]
 
 
 def test_a_lease_reserves_no_more_than_a_request_may_still_produce() -> None:
     view = RequestView("r", 4, 1, 4, 0.0, None, striped("r", range(4), (0,)))
-    batch = batch_of(ESPGroup((0,)), [decode_share(view, 0, num_steps=16)], num_steps=16)
+    batch = batch_of(ESPGroup((0,)), [decode_part(view, 0, num_steps=16)], num_steps=16)
     assert batch.num_steps == 16
     assert batch.queries[0].positions == range(4, 5)
     assert batch.writes[0].positions == range(4, 7)

@@ -116,7 +116,7 @@ def test_a_long_prompt_goes_on_beside_short_ones_and_decodes_that_take_all_of_ev
     crowd = Crowd(long, num_prompt=4000, num_output=200, gap=0.125, limit=60.0)
     config = PolicyConfig(target_tpot=0.02)
     run = crowd.run("esp", [H200_CAPACITY], config, H200)
-    assert run.ttft(long) < 2.7 * prefill_time(H200, 30_000, 0, 1) / config.late_share < crowd.limit
+    assert run.ttft(long) < 2.7 * prefill_time(H200, 30_000, 0, 1) / config.deferred_share < crowd.limit
 
 
 @pytest.mark.parametrize(

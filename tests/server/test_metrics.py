@@ -32,7 +32,7 @@ from loong.decision_log.lines import (
 )
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
-from loong.scheduler.reasons import HELD_BACK, NO_PLACE, PUT_OFF
+from loong.scheduler.reasons import DEFERRED_BY_DEADLINE, NO_PLACE, PAUSED
 from loong.server.insight import Insight, Targets
 
 # Every series that the queries of vLLM's published Grafana boards name and that is here, with their labels.
@@ -165,17 +165,19 @@ async def test_rejections_at_admission_are_counted_by_reason(serving: Serving) -
 
 
 async def test_requests_that_wait_are_told_apart_by_reason(serving: Serving) -> None:
-    """Of four, one is put off, one was but has been preempted since, one has no place, one gave no reason."""
-    ids = ("put off", "preempted", "no place", "new")
+    """Of four, one is deferred, one was but has been preempted since, one has no place, one
+    gave no reason.
+    """
+    ids = ("deferred", "preempted", "no place", "new")
     views = tuple(RequestView(i, 6, 0, 20, 0.0, None, Placement()) for i in ids)
     engine, insight = ScriptedEngine(), insight_of_nothing()
     async with serving(engine, insight) as url:
         assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 0, "deferred": 0}
         engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views)
         reasons = (
-            Reason("wait", ("put off", "preempted", "gone"), PUT_OFF),
+            Reason("wait", ("deferred", "preempted", "gone"), DEFERRED_BY_DEADLINE),
             Reason("wait", ("no place",), NO_PLACE),
-            Reason("dispatch", ("new",), HELD_BACK),
+            Reason("defer", ("new",), PAUSED),
         )
         causes = (Cause("request_arrived"),)
         lines: list[Line] = [Arrived(0.0, i, 6, 20, ()) for i in ids]

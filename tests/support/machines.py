@@ -20,7 +20,7 @@ CPU = WorkCostModel()
 DEAR = WorkCostModel(
     Coefficients(
         batch=0.5e-3,
-        told_request=50e-6,
+        sent_request=50e-6,
         step=1e-3,
         member=0.2e-3,
         settle=0.3e-3,

@@ -4,7 +4,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from loong.workloads.laws import Beta, Fixed, Law, LogNormal, Uniform, Zipf
+from loong.core.errors import ConfigError
+from loong.workloads.laws import Beta, Fixed, Law, LogNormal, Skewed, Uniform, Zipf
 from loong.workloads.named import LAWS
 from loong.workloads.request import RequestShape
 
@@ -65,20 +66,59 @@ def test_a_beta_law_has_any_range_mean_and_deviation_asked_for(
     assert sizes.std() == pytest.approx(sd, rel=0.03)
 
 
+def assert_moments(sizes: "np.ndarray[tuple[int], np.dtype[np.int64]]", mean: float, sd: float) -> None:
+    """Mean and standard deviation within four standard errors of these."""
+    fourth = ((sizes.astype(float) - mean) ** 4).mean()
+    assert abs(sizes.mean() - mean) <= 4 * sd / len(sizes) ** 0.5
+    assert abs(sizes.var() - sd**2) <= 4 * ((fourth - sd**4) / len(sizes)) ** 0.5
+
+
+INFINITE = {  # as Infinite-LLM's paper (arXiv 2401.02669) gives them: longest, mean, standard deviation
+    "infinite-0": (60_000, 1_233, 7_785.68),
+    "infinite-1": (60_000, 712, 5_531.4),
+    "infinite-2": (60_000, 469, 3_506.36),
+    "infinite-3": (200_000, 56_362, 28_787.78),
+    "infinite-4": (280_000, 75_650, 39_479.42),
+    "infinite-5": (600_000, 160_239, 87_906.67),
+    "infinite-6": (480_000, 128_804, 70_647.93),
+    "infinite-7": (1_200_000, 293_945, 172_169.14),
+    "infinite-8": (2_000_000, 498_609, 261_817.24),
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_infinite_llms_traces_have_their_published_range_mean_and_deviation(name: str) -> None:
+    high, mean, sd = INFINITE[name]
+    law = LAWS[name]
+    assert isinstance(law, Beta | Skewed)
+    assert (law.low, law.high) == (1, high)
+    sizes = prompts(drawn(law))
+    assert 1 <= sizes.min() <= sizes.max() <= high
+    assert_moments(sizes, mean, sd)
+
+
+def test_skewed_lengths_are_chats_and_documents_with_nothing_between() -> None:
+    sizes = prompts(drawn(Skewed(1, 60_000, 1_233, 7_785.68, output=1)))
+    chats, documents = sizes[sizes <= 2_300], sizes[sizes > 2_300]
+    assert len(chats) + len(documents) == NUM_DRAWN
+    assert np.median(chats) == pytest.approx(75, rel=0.05)
+    assert documents.min() > 55_000
+
+
 @pytest.mark.parametrize(
-    ("name", "high", "mean"),  # as Infinite-LLM's paper (arXiv 2401.02669) gives them
+    ("law", "complaint"),
     [
-        ("infinite-0", 60_000, 1_233),
-        ("infinite-1", 60_000, 712),
-        ("infinite-2", 60_000, 469),
-        ("infinite-3", 200_000, 56_000),
-        ("infinite-8", 2_000_000, 499_000),
+        ((1, 60_000, 100, 1_000), "MEAN 100 is not from "),
+        ((1, 60_000, 1_233, 8_000), "SD 8000 is not from "),
+        ((1, 60_000, 1_233, 2_000), "SD 2000 is not from "),
+        ((1, 2_000, 500, 800), "LOW 2300 is above HIGH 2000"),
     ],
 )
-def test_infinite_llms_traces_have_their_published_range_and_mean(name: str, high: int, mean: float) -> None:
-    sizes = prompts(drawn(LAWS[name]))
-    assert 1 <= sizes.min() <= sizes.max() <= high
-    assert sizes.mean() == pytest.approx(mean, rel=0.03)
+def test_moments_that_no_chats_and_documents_have_are_refused(
+    law: tuple[int, int, float, float], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Skewed(*law)
 
 
 def test_a_steeper_zipf_has_shorter_prompts() -> None:

@@ -25,6 +25,10 @@ PROMPT_RANGES = {
     "infinite-1": (1, 60_000),
     "infinite-2": (1, 60_000),
     "infinite-3": (1, 200_000),
+    "infinite-4": (1, 280_000),
+    "infinite-5": (1, 600_000),
+    "infinite-6": (1, 480_000),
+    "infinite-7": (1, 1_200_000),
     "infinite-8": (1, 2_000_000),
 }
 # Of 700 requests of seed 0 at 2 a second, and of seed 7 in bursts at a 64th of the lengths. Results that are

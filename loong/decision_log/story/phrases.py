@@ -121,7 +121,7 @@ def difference(measured: float, predicted: float) -> str:
 
 
 SUBJECTS = {
-    "dispatch": "its turn",
+    "defer": "its turn",
     "dop": "DoP",
     "migrate": "moving KV",
     "preempt": "preemption",

@@ -1,9 +1,9 @@
-"""What a policy can plan with: units of instances that must go together, and the requests that rest on them.
+"""What a policy can plan with: instance sets that must go together, and the requests that hold KV on them.
 
-A batch must hold all KV of its requests, so instances that share a request at rest are one unit; so are the
-instances of a batch in flight, which come free together. Units that nobody shares anything with are single
-instances. A unit is planned whole or not at all, so that no request ever waits for two of its instances in
-turn.
+A batch must hold all KV of its requests, so instances that share a request not in flight are one instance
+set; so are the instances of a batch in flight, which come free together. Instance sets that nobody shares
+anything with are single instances. An instance set is planned whole or not at all, so that no request ever
+waits for two of its instances in turn.
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ from loong.scheduler.lengths import Lengths
 
 
 @dataclass(slots=True)
-class Unit:
-    """Instances that go together, when they come free, and what rests on them.
+class InstanceSet:
+    """Instances that go together, when they come free, and what holds KV there.
 
     `available_in` is in seconds from now: 0 if nothing runs; for a lease, the end of its present step.
     `batches` are those in flight on it, but for one that is ending. `num_decodes` counts those in flight too.
@@ -33,13 +33,13 @@ class Unit:
     num_decodes: int = 0
 
     @classmethod
-    def of_idle(cls, instance_id: InstanceId, snapshot: Snapshot) -> "Unit":
+    def of_idle(cls, instance_id: InstanceId, snapshot: Snapshot) -> "InstanceSet":
         """An instance that a plan can use, at once or when its batch has ended as foreseen."""
         ends_at = snapshot.foreseen_ends.get(instance_id, snapshot.now)
         return cls((instance_id,), available_in=max(0.0, ends_at - snapshot.now))
 
     @classmethod
-    def of_batch(cls, batch: RunningBatch, now: float, full: Container[InstanceId]) -> "Unit":
+    def of_batch(cls, batch: RunningBatch, now: float, full: Container[InstanceId]) -> "InstanceSet":
         """The `full` instances on which a batch runs."""
         instance_ids = batch.plan.group.instance_ids
         if len(instance_ids) > 1 or instance_ids[0] not in full:
@@ -59,13 +59,13 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Survey:
+class PlanningView:
     """The cluster, sorted for planning.
 
     `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
-    ended leave their batches.
-    `resting` are the units on which requests rest. Most plans need none but these, so the others are found
-    when they are asked for: those `running` a batch, and `idle` instances, the roomiest first.
+    ended leave their batches. `occupied` are the instance sets that hold KV of requests not in flight. Most
+    plans need none but these, so the others are found when they are asked for: those `running` a batch, and
+    `idle` instances, the roomiest first.
 
     Who needs more KV than all instances have is not among those `waiting`, so that it holds up nobody: it has
     failed, or waits for a first instance.
@@ -75,7 +75,7 @@ class Survey:
     capacity: int
     free: dict[InstanceId, int]
     waiting: tuple[RequestView, ...]
-    resting: tuple[Unit, ...]
+    occupied: tuple[InstanceSet, ...]
 
     @property
     def num_instances(self) -> int:
@@ -85,19 +85,21 @@ class Survey:
     @property
     def is_quiet(self) -> bool:
         """Whether no prompt waits, begun or not, but those in a step."""
-        return not self.waiting and not any(unit.prefills for unit in self.resting)
+        return not self.waiting and not any(instance_set.prefills for instance_set in self.occupied)
 
     @property
-    def units(self) -> tuple[Unit, ...]:
-        """All units: every full instance is in one."""
-        return (*self.resting, *self.running, *(Unit.of_idle(i, self.snapshot) for i in self.idle))
+    def instance_sets(self) -> tuple[InstanceSet, ...]:
+        """All instance sets: every full instance is in one."""
+        return (*self.occupied, *self.running, *(InstanceSet.of_idle(i, self.snapshot) for i in self.idle))
 
     @property
     def is_any_usable(self) -> bool:
-        """Whether a unit is ready, or can be at the edge of a step."""
-        if any(unit.is_ready for unit in self.resting):
+        """Whether an instance set is ready, or can be at the edge of a step."""
+        if any(instance_set.is_ready for instance_set in self.occupied):
             return True  # as mostly: no need to look at the others
-        return bool(self.idle) or any(unit.is_in_lease for unit in (*self.resting, *self.running))
+        return bool(self.idle) or any(
+            instance_set.is_in_lease for instance_set in (*self.occupied, *self.running)
+        )
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -105,40 +107,44 @@ class Survey:
         return Lengths.of([view for view in self.snapshot.running if not view.has_ended])
 
     @cached_property
-    def running(self) -> tuple[Unit, ...]:
-        """The units of batches in flight on which nothing rests."""
-        units = (Unit.of_batch(batch, self.snapshot.now, self.free) for batch in self.snapshot.batches)
-        return tuple(u for u in units if u.instance_ids and self._joined_ids.isdisjoint(u.instance_ids))
+    def running(self) -> tuple[InstanceSet, ...]:
+        """The instance sets of batches in flight that hold no such KV."""
+        instance_sets = (
+            InstanceSet.of_batch(batch, self.snapshot.now, self.free) for batch in self.snapshot.batches
+        )
+        return tuple(
+            u for u in instance_sets if u.instance_ids and self._joined_ids.isdisjoint(u.instance_ids)
+        )
 
     @cached_property
     def idle(self) -> tuple[InstanceId, ...]:
-        """The idle instances on which nothing rests."""
+        """The idle instances that hold no such KV."""
         idle = [i.instance_id for i in self.snapshot.instances if i.batch_id is None]
         idle = [i for i in idle if i in self.free and i not in self._joined_ids]
         return tuple(sorted(idle, key=self.free.__getitem__, reverse=True))
 
     @cached_property
     def _joined_ids(self) -> frozenset[InstanceId]:
-        return frozenset(i for unit in self.resting for i in unit.instance_ids)
+        return frozenset(i for instance_set in self.occupied for i in instance_set.instance_ids)
 
 
-def survey(snapshot: Snapshot, parked_ids: Set[RequestId] = frozenset()) -> Survey:
-    """Sort what is at rest by unit, and foresee when the rest comes free.
+def make_planning_view(snapshot: Snapshot, paused_ids: Set[RequestId] = frozenset()) -> PlanningView:
+    """Sort what is not in flight by instance set, and predict when the rest comes free.
 
-    Requests with KV on anything but full instances, in a host tier, are left alone, as are those parked.
+    Requests with KV on anything but full instances, in a host tier, are left alone, as are those paused.
     """
     free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
-    resting = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
+    occupied = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
     for view in [view for view in snapshot.running if view.has_ended and view.batch_id is not None]:
         _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
-        resting = [view for view in resting if free.keys() >= set(view.placement.instance_ids)]
-    if parked_ids:
-        resting = [view for view in resting if view.request_id not in parked_ids]
+        occupied = [view for view in occupied if free.keys() >= set(view.placement.instance_ids)]
+    if paused_ids:
+        occupied = [view for view in occupied if view.request_id not in paused_ids]
     waiting = [v for v in snapshot.waiting if not (v.is_migrating or v.has_ended)]  # none is in a batch
     if snapshot.most_tokens > capacity:
         waiting = [view for view in waiting if view.num_final_tokens <= capacity]
-    return Survey(snapshot, capacity, free, tuple(waiting), _resting_units(resting, snapshot, free))
+    return PlanningView(snapshot, capacity, free, tuple(waiting), _occupied_sets(occupied, snapshot, free))
 
 
 def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
@@ -151,40 +157,40 @@ def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, in
             free[instance_id] += num_tokens
 
 
-def _resting_units(
-    resting: Iterable[RequestView], snapshot: Snapshot, full: Container[InstanceId]
-) -> tuple[Unit, ...]:
-    """The units that these requests rest on."""
-    unit_of: dict[InstanceId, Unit] = {}
-    for view in resting:
+def _occupied_sets(
+    occupied: Iterable[RequestView], snapshot: Snapshot, full: Container[InstanceId]
+) -> tuple[InstanceSet, ...]:
+    """The instance sets that hold KV of these requests."""
+    set_of: dict[InstanceId, InstanceSet] = {}
+    for view in occupied:
         holders = view.placement.instance_ids
         for instance_id in holders:
-            if instance_id not in unit_of:
-                unit = _unit_at(instance_id, snapshot, full)
-                unit_of.update(dict.fromkeys(unit.instance_ids, unit))
-        unit = unit_of[holders[0]]
-        if len(holders) > 1 and any(unit_of[i] is not unit for i in holders):
-            unit = _joined({id(unit_of[i]): unit_of[i] for i in holders}.values())
-            unit_of.update(dict.fromkeys(unit.instance_ids, unit))
+            if instance_id not in set_of:
+                instance_set = _set_at(instance_id, snapshot, full)
+                set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
+        instance_set = set_of[holders[0]]
+        if len(holders) > 1 and any(set_of[i] is not instance_set for i in holders):
+            instance_set = _joined({id(set_of[i]): set_of[i] for i in holders}.values())
+            set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
         if view.is_decoding:
-            unit.decodes.append(view)
-            unit.num_decodes += 1
+            instance_set.decodes.append(view)
+            instance_set.num_decodes += 1
         else:
-            unit.prefills.append(view)
-    return tuple({id(unit): unit for unit in unit_of.values()}.values())
+            instance_set.prefills.append(view)
+    return tuple({id(instance_set): instance_set for instance_set in set_of.values()}.values())
 
 
-def _unit_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[InstanceId]) -> Unit:
+def _set_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[InstanceId]) -> InstanceSet:
     """An instance, with those on which its batch runs."""
     batch_id = snapshot.instance[instance_id].batch_id
     if batch_id is None:
-        return Unit.of_idle(instance_id, snapshot)
-    return Unit.of_batch(snapshot.batch[batch_id], snapshot.now, full)
+        return InstanceSet.of_idle(instance_id, snapshot)
+    return InstanceSet.of_batch(snapshot.batch[batch_id], snapshot.now, full)
 
 
-def _joined(parts: Collection[Unit]) -> Unit:
-    """One unit of several."""
-    return Unit(
+def _joined(parts: Collection[InstanceSet]) -> InstanceSet:
+    """One instance set of several."""
+    return InstanceSet(
         tuple(sorted(i for part in parts for i in part.instance_ids)),
         tuple(batch for part in parts for batch in part.batches),
         max(part.available_in for part in parts),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from snapshots import waiting
 
 from loong.core.request import RequestView
-from loong.scheduler.equations import (
+from loong.scheduler.future_kv import (
     FutureKV,
     allocation_cost,
     allocation_gain,

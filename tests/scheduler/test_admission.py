@@ -16,22 +16,22 @@ from snapshots import begun, decoding, running, snapshot_of, waiting
 from loong.core.placement import Placement
 from loong.core.request import SLO, Request, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.config import Fairness, PolicyConfig
-from loong.scheduler.dispatch import (
+from loong.scheduler.admission import (
+    MAX_CONSIDERED,
     MAX_REFUSED,
-    MAX_WEIGHED,
     SECOND_CHANCE_COST,
-    Dispatch,
-    Dispatched,
-    Prefill,
+    AdmissionDecision,
+    KVForecast,
+    PrefillAdmission,
+    PrefillCandidate,
     Refusal,
-    Room,
     by_arrival,
     by_deadline,
     prefill_work,
     with_fair_deadlines,
 )
-from loong.scheduler.survey import survey
+from loong.scheduler.config import Fairness, PolicyConfig
+from loong.scheduler.planning_view import make_planning_view
 
 
 def prompt(
@@ -40,25 +40,25 @@ def prompt(
     deadline: float,
     *,
     arrival: float = 0.0,
-    is_missed: bool = False,
+    missed_deadline: bool = False,
     user: str = "",
-) -> Prefill:
+) -> PrefillCandidate:
     view = replace(waiting(f"r{number}", 9, arrival_time=arrival), user=user)
-    return Prefill(view, 9, 0, work, 1.0, deadline, is_missed)
+    return PrefillCandidate(view, 9, 0, work, 1.0, deadline, missed_deadline)
 
 
-def dispatched(
+def admission_of(
     snapshot: Snapshot, config: PolicyConfig | None = None, *, order: str = "by_deadline"
-) -> Dispatched:
+) -> AdmissionDecision:
     chosen = {"by_deadline": by_deadline, "by_arrival": by_arrival}[order]
-    return Dispatch(survey(snapshot), CPU, config or PolicyConfig(), chosen).dispatch()
+    return PrefillAdmission(make_planning_view(snapshot), CPU, config or PolicyConfig(), chosen).admit()
 
 
-def ids(prefills: Iterable[Prefill]) -> list[str]:
+def ids(prefills: Iterable[PrefillCandidate]) -> list[str]:
     return [prefill.view.request_id for prefill in prefills]
 
 
-def in_time(prefills: Sequence[Prefill], now: float, speed: float) -> bool:
+def in_time(prefills: Sequence[PrefillCandidate], now: float, speed: float) -> bool:
     """Whether all end by their deadlines, one after the other."""
     end = now
     for prefill in prefills:
@@ -77,7 +77,7 @@ prompts = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), max_size=7)
 
 
 @given(prompts, st.integers(0, 5), st.sampled_from([0.5, 1.0, 2.0]))
-def test_no_order_at_all_makes_fewer_late(prefills: list[Prefill], now: int, speed: float) -> None:
+def test_no_order_at_all_makes_fewer_late(prefills: list[PrefillCandidate], now: int, speed: float) -> None:
     ordered = by_deadline(prefills, now, speed)
     by_due = sorted(prefills, key=lambda p: p.deadline)
     most = max(
@@ -85,20 +85,20 @@ def test_no_order_at_all_makes_fewer_late(prefills: list[Prefill], now: int, spe
         for size in range(len(prefills) + 1)
         if any(in_time(chosen, now, speed) for chosen in combinations(by_due, size))
     )
-    assert sum(not p.is_late for p in ordered) == most
+    assert sum(not p.is_deferred for p in ordered) == most
 
 
 @given(prompts, st.integers(0, 5), st.sampled_from([0.5, 1.0, 2.0]), st.sets(st.integers(0, 6)))
 @example([prompt(0, 1.0, 1.9), prompt(1, 3.0, 2.0)], 0, 1.0, {0})  # the first to go is not enough
 def test_those_on_time_are_and_those_put_off_come_after_them_by_arrival(
-    prefills: list[Prefill], now: int, speed: float, missed: set[int]
+    prefills: list[PrefillCandidate], now: int, speed: float, missed: set[int]
 ) -> None:
     for number in missed.intersection(range(len(prefills))):
-        prefills[number].is_missed = True
+        prefills[number].missed_deadline = True
     ordered = by_deadline(prefills, now, speed)
     assert sorted(ids(ordered)) == sorted(ids(prefills))
-    on_time = [p for p in ordered if not p.is_late]
-    late = [p for p in ordered if p.is_late]
+    on_time = [p for p in ordered if not p.is_deferred]
+    late = [p for p in ordered if p.is_deferred]
     assert ordered == on_time + late
     assert in_time(on_time, now, speed)
     assert ids(late) == sorted(ids(late))
@@ -106,15 +106,15 @@ def test_those_on_time_are_and_those_put_off_come_after_them_by_arrival(
 
 def test_one_that_has_missed_its_deadline_is_put_off_before_one_not_much_longer() -> None:
     for work, late in ((SECOND_CHANCE_COST - 1.0, "r0"), (SECOND_CHANCE_COST + 1.0, "r1")):
-        missed, fresh = prompt(0, 1.0, work + 0.5, is_missed=True), prompt(1, work, work + 0.5)
-        assert [p.view.request_id for p in by_deadline([missed, fresh], 0.0, 1.0) if p.is_late] == [late]
+        missed, fresh = prompt(0, 1.0, work + 0.5, missed_deadline=True), prompt(1, work, work + 0.5)
+        assert [p.view.request_id for p in by_deadline([missed, fresh], 0.0, 1.0) if p.is_deferred] == [late]
 
 
 def test_by_arrival_nobody_is_put_off() -> None:
     prefills = [prompt(0, 9.0, 1.0, arrival=2.0), prompt(1, 9.0, 5.0, arrival=1.0)]
     ordered = by_arrival(prefills, 0.0, 1.0)
     assert ids(ordered) == ["r1", "r0"]
-    assert not any(p.is_late for p in ordered)
+    assert not any(p.is_deferred for p in ordered)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**5))
@@ -130,10 +130,10 @@ def test_the_work_of_a_prompt_is_that_of_its_chunks(num_cached: int, num_new: in
 @given(st.floats(0.1, 5.0), st.floats(0.0, 1e3))
 def test_a_target_that_is_missed_doubles_until_it_can_be_met(ttft: float, now: float) -> None:
     view = waiting("r", 100, slo=SLO(ttft, 1.0))
-    (prefill,) = dispatched(snapshot_of([999] * 2, [view], now=now)).prefills
+    (prefill,) = admission_of(snapshot_of([999] * 2, [view], now=now)).prefills
     earliest = now + prefill.work / 2
     assert prefill.ttft == ttft
-    assert prefill.is_missed == (ttft < earliest)
+    assert prefill.missed_deadline == (ttft < earliest)
     assert prefill.deadline >= earliest
     assert prefill.deadline == ttft or prefill.deadline / 2 < earliest
 
@@ -144,7 +144,7 @@ def test_prompts_are_ranked_in_their_order_the_begun_among_the_others() -> None:
         waiting("due soon", 50, slo=SLO(1.0, 1.0)),
         replace(begun("begun", 50, 20, (0,)), slo=SLO(5.0, 1.0)),
     ]
-    found = dispatched(snapshot_of([999], views))
+    found = admission_of(snapshot_of([999], views))
     assert ids(found.prefills) == ["due soon", "begun", "due later"]
     assert [p.rank for p in found.prefills] == [0, 1, 2]
     assert [(p.num_tokens, p.num_cached, p.is_begun) for p in found.prefills] == [
@@ -156,7 +156,7 @@ def test_prompts_are_ranked_in_their_order_the_begun_among_the_others() -> None:
 
 def test_a_request_that_lost_its_kv_has_its_outputs_to_compute_too() -> None:
     view = RequestView("r", 100, 7, 16, 0.0, None, Placement())
-    (prefill,) = dispatched(snapshot_of([999], [view])).prefills
+    (prefill,) = admission_of(snapshot_of([999], [view])).prefills
     assert (prefill.num_tokens, prefill.num_cached) == (107, 0)
 
 
@@ -164,35 +164,35 @@ def test_only_what_fits_to_its_declared_end_is_admitted() -> None:
     fits, does_not = waiting("a", 40, 11), waiting("b", 41, 11)
     for view, admitted in ((fits, True), (does_not, False)):
         snapshot = snapshot_of([59, 40], [decoding("d", 40, (0,), 11), view])
-        found = dispatched(snapshot)
+        found = admission_of(snapshot)
         assert bool(found.prefills) == admitted
         assert found.refused == ({} if admitted else {Refusal.NO_ROOM: [view]})
-        assert Room(survey(snapshot)).takes(view) == admitted
+        assert KVForecast(make_planning_view(snapshot)).takes(view) == admitted
 
 
 def test_room_counts_what_was_admitted_before_and_not_what_has_ended() -> None:
     first, second = waiting("a", 50, 11), waiting("b", 30, 11)
-    found = dispatched(snapshot_of([99], [first, second]))
+    found = admission_of(snapshot_of([99], [first, second]))
     assert (ids(found.prefills), found.refused) == (["a"], {Refusal.NO_ROOM: [second]})
     ended = decoding("ended", 60, (0,))
     batch = running(0, decode([ended], (0,), {"ended": 0}))
     snapshot = snapshot_of([99, 0], [ended, first], [batch])
-    assert not dispatched(snapshot).prefills
+    assert not admission_of(snapshot).prefills
     gone = replace(snapshot, running=(replace(snapshot.running[0], has_ended=True),))
-    assert ids(dispatched(gone).prefills) == ["a"]
+    assert ids(admission_of(gone).prefills) == ["a"]
 
 
 def test_requests_that_end_at_different_times_share_room() -> None:
     ending, fresh = decoding("ending", 50, (0,), max_tokens=3), waiting("fresh", 20, 60)
-    assert ids(dispatched(snapshot_of([80], [ending, fresh])).prefills) == ["fresh"]
+    assert ids(admission_of(snapshot_of([80], [ending, fresh])).prefills) == ["fresh"]
 
 
 def test_after_some_are_refused_for_room_no_other_is_tried() -> None:
     held = decoding("held", 98, (0,), 3)
     large = [waiting(f"a{n:02}", 100 - n, 2, slo=SLO(1.0, 1.0)) for n in range(MAX_REFUSED)]
     small = waiting("z", 1, 2, slo=SLO(2.0, 1.0))
-    assert ids(dispatched(snapshot_of([150], [held, *large[1:], small])).prefills) == ["z"]
-    assert ids(dispatched(snapshot_of([150], [held, *large, small])).prefills) == []
+    assert ids(admission_of(snapshot_of([150], [held, *large[1:], small])).prefills) == ["z"]
+    assert ids(admission_of(snapshot_of([150], [held, *large, small])).prefills) == []
 
 
 @pytest.mark.parametrize(("now", "admitted"), [(3.9, ["new"]), (4.1, [])])
@@ -202,35 +202,35 @@ def test_who_has_waited_long_for_room_is_overtaken_no_more(now: float, admitted:
     new = waiting("new", 10, 2, arrival_time=now, slo=SLO(0.5, 1.0))
     older = waiting("older", 1, 2, arrival_time=-1.0, slo=SLO(9.0, 1.0))
     late = waiting("last", 10, 2, arrival_time=now, slo=SLO(99.0, 1.0))
-    found = dispatched(snapshot_of([150, 20], [held, large, older, late], now=now))
+    found = admission_of(snapshot_of([150, 20], [held, large, older, late], now=now))
     assert ids(found.prefills) == (["older", "last"] if admitted else ["older"])
     overtaking = found.refused.get(Refusal.OVERTAKING, [])
     assert [view.request_id for view in overtaking] == ([] if admitted else ["last"])
-    assert ids(dispatched(snapshot_of([150, 20], [held, large, new], now=now)).prefills) == (
+    assert ids(admission_of(snapshot_of([150, 20], [held, large, new], now=now)).prefills) == (
         ["new"] if admitted else []
     )
 
 
 def test_of_a_great_crowd_the_oldest_and_the_newest_are_weighed() -> None:
-    (half, rest), num_waiting = divmod(MAX_WEIGHED[0], 2), MAX_WEIGHED[0] + 3
+    (half, rest), num_waiting = divmod(MAX_CONSIDERED[0], 2), MAX_CONSIDERED[0] + 3
     views = [waiting(f"r{n:04}", 1, 2, arrival_time=n / 1e4) for n in range(num_waiting)]
-    found = dispatched(snapshot_of([99_999], views, now=1.0))
+    found = admission_of(snapshot_of([99_999], views, now=1.0))
     assert rest == 0
-    assert found.refused == {Refusal.NOT_WEIGHED: views[half:-half]}
+    assert found.refused == {Refusal.NOT_CONSIDERED: views[half:-half]}
     assert sorted(ids(found.prefills)) == [v.request_id for v in (*views[:half], *views[-half:])]
     for others in (views[:-3], [replace(view, user="u") for view in views]):
         config = PolicyConfig(fairness=Fairness.USER if others[0].user else Fairness.NONE)
-        assert len(dispatched(snapshot_of([99_999], others, now=1.0), config).prefills) == len(others)
+        assert len(admission_of(snapshot_of([99_999], others, now=1.0), config).prefills) == len(others)
 
 
 def test_of_those_put_off_only_one_holds_kv() -> None:
     views = [waiting(name, 5000, 2, slo=SLO(0.3 + number / 10, 1.0)) for number, name in enumerate("abcd")]
-    found = dispatched(snapshot_of([99_999], views))
-    assert [p.is_late for p in found.prefills] == [False] * (len(found.prefills) - 1) + [True]
-    assert found.refused.keys() == {Refusal.PUT_OFF}
+    found = admission_of(snapshot_of([99_999], views))
+    assert [p.is_deferred for p in found.prefills] == [False] * (len(found.prefills) - 1) + [True]
+    assert found.refused.keys() == {Refusal.ONE_DEFERRED_AT_A_TIME}
     holding = replace(begun("x", 9000, 10, (0,)), slo=SLO(0.7, 1.0))
-    found = dispatched(snapshot_of([99_999], [holding, *views]))
-    assert [p.view.request_id for p in found.prefills if p.is_late] == ["x"]
+    found = admission_of(snapshot_of([99_999], [holding, *views]))
+    assert [p.view.request_id for p in found.prefills if p.is_deferred] == ["x"]
 
 
 def test_a_user_who_sends_much_is_due_later_and_nobody_else_is() -> None:

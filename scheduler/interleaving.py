@@ -17,7 +17,7 @@ HOPELESS_SHARE = 0.5  # and where they cannot, whatever prompts do
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class PrefillDecodeInterleaving:
     """Decodes that take `decode_seconds` a step by themselves, and the `target` TPOT of the tightest."""
 
     decode_seconds: float

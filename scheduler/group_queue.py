@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeAlias
 
-from loong.scheduler.dispatch import Prefill
+from loong.scheduler.admission import PrefillCandidate
 from loong.scheduler.group import Group
 
 _Key: TypeAlias = tuple[float, float, int, int]
 """What counts of a group: its wait, its decodes an instance, minus its spare slots, and its place."""
 
 
-class Soonest:
+class GroupQueue:
     """Groups by when they could begin a prompt. Prompts are asked for in the order of their ranks.
 
     A wait only grows with rank and with what is added. So a group that still is as it was noted, and comes
@@ -27,7 +27,7 @@ class Soonest:
         heapify(self._calm)
         heapify(self._full_ones)
 
-    def group_for(self, prefill: Prefill, demand: int) -> Group | None:
+    def group_for(self, prefill: PrefillCandidate, demand: int) -> Group | None:
         """The group with room for `demand` slots that would finish a prompt first; None if none has room."""
         calm = self._first(self._calm, prefill, demand)
         full = self._first(self._full_ones, prefill, demand) if self._full_ones else None
@@ -38,7 +38,7 @@ class Soonest:
             first = calm if is_calm else full
         return None if first is None else self._groups[first[-1]]
 
-    def _first(self, queue: list[_Key], prefill: Prefill, demand: int) -> _Key | None:
+    def _first(self, queue: list[_Key], prefill: PrefillCandidate, demand: int) -> _Key | None:
         without_room = []
         first = None
         while queue and first is None:

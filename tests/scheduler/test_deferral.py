@@ -31,8 +31,8 @@ def snapshot_with(*views: RequestView) -> Snapshot:
     return snapshot_of(ROOM, [*views, *decodes], now=NOW)
 
 
-def planned(snapshot: Snapshot, late_share: float = 0.0) -> IterationPlan:
-    return plan_esp(snapshot, H200, PolicyConfig(late_share=late_share))
+def planned(snapshot: Snapshot, deferred_share: float = 0.0) -> IterationPlan:
+    return plan_esp(snapshot, H200, PolicyConfig(deferred_share=deferred_share))
 
 
 def computes(plan: IterationPlan, request_id: str) -> bool:
@@ -61,7 +61,7 @@ def test_it_goes_on_where_others_leave_it_something(others: list[RequestView]) -
 
 def test_of_several_the_oldest_has_its_share_of_the_time() -> None:
     views = [late(), late("newer", arrival_time=50.0), *map(urgent, range(8))]
-    plan = planned(snapshot_with(*views), late_share=0.9)
+    plan = planned(snapshot_with(*views), deferred_share=0.9)
     assert computes(plan, "late")
     assert not computes(plan, "newer")
 

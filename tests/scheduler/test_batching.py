@@ -14,25 +14,25 @@ from loong.core.cost_model import CostModel
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
+from loong.scheduler.admission import PrefillAdmission, PrefillCandidate, by_deadline
+from loong.scheduler.batching import LEAST_CHUNK, LEAST_TPOT, BatchBuilder
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Dispatch, Prefill, by_deadline
 from loong.scheduler.group import Group
-from loong.scheduler.scaling import LEAST_CHUNK, LEAST_TPOT, Scaling
-from loong.scheduler.survey import survey
-from loong.scheduler.turns import TPOT_MARGIN
+from loong.scheduler.interleaving import TPOT_MARGIN
+from loong.scheduler.planning_view import make_planning_view
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 
 
 def group_of(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, *, late_ids: Sequence[str] = ()
-) -> tuple[Scaling, Group]:
+) -> tuple[BatchBuilder, Group]:
     """All of the cluster as one group, which computes all prompts."""
-    found = survey(snapshot)
-    prefills = Dispatch(found, cost_model, config, by_deadline).dispatch().prefills
+    found = make_planning_view(snapshot)
+    prefills = PrefillAdmission(found, cost_model, config, by_deadline).admit().prefills
     for prefill in prefills:
-        prefill.is_late = prefill.view.request_id in late_ids
-    return Scaling(found, cost_model, config), Group(list(found.units), prefills)
+        prefill.is_deferred = prefill.view.request_id in late_ids
+    return BatchBuilder(found, cost_model, config), Group(list(found.instance_sets), prefills)
 
 
 def batch_of(
@@ -42,8 +42,8 @@ def batch_of(
     *,
     late_ids: Sequence[str] = (),
 ) -> BatchPlan:
-    scaling, group = group_of(snapshot, cost_model, config or PolicyConfig(), late_ids=late_ids)
-    batch = scaling.batch(group)
+    batch_builder, group = group_of(snapshot, cost_model, config or PolicyConfig(), late_ids=late_ids)
+    batch = batch_builder.batch(group)
     assert batch is not None
     check_plan(snapshot, IterationPlan((batch,)))
     return batch
@@ -87,7 +87,7 @@ configs = st.builds(
     target_tpot=st.sampled_from([1e-3, 0.03, 0.2]),
     max_num_batched_tokens=st.sampled_from([1, 64, 8192]),
     lease_steps=st.sampled_from([1, 5, 16]),
-    late_share=st.sampled_from([0.0, 0.05]),
+    deferred_share=st.sampled_from([0.0, 0.05]),
 )
 
 
@@ -97,10 +97,10 @@ def test_whatever_a_group_runs_keeps_the_rules_and_holds_up_no_decode_alone(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, data: st.DataObject
 ) -> None:
     late_ids = [view.request_id for view in snapshot.waiting if data.draw(st.booleans())]
-    scaling, group = group_of(snapshot, cost_model, config, late_ids=late_ids)
-    decodes = [view.request_id for unit in group.units for view in unit.decodes]
-    batch = scaling.batch(group)
-    num_free = sum(scaling.survey.free.values())
+    batch_builder, group = group_of(snapshot, cost_model, config, late_ids=late_ids)
+    decodes = [view.request_id for instance_set in group.instance_sets for view in instance_set.decodes]
+    batch = batch_builder.batch(group)
+    num_free = sum(batch_builder.planning_view.free.values())
     if batch is None:
         assert num_free < len(decodes) or not decodes
         assert num_free == 0 or not group.prefills or decodes
@@ -116,8 +116,8 @@ def test_a_lease_has_as_many_steps_as_there_is_room_for() -> None:
     for num_free, expected in ((400, 16), (48, 16), (47, 8), (23, 4), (5, 1), (3, 1)):
         views = [decoding(f"d{n}", 100, (0,), max_tokens=99) for n in range(3)]
         assert batch_of(snapshot_of([300 + num_free], views)).num_steps == expected
-    scaling, group = group_of(snapshot_of([302], views), H200, PolicyConfig())
-    assert scaling.batch(group) is None
+    batch_builder, group = group_of(snapshot_of([302], views), H200, PolicyConfig())
+    assert batch_builder.batch(group) is None
 
 
 def test_a_lease_has_no_more_steps_than_any_request_takes() -> None:
@@ -128,22 +128,22 @@ def test_a_lease_has_no_more_steps_than_any_request_takes() -> None:
 def test_a_lease_fits_into_the_seconds_it_is_given() -> None:
     views = [decoding(f"d{n}", 10_000, (0,), max_tokens=99) for n in range(8)]
     snapshot = snapshot_of([99_999], views)
-    scaling, _ = group_of(snapshot, H200, PolicyConfig())
-    step = scaling.lease((0,), views, 10.0)
+    batch_builder, _ = group_of(snapshot, H200, PolicyConfig())
+    step = batch_builder.lease((0,), views, 10.0)
     assert step is not None
     for num_steps in (1, 3, 7):
-        lease = scaling.lease((0,), views, num_steps * seconds_of(step) * 1.01)
+        lease = batch_builder.lease((0,), views, num_steps * seconds_of(step) * 1.01)
         assert lease is not None
         assert lease.num_steps == num_steps
-    assert scaling.lease((0,), views, seconds_of(step) * 0.9) is None
-    assert scaling.lease((0,), [], 10.0) is None
+    assert batch_builder.lease((0,), views, seconds_of(step) * 0.9) is None
+    assert batch_builder.lease((0,), [], 10.0) is None
     full, _ = group_of(snapshot_of([80_000], views), H200, PolicyConfig())
     assert full.lease((0,), views, 10.0) is None
 
 
 def test_nothing_to_run_is_no_batch() -> None:
-    scaling, group = group_of(snapshot_of([100, 100]), H200, PolicyConfig())
-    assert scaling.batch(group) is None
+    batch_builder, group = group_of(snapshot_of([100, 100]), H200, PolicyConfig())
+    assert batch_builder.batch(group) is None
 
 
 @pytest.mark.parametrize("model", [CPU, H200], ids=["cpu", "h200"])
@@ -174,8 +174,8 @@ def test_who_is_behind_has_shorter_steps_but_not_without_end(
     first_token_time: float | None, expected: float
 ) -> None:
     view = replace(decoding("d", 500, (0,), num_output=2), first_token_time=first_token_time)
-    scaling, _ = group_of(snapshot_of([9999], [view], now=10.0), H200, PolicyConfig(target_tpot=0.1))
-    assert scaling.budget([view]) == pytest.approx(expected * 0.1)
+    batch_builder, _ = group_of(snapshot_of([9999], [view], now=10.0), H200, PolicyConfig(target_tpot=0.1))
+    assert batch_builder.budget([view]) == pytest.approx(expected * 0.1)
 
 
 def test_without_decodes_a_step_has_the_time_it_is_meant_to_take() -> None:
@@ -234,8 +234,8 @@ def late_prompts(num_others: int, num_tokens: int) -> list[RequestView]:
 def test_one_that_was_put_off_has_its_share_of_a_full_step() -> None:
     views = late_prompts(8, 4000)
     shares = []
-    for late_share in (0.0, 0.1, 0.5):
-        config = PolicyConfig(late_share=late_share)
+    for deferred_share in (0.0, 0.1, 0.5):
+        config = PolicyConfig(deferred_share=deferred_share)
         batch = batch_of(snapshot_of([10**6], views, now=1.0), H200, config, late_ids=["late"])
         shares.append(num_computed(batch, "late"))
         assert num_computed(batch, "p0") > 1000
@@ -302,20 +302,20 @@ def test_one_that_is_late_goes_on_though_its_share_is_too_short_for_a_chunk(
     decodes = [decoding(f"d{n}", 5000, (0,)) for n in range(num_decodes)]
     soon = [waiting(f"p{n}", 8000, arrival_time=1e5) for n in range(8)]
     snapshot = snapshot_of([10**7], [*decodes, *soon, late], now=1e5)  # so late that its share is owed
-    for late_share, least in ((0.005, LEAST_CHUNK), (0.0, 0)):
-        config = PolicyConfig(target_tpot=0.02, late_share=late_share)
+    for deferred_share, least in ((0.005, LEAST_CHUNK), (0.0, 0)):
+        config = PolicyConfig(target_tpot=0.02, deferred_share=deferred_share)
         batch = batch_of(snapshot, H200, config, late_ids=["late"])
         assert least <= num_computed(batch, "late") <= 25 * least
         assert sum(num_computed(batch, view.request_id) for view in soon) > 4 * LEAST_CHUNK
 
 
-def prompts_of(prefills: Sequence[Prefill]) -> list[str]:
+def prompts_of(prefills: Sequence[PrefillCandidate]) -> list[str]:
     return [prefill.view.request_id for prefill in prefills]
 
 
 def test_without_room_for_its_decodes_a_group_runs_nothing() -> None:
     views = [decoding("a", 50, (0,)), decoding("b", 50, (0,)), waiting("p", 10)]
-    scaling, group = group_of(snapshot_of([101], views), H200, PolicyConfig())
-    group.prefills.append(Prefill(views[2], 10, 0, 0.01, 1.0, 1.0))
+    batch_builder, group = group_of(snapshot_of([101], views), H200, PolicyConfig())
+    group.prefills.append(PrefillCandidate(views[2], 10, 0, 0.01, 1.0, 1.0))
     assert prompts_of(group.prefills) == ["p"]
-    assert scaling.batch(group) is None
+    assert batch_builder.batch(group) is None

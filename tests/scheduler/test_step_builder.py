@@ -19,7 +19,7 @@ from loong.core.work import step_work
 from loong.scheduler.calibration import CalibratedCostModel, Calibration, Correction
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.masters import choose_masters
-from loong.scheduler.step import LEAST_PART, Step, _Load
+from loong.scheduler.step_builder import LEAST_PART, StepBuilder, _Load
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 UNLIMITED = 1 << 40
@@ -33,9 +33,9 @@ def step_on(
     max_tokens: int = UNLIMITED,
     num_steps: int = 1,
     min_tokens: int = 0,
-) -> Step:
+) -> StepBuilder:
     slots = dict(enumerate([UNLIMITED] * dop if free is None else free))
-    return Step(tuple(range(dop)), slots, cost_model, max_tokens, num_steps, min_tokens)
+    return StepBuilder(tuple(range(dop)), slots, cost_model, max_tokens, num_steps, min_tokens)
 
 
 def seconds_of(batch: BatchPlan, views: Sequence[RequestView], cost_model: CostModel) -> float:
@@ -47,7 +47,7 @@ def seconds_of(batch: BatchPlan, views: Sequence[RequestView], cost_model: CostM
 class Filled:
     """A step, the requests that were added, and what was added of each."""
 
-    step: Step
+    step: StepBuilder
     views: dict[RequestId, RequestView]
     num_added: dict[RequestId, int]
 
@@ -72,7 +72,7 @@ def filled_steps(draw: st.DrawFn) -> Filled:
         num_cached, num_new = draw(st.integers(0, 3000)), draw(st.integers(1, 20_000))
         view = begun(f"p{number}", num_cached + num_new, num_cached, draw(ids))
         step.min_tokens = draw(st.sampled_from([0, 0, 16]))
-        step.reckon()
+        step.update_costs()
         if dop > 1 and (len(view.placement.instance_ids) > 1 or draw(st.booleans())):
             count = step.add_striped(view, budget)
         else:
@@ -125,7 +125,7 @@ def test_to_pass_over_instances_that_do_no_more_than_others_changes_nothing(
     step = filled.step
     if data.draw(st.booleans()):
         step.cost_model = CORRECTED
-    step.reckon()
+    step.update_costs()
     some = st.lists(st.sampled_from(step.instance_ids), min_size=1, unique=True).map(sorted).map(tuple)
     late = begun("late", UNLIMITED, data.draw(st.integers(0, 3000)), data.draw(some))
     args = late.placement.tokens_by_instance(), data.draw(st.floats(1e-3, 0.5)), data.draw(some)
@@ -144,7 +144,7 @@ def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data:
     held = tuple(range(data.draw(st.integers(1, dop))))
     view = begun("p", 10**7, num_cached, held)
     step = step_on(dop, model, free=[10**6] * dop)
-    step.reckon()
+    step.update_costs()
     count = step.add_striped(view, budget) if dop > 1 else step.add_whole(view, 0, budget)
     if count:
         # Reading may be free, and a ring counts its launches as if alone.
@@ -154,7 +154,7 @@ def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data:
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_full_step_takes_no_more_chunks(model: CostModel) -> None:
     step, budget = step_on(1, model), 0.1
-    step.reckon()
+    step.update_costs()
     assert not step.is_full(budget)
     assert step.add_whole(waiting("a", 10**6), 0, budget) > 0
     assert step.is_full(budget)
@@ -168,17 +168,17 @@ def test_decodes_leave_less_time_for_prompts() -> None:
         step = step_on(1, H200)
         for number in range(num_decodes):
             step.add_decodes([(decoding(f"d{number}", 10_000, (0,)), 0)])
-        step.reckon()
+        step.update_costs()
         counts.append(step.add_whole(waiting("p", 10**6), 0, budget=0.1))
     assert counts[0] > counts[1] > counts[2] > 0
 
 
 def test_an_instance_computes_at_most_its_tokens() -> None:
     alone = step_on(1, H200, max_tokens=100)
-    alone.reckon()
+    alone.update_costs()
     assert [alone.add_whole(waiting(name, 60), 0, budget=1.0) for name in "abc"] == [60, 40, 0]
     together = step_on(4, H200, max_tokens=100)
-    together.reckon()
+    together.update_costs()
     assert together.add_striped(waiting("p", 10**6), budget=1.0) <= 400
 
 
@@ -186,7 +186,7 @@ def test_least_tokens_are_computed_whatever_they_take_but_only_where_there_is_ro
     view, budget = begun("p", 10**6, 10**5, (0,)), 1e-4
     for min_tokens, free, expected in ((0, 100, 0), (16, 100, 16), (16, 9, 9), (16, 0, 0)):
         step = step_on(1, H200, free=[free], min_tokens=min_tokens)
-        step.reckon()
+        step.update_costs()
         assert step.add_whole(view, 0, budget) == expected
 
 
@@ -195,7 +195,7 @@ def test_a_long_prompt_keeps_to_a_handful_of_ranges_over_many_chunks() -> None:
     while placement.num_tokens < 400_000:
         view = RequestView("p", 10**6, 0, 16, 0.0, None, placement)
         step = step_on(4, H200, free=[10**6] * 4)
-        step.reckon()
+        step.update_costs()
         assert step.add_striped(view, budget=0.1) > 0
         placement = placement.adding(step.plan().writes)
         num_chunks += 1
@@ -205,7 +205,7 @@ def test_a_long_prompt_keeps_to_a_handful_of_ranges_over_many_chunks() -> None:
 
 def test_the_last_chunk_stays_on_one_instance_and_the_group_is_free_again() -> None:
     step = step_on(4, H200, free=[9000, 10_000, 50_000, 9000])
-    step.reckon()
+    step.update_costs()
     assert step.add_striped(waiting("p", 20_000), budget=0.3) == 20_000
     batch = step.plan()
     assert {block.transfer for block in batch.queries} == {Transfer.KV}
@@ -215,7 +215,7 @@ def test_the_last_chunk_stays_on_one_instance_and_the_group_is_free_again() -> N
 @pytest.mark.parametrize(("holder", "keeper"), [((), 2), ((0,), 0)])
 def test_the_last_chunk_goes_where_the_prompt_has_its_kv(holder: tuple[int, ...], keeper: int) -> None:
     step = step_on(3, H200, free=[20_000, 10_000, 50_000])
-    step.reckon()
+    step.update_costs()
     view = begun("p", 12_000, 4000, holder) if holder else waiting("p", 8000)
     assert step.add_striped(view, budget=0.3) == 8000
     assert {segment.instance_id for segment in step.plan().writes} == {keeper}
@@ -223,7 +223,7 @@ def test_the_last_chunk_goes_where_the_prompt_has_its_kv(holder: tuple[int, ...]
 
 def test_a_last_chunk_that_fits_on_no_single_instance_stays_where_it_is_made() -> None:
     step = step_on(4, H200, free=[2500] * 4)
-    step.reckon()
+    step.update_costs()
     assert step.add_striped(waiting("p", 8000), budget=0.3) == 8000
     assert step.plan().num_stored_tokens == dict.fromkeys(range(4), 2000)
 
@@ -233,7 +233,7 @@ def test_who_has_no_room_is_left_out_and_the_others_keep_stripes_that_the_next_c
     for _ in range(20):
         view = RequestView("p", 10**6, 0, 16, 0.0, None, placement)
         step = step_on(4, H200, free=free)
-        step.reckon()
+        step.update_costs()
         assert step.add_striped(view, budget=0.1) > 0
         placement = placement.adding(step.plan().writes)
     assert placement.instance_ids == (1, 3)
@@ -247,7 +247,7 @@ def test_the_full_instances_of_a_long_history_attend_and_the_others_compute_as_f
     counts, view = [], begun("p", 10**6, 400_000, tuple(range(8)))
     for free in ([10**6] * 8, [0] * num_full + [10**6] * (8 - num_full)):
         step = step_on(8, H200, free=free)
-        step.reckon()
+        step.update_costs()
         counts.append(step.add_striped(view, budget=0.1))
         assert 0.06 <= step.seconds <= 0.105
     batch = step.plan()
@@ -259,13 +259,13 @@ def test_the_full_instances_of_a_long_history_attend_and_the_others_compute_as_f
 def test_a_full_instance_to_which_attention_costs_nothing_bounds_no_chunk() -> None:
     free = WorkCostModel(Coefficients(pair=0.0))
     step = step_on(3, free, free=[2852, 2753, 0])
-    step.reckon()
+    step.update_costs()
     assert step.add_striped(begun("p", 10**6, 900, (0, 1, 2)), budget=0.1) > 0
 
 
 def test_stripes_that_do_not_fit_where_they_are_made_are_kept_in_proportion_to_room() -> None:
     step = step_on(4, H200, free=[0, 1000, 3000, 8000])
-    step.reckon()
+    step.update_costs()
     assert step.add_striped(begun("p", 10**6, 9, (0, 1)), budget=0.3) == 12_000
     assert step.plan().num_stored_tokens == {1: 1000, 2: 3000, 3: 8000}
     assert not any(step.free.values())
@@ -274,7 +274,7 @@ def test_stripes_that_do_not_fit_where_they_are_made_are_kept_in_proportion_to_r
 def test_kv_travels_for_many_queries_and_queries_travel_to_long_histories() -> None:
     for num_cached, transfer in ((0, Transfer.KV), (600_000, Transfer.QUERY)):
         step = step_on(2, CPU, free=[10**6] * 2)
-        step.reckon()
+        step.update_costs()
         view = begun("p", 10**7, num_cached, (0, 1)) if num_cached else waiting("p", 10**7)
         step.add_striped(view, budget=0.5)
         assert {block.transfer for block in step.plan().queries} == {transfer}
@@ -282,16 +282,16 @@ def test_kv_travels_for_many_queries_and_queries_travel_to_long_histories() -> N
 
 def test_no_room_at_all_adds_nothing() -> None:
     step = step_on(2, H200, free=[0, 0])
-    step.reckon()
+    step.update_costs()
     assert step.add_striped(waiting("p", 100), budget=1.0) == 0
-    assert step.shares == []
+    assert step.parts == []
 
 
 @pytest.mark.parametrize("dop", [2, 8, 32])
 @pytest.mark.parametrize("free", [10_000, 3])
 def test_a_prompt_goes_on_even_if_the_ring_alone_takes_more_than_the_step_has(dop: int, free: int) -> None:
     step = step_on(dop, CPU, free=[free] + [10_000] * (dop - 1), min_tokens=16)
-    step.reckon()
+    step.update_costs()
     view = begun("p", 10**6, 500_000, tuple(range(dop)))
     assert step.add_striped(view, budget=1e-3) == 16
 

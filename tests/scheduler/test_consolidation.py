@@ -1,4 +1,4 @@
-"""Which KV at rest is gathered: only what pays, only where there is room, and nothing twice."""
+"""Which KV not in flight is gathered: only what pays, only where there is room, and nothing twice."""
 
 from dataclasses import replace
 
@@ -15,19 +15,21 @@ from loong.core.plan import IterationPlan, KVMigration
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.consolidation import KVConsolidation
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.esp import plan_esp
-from loong.scheduler.migration import Gathering
-from loong.scheduler.survey import survey
+from loong.scheduler.planning_view import make_planning_view
 
 
 def gathered(
     snapshot: Snapshot, cost_model: CostModel = H200, config: PolicyConfig | None = None
 ) -> tuple[KVMigration, ...]:
-    """What is gathered of the unit of instance 0."""
-    found = survey(snapshot)
-    unit = next(unit for unit in found.units if 0 in unit.instance_ids)
-    return Gathering(found, cost_model, config or PolicyConfig()).migrations(unit)
+    """What is gathered of the instance set of instance 0."""
+    found = make_planning_view(snapshot)
+    instance_set = next(
+        instance_set for instance_set in found.instance_sets if 0 in instance_set.instance_ids
+    )
+    return KVConsolidation(found, cost_model, config or PolicyConfig()).migrations(instance_set)
 
 
 spread_views = st.lists(

@@ -8,37 +8,37 @@ from loong.core.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
+from loong.scheduler.admission import PrefillCandidate, is_share_due
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.dispatch import Prefill, is_due
 from loong.scheduler.group import Group
+from loong.scheduler.interleaving import TPOT_MARGIN, PrefillDecodeInterleaving
 from loong.scheduler.leases import SPARED_SHARE
 from loong.scheduler.masters import choose_masters
-from loong.scheduler.step import LEAST_PART, Step
-from loong.scheduler.survey import Survey
+from loong.scheduler.planning_view import PlanningView
+from loong.scheduler.step_builder import LEAST_PART, StepBuilder
 from loong.scheduler.targets import target_tpot
-from loong.scheduler.turns import TPOT_MARGIN, Turns
 
 LEAST_TPOT = 0.5  # and never less, however late its decodes are
-TURNS_GAIN = 1.1  # times the speed of prompts beside decodes, from which they go in turn
+INTERLEAVING_GAIN = 1.1  # times the speed of prompts beside decodes, from which they are interleaved
 LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
 SLOW_SHARE = 1 / 2  # of one instance's time: with it a prompt must be in time that is begun there alone
 READING_PART = 1 / 8  # of a step of prompts, at most, to read the history of the first
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class BatchBuilder:
     """Makes batches of groups that are ready. Leases have `long_lease_steps` where room abounds."""
 
-    survey: Survey
+    planning_view: PlanningView
     cost_model: CostModel
     config: PolicyConfig
     long_lease_steps: int = 0
 
-    step: ClassVar[type[Step]] = Step
+    step: ClassVar[type[StepBuilder]] = StepBuilder
 
     def batch(self, group: Group) -> BatchPlan | None:
         """What a group runs; None if it has no room for a step, or nothing to run."""
-        decodes = [view for unit in group.units for view in unit.decodes]
+        decodes = [view for instance_set in group.instance_sets for view in instance_set.decodes]
         if group.prefills:
             return self._with_prompts(group.instance_ids, decodes, group.prefills)
         return self.lease(group.instance_ids, decodes)
@@ -71,14 +71,14 @@ class Scaling:
         """Steps that a lease may have. Of several instances it is never long, so that they can part soon."""
         if len(instance_ids) > 1:
             return self.config.lease_steps
-        num_spared = int(SPARED_SHARE * self.survey.free[instance_ids[0]])
+        num_spared = int(SPARED_SHARE * self.planning_view.free[instance_ids[0]])
         return max(self.config.lease_steps, min(self.long_lease_steps, num_spared // len(decodes)))
 
     def _decode_step(
         self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView], num_steps: int
-    ) -> Step | None:
+    ) -> StepBuilder | None:
         """A step of these decodes, with room for `num_steps`; None if that lacks."""
-        free = {i: self.survey.free[i] for i in instance_ids}
+        free = {i: self.planning_view.free[i] for i in instance_ids}
         masters = choose_masters(decodes, free, num_steps)
         if masters is None:
             return None
@@ -90,7 +90,7 @@ class Scaling:
         self,
         instance_ids: tuple[InstanceId, ...],
         decodes: Sequence[RequestView],
-        prefills: Sequence[Prefill],
+        prefills: Sequence[PrefillCandidate],
     ) -> BatchPlan | None:
         """Prompts beside decodes, or if that is much slower and decodes lose nothing, one or the other."""
         only_decodes = self._decode_step(instance_ids, decodes, 1)
@@ -98,42 +98,46 @@ class Scaling:
             return None
         if not decodes:
             return self._planned(self._filled(only_decodes, prefills, self.budget(())))
-        turns = Turns(only_decodes.seconds, min(target_tpot(view, self.config) for view in decodes))
+        interleaving = PrefillDecodeInterleaving(
+            only_decodes.seconds, min(target_tpot(view, self.config) for view in decodes)
+        )
         budget = self.budget(decodes)
-        if turns.is_hopeless:
-            budget = max(budget, 2 * turns.decode_seconds)
+        if interleaving.is_hopeless:
+            budget = max(budget, 2 * interleaving.decode_seconds)
         mixed = self._filled(only_decodes, prefills, budget)
-        budget = min(self.budget(()), turns.saved * self.config.lease_steps)
+        budget = min(self.budget(()), interleaving.saved * self.config.lease_steps)
         only_prompts = self._decode_step(instance_ids, (), 1)
         assert only_prompts is not None, "without decodes it needs no room"
         self._filled(only_prompts, prefills, budget)
-        if TURNS_GAIN * mixed.prompt_speed >= turns.prompt_share * only_prompts.prompt_speed:
+        if INTERLEAVING_GAIN * mixed.prompt_speed >= interleaving.prompt_share * only_prompts.prompt_speed:
             return self._planned(mixed)
-        num_due = turns.num_due(
-            decodes, self.survey.snapshot.now, only_prompts.seconds, self.config.lease_steps
+        num_due = interleaving.num_due(
+            decodes, self.planning_view.snapshot.now, only_prompts.seconds, self.config.lease_steps
         )
         return self.lease(instance_ids, decodes, most_steps=num_due) if num_due else only_prompts.plan()
 
     @staticmethod
-    def _planned(step: Step) -> BatchPlan | None:
+    def _planned(step: StepBuilder) -> BatchPlan | None:
         return None if step.is_empty else step.plan()
 
-    def _filled(self, step: Step, prefills: Sequence[Prefill], budget: float) -> Step:
+    def _filled(self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float) -> StepBuilder:
         """The step, with chunks of prompts in order, as far as they fit into `budget`.
 
         Without decodes, they have as much of the step as it takes besides, at least: also where the share of
-        one that is late made it dearer.
+        one that is deferred made it dearer.
         """
-        step.reckon()
+        step.update_costs()
         is_alone = not step.decodes and len(prefills) == 1
-        if overdue := [p for p in prefills if p.is_late or p.is_missed]:
+        if not_on_time := [p for p in prefills if p.is_deferred or p.missed_deadline]:
             budget = self._paying(step, prefills[0], budget)
-            oldest = min(overdue, key=lambda p: p.view.arrival_time)
+            oldest = min(not_on_time, key=lambda p: p.view.arrival_time)
             reading = step.reading_seconds(oldest.view)
             begun = step.begun_seconds + reading
-            least = begun + max(self.config.late_share * (budget - begun), reading)
+            least = begun + max(self.config.deferred_share * (budget - begun), reading)
             spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
-            has_share = is_due(oldest, step.dop, self.survey.snapshot.now, self.cost_model, self.config)
+            has_share = is_share_due(
+                oldest, step.dop, self.planning_view.snapshot.now, self.cost_model, self.config
+            )
             step.min_tokens = LEAST_CHUNK if has_share else 0  # else it might never go on
             if self._add(step, oldest, max(least if has_share else 0.0, spared), is_alone):
                 prefills = [p for p in prefills if p is not oldest]
@@ -145,7 +149,9 @@ class Scaling:
                 break
         return step
 
-    def _fill(self, step: Step, prefills: Sequence[Prefill], budget: float, is_alone: bool) -> int:
+    def _fill(
+        self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float, is_alone: bool
+    ) -> int:
         """Add chunks of prompts in order, then of those for which only single instances have time left."""
         num_added = 0
         left_out = []
@@ -164,7 +170,7 @@ class Scaling:
                 break
         return num_added
 
-    def _paying(self, step: Step, prefill: Prefill, budget: float) -> float:
+    def _paying(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> float:
         """The budget, or what makes a step of prompts alone worth what it costs besides.
 
         That a chunk reads its history may take it to half the time in which a new prompt is due.
@@ -182,12 +188,14 @@ class Scaling:
             tpot = target_tpot(view, self.config)
             seconds = TPOT_MARGIN * tpot
             if view.first_token_time is not None:
-                slack = view.first_token_time + tpot * view.num_output_tokens - self.survey.snapshot.now
+                slack = (
+                    view.first_token_time + tpot * view.num_output_tokens - self.planning_view.snapshot.now
+                )
                 seconds = max(LEAST_TPOT * tpot, min(seconds, slack))
             budget = min(budget, seconds)
         return budget
 
-    def _add(self, step: Step, prefill: Prefill, budget: float, is_alone: bool) -> int:
+    def _add(self, step: StepBuilder, prefill: PrefillCandidate, budget: float, is_alone: bool) -> int:
         """The next chunk of a prompt: on one instance if that will do, else over all of the group."""
         if step.dop == 1:
             return step.add_whole(prefill.view, step.instance_ids[0], budget)
@@ -199,7 +207,7 @@ class Scaling:
             return step.add_striped(prefill.view, budget)
         return step.add_whole(prefill.view, best, budget)
 
-    def _add_part(self, step: Step, prefill: Prefill, budget: float) -> int:
+    def _add_part(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> int:
         """A chunk on one instance, of a prompt for which not all of the group have time.
 
         But none of one that would be bound to an instance on which it cannot be in time, or all be kept, and
@@ -213,13 +221,13 @@ class Scaling:
             return step.add_whole(prefill.view, best, budget)
         return 0
 
-    def _can_be_slow(self, prefill: Prefill) -> bool:
+    def _can_be_slow(self, prefill: PrefillCandidate) -> bool:
         """Whether a prompt would be in time on one instance, of whose time it had a part."""
-        if prefill.is_late or prefill.is_missed:
+        if prefill.is_deferred or prefill.missed_deadline:
             return False
-        return self.survey.snapshot.now + prefill.work / SLOW_SHARE <= prefill.deadline
+        return self.planning_view.snapshot.now + prefill.work / SLOW_SHARE <= prefill.deadline
 
-    def _best(self, step: Step, prefill: Prefill, budget: float) -> tuple[InstanceId, int]:
+    def _best(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> tuple[InstanceId, int]:
         """The instance that computes most of a prompt in a step, alone, and how much."""
         fitting = {
             i: min(prefill.num_tokens, step.free[i], step.num_fitting(i, prefill.num_cached, budget))

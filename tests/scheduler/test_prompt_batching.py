@@ -11,8 +11,8 @@ from snapshots import decoding, running, snapshot_of, waiting
 from loong.core.plan import IterationPlan
 from loong.core.request import SLO, RequestView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp import LONGEST_WAIT, PLAN_SECONDS, PLAN_SHARE, TELLING_SHARE, plan_esp
-from loong.scheduler.leases import telling_time
+from loong.scheduler.esp import LEASE_START_SHARE, MAX_BATCHING_WAIT, PLAN_SECONDS, PLAN_SHARE, plan_esp
+from loong.scheduler.leases import lease_start_time
 
 NOW = 100.0
 SLOW = waiting("p", 100, arrival_time=NOW - 0.01)
@@ -20,7 +20,7 @@ DECODES = [
     replace(decoding(f"d{i}", 500, (0,), max_tokens=900), first_token_time=NOW, last_token_time=NOW)
     for i in range(200)
 ]
-TELLING = telling_time((0,), len(DECODES), H200)
+TELLING = lease_start_time((0,), len(DECODES), H200)
 CONFIG = PolicyConfig()
 
 
@@ -41,8 +41,8 @@ def begins(plan: IterationPlan) -> bool:
 def test_to_tell_of_decodes_takes_a_batch_and_each_of_its_requests_once() -> None:
     costs = DEAR.coefficients
     for num_decodes in (1, 7, 300):
-        expected = costs.batch + costs.told_request * num_decodes
-        assert telling_time((0, 1), num_decodes, DEAR) == pytest.approx(expected)
+        expected = costs.batch + costs.sent_request * num_decodes
+        assert lease_start_time((0, 1), num_decodes, DEAR) == pytest.approx(expected)
 
 
 def test_a_chat_that_has_just_come_waits_for_a_lease_of_many_decodes() -> None:
@@ -50,9 +50,9 @@ def test_a_chat_that_has_just_come_waits_for_a_lease_of_many_decodes() -> None:
 
 
 def test_it_waits_until_telling_has_its_share_at_most() -> None:
-    assert 0.05 < TELLING / TELLING_SHARE < LONGEST_WAIT * CONFIG.target_ttft
-    assert not begins(planned(prompt(100, waited=0.7 * TELLING / TELLING_SHARE)))
-    assert begins(planned(prompt(100, waited=TELLING / TELLING_SHARE)))
+    assert 0.05 < TELLING / LEASE_START_SHARE < MAX_BATCHING_WAIT * CONFIG.target_ttft
+    assert not begins(planned(prompt(100, waited=0.7 * TELLING / LEASE_START_SHARE)))
+    assert begins(planned(prompt(100, waited=TELLING / LEASE_START_SHARE)))
 
 
 def test_prompts_that_are_work_enough_begin_when_the_engine_has_had_its_time() -> None:
@@ -64,7 +64,7 @@ def test_prompts_that_are_work_enough_begin_when_the_engine_has_had_its_time() -
 
 @pytest.mark.parametrize("num_decodes", [1, 8])
 def test_beside_few_decodes_nobody_waits_for_more_than_some_steps(num_decodes: int) -> None:
-    assert telling_time((0,), num_decodes, H200) / TELLING_SHARE < 0.015
+    assert lease_start_time((0,), num_decodes, H200) / LEASE_START_SHARE < 0.015
 
 
 STEP = 0.015
@@ -81,7 +81,7 @@ def end_of_lease(num_taken: int, *prompts: RequestView) -> float:
 
 @pytest.mark.parametrize("num_taken", [0, 3, 30])
 def test_a_lease_that_runs_goes_on_while_a_chat_has_not_waited_for_as_long(num_taken: int) -> None:
-    assert 0 <= end_of_lease(num_taken, prompt(100)) - TELLING / TELLING_SHARE < STEP
+    assert 0 <= end_of_lease(num_taken, prompt(100)) - TELLING / LEASE_START_SHARE < STEP
     least = PLAN_SECONDS * len(DECODES) / PLAN_SHARE
     assert end_of_lease(num_taken, prompt(10_000)) == ceil(least / STEP) * STEP
 
@@ -89,7 +89,7 @@ def test_a_lease_that_runs_goes_on_while_a_chat_has_not_waited_for_as_long(num_t
 @pytest.mark.parametrize("num_taken", [0, 3])
 def test_who_waited_before_a_lease_waits_as_long_from_its_start(num_taken: int) -> None:
     since_start = end_of_lease(num_taken, prompt(100, waited=0.2)) + num_taken * STEP
-    assert 0 <= since_start - TELLING / TELLING_SHARE < STEP
+    assert 0 <= since_start - TELLING / LEASE_START_SHARE < STEP
 
 
 def test_nobody_gathers_beyond_the_latest_time_to_begin() -> None:
@@ -102,9 +102,11 @@ def test_however_many_decode_the_wait_is_a_share_of_the_target() -> None:
         replace(decoding(f"d{i}", 100, (0,), max_tokens=900), first_token_time=NOW, last_token_time=NOW)
         for i in range(350)
     ]
-    assert telling_time((0,), len(many), H200) / TELLING_SHARE > LONGEST_WAIT * CONFIG.target_ttft
+    assert (
+        lease_start_time((0,), len(many), H200) / LEASE_START_SHARE > MAX_BATCHING_WAIT * CONFIG.target_ttft
+    )
     for waited, is_over in ((0.5, False), (1.01, True)):
-        late = prompt(100, waited=waited * LONGEST_WAIT * CONFIG.target_ttft)
+        late = prompt(100, waited=waited * MAX_BATCHING_WAIT * CONFIG.target_ttft)
         plan = plan_esp(snapshot_of([900_000], [*many, late], now=NOW), H200, CONFIG)
         assert any("p" in batch.request_ids for batch in plan.batches) == is_over
 

@@ -16,7 +16,7 @@ from loong.core.work import InstanceWork, Phase, StepWork
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.esp import plan_esp
-from loong.scheduler.turns import Turns
+from loong.scheduler.interleaving import PrefillDecodeInterleaving
 
 LENGTHS = (300, 9_000, 25_000, 700, 4_000, 15_000)
 LOAD = [timed_request(n, LENGTHS[n % 6], 20 + 17 * n % 60, 0.08 * n) for n in range(40)]
@@ -96,25 +96,25 @@ def test_where_a_step_of_both_costs_much_prompts_and_decodes_take_turns() -> Non
 
 
 def test_as_many_decode_steps_are_due_as_make_up_for_a_chunk() -> None:
-    turns = Turns(decode_seconds=0.01, target=0.05)
-    num_due = turns.num_due([decode(1)], 0.0, seconds=0.1, most_steps=16)
-    assert (num_due - 1) * turns.saved < 0.1 - turns.pace <= num_due * turns.saved
-    assert turns.num_due([decode(20)], 0.0, seconds=0.1, most_steps=16) == 0
-    assert turns.num_due([decoding("d", 9, (0,))], 5.0, seconds=0.1, most_steps=16) == 0
+    interleaving = PrefillDecodeInterleaving(decode_seconds=0.01, target=0.05)
+    num_due = interleaving.num_due([decode(1)], 0.0, seconds=0.1, most_steps=16)
+    assert (num_due - 1) * interleaving.saved < 0.1 - interleaving.pace <= num_due * interleaving.saved
+    assert interleaving.num_due([decode(20)], 0.0, seconds=0.1, most_steps=16) == 0
+    assert interleaving.num_due([decoding("d", 9, (0,))], 5.0, seconds=0.1, most_steps=16) == 0
 
 
 def test_decodes_too_far_behind_are_due_only_after_a_pause() -> None:
-    turns = Turns(decode_seconds=0.01, target=0.05)
-    assert turns.num_due([decode(2, last_token_time=99.999)], 100.0, seconds=0.1, most_steps=16) == 0
-    assert 0 < turns.num_due([decode(2, last_token_time=99.9)], 100.0, seconds=0.1, most_steps=16) < 16
-    assert turns.num_due([decode(2, last_token_time=90.0)], 100.0, seconds=0.1, most_steps=16) == 16
+    interleaving = PrefillDecodeInterleaving(decode_seconds=0.01, target=0.05)
+    assert interleaving.num_due([decode(2, last_token_time=99.999)], 100.0, seconds=0.1, most_steps=16) == 0
+    assert 0 < interleaving.num_due([decode(2, last_token_time=99.9)], 100.0, seconds=0.1, most_steps=16) < 16
+    assert interleaving.num_due([decode(2, last_token_time=90.0)], 100.0, seconds=0.1, most_steps=16) == 16
 
 
 @pytest.mark.parametrize("decode_seconds", [0.001, 0.03, 0.042, 0.05, 1.0])
 def test_prompts_have_a_share_however_slow_decodes_are(decode_seconds: float) -> None:
-    turns = Turns(decode_seconds, target=0.05)
-    assert turns.prompt_share >= (0.5 if turns.is_hopeless else 0.2) - 1e-9
-    assert turns.is_hopeless or turns.pace <= 0.0532
+    interleaving = PrefillDecodeInterleaving(decode_seconds, target=0.05)
+    assert interleaving.prompt_share >= (0.5 if interleaving.is_hopeless else 0.2) - 1e-9
+    assert interleaving.is_hopeless or interleaving.pace <= 0.0532
 
 
 @pytest.mark.parametrize("by_ring", [0.0, 0.06, 0.2])

@@ -15,19 +15,19 @@ from loong.core.request import RequestView
 from loong.core.work import InstanceWork, StepWork, WorkCount
 from loong.scheduler.masters import num_stored
 from loong.scheduler.striping import (
-    Share,
+    RequestPart,
     batch_of,
-    decode_share,
-    retained_share,
-    striped_share,
-    whole_share,
+    decode_part,
+    retained_part,
+    striped_part,
+    whole_part,
 )
 
 LEAST_PART = 0.05  # of a step: a chunk that takes less is not worth its overhead
 
 
 @dataclass(slots=True)
-class Step:
+class StepBuilder:
     """A batch for `instance_ids`. `free` is their free slots, which what is added uses up.
 
     An instance computes at most `max_tokens`, and at least `min_tokens` of a prompt, however long that takes.
@@ -41,14 +41,14 @@ class Step:
     num_steps: int = 1
     min_tokens: int = 0
     decodes: list[tuple[RequestView, InstanceId]] = field(default_factory=list)  # with their masters
-    shares: list[Share] = field(default_factory=list)  # of prompts
+    parts: list[RequestPart] = field(default_factory=list)  # of prompts
     count: WorkCount = field(init=False)
     ring: ESPGroup = field(init=False)  # all its instances
     alone: PrefillTerms = field(init=False)
     wide: PrefillTerms = field(init=False)
     overhead: float = 0.0  # seconds, of the group
     used: dict[InstanceId, float] = field(default_factory=dict)  # seconds, of each instance by itself
-    _overheads: dict[tuple[bool, bool, bool], float] = field(default_factory=dict)  # reckoned before
+    _overheads: dict[tuple[bool, bool, bool], float] = field(default_factory=dict)  # computed before
 
     def __post_init__(self) -> None:
         self.count = WorkCount(self.instance_ids, is_lease=self.num_steps > 1)
@@ -71,23 +71,23 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Predicted; of a lease, each step but its first, with which the group is told of it."""
+        """Predicted; of a lease, each step but its first, with which it is sent to the group."""
         return self.cost_model.step_time(self.count.step(self.group, is_first=self.num_steps == 1))
 
     @property
     def prompt_speed(self) -> float:
         """Tokens of prompts that it computes in a second."""
-        return sum(share.num_tokens for share in self.shares) / self.seconds
+        return sum(part.num_tokens for part in self.parts) / self.seconds
 
     def plan(self) -> BatchPlan:
         """The batch."""
-        shares = [decode_share(view, master_id, self.num_steps) for view, master_id in self.decodes]
-        return batch_of(self.group, shares + self.shares, self.num_steps, self.seconds)
+        parts = [decode_part(view, master_id, self.num_steps) for view, master_id in self.decodes]
+        return batch_of(self.group, parts + self.parts, self.num_steps, self.seconds)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was added."""
-        return not (self.decodes or self.shares)
+        return not (self.decodes or self.parts)
 
     def add_decodes(self, masters: Sequence[tuple[RequestView, InstanceId]]) -> None:
         """One token a step of each request, at its master."""
@@ -117,8 +117,8 @@ class Step:
             self.free[master_id],
         )
         if num_tokens > 0:
-            self._add(view, whole_share(view, num_tokens, master_id))
-            self.reckon()
+            self._add(view, whole_part(view, num_tokens, master_id))
+            self.update_costs()
         return num_tokens
 
     def add_striped(self, view: RequestView, budget: float) -> int:
@@ -133,14 +133,16 @@ class Step:
         number of tokens.
         """
         held = view.placement.tokens_by_instance()
-        share = self._sooner(view, self._ringed(view, held, budget), self._exchanged(view, held, budget))
-        if share is None:
+        part = self._sooner(view, self._ringed(view, held, budget), self._exchanged(view, held, budget))
+        if part is None:
             return 0
-        self._add(view, share)
-        self.reckon()
-        return share.num_tokens
+        self._add(view, part)
+        self.update_costs()
+        return part.num_tokens
 
-    def _sooner(self, view: RequestView, ringed: Share | None, exchanged: Share | None) -> Share | None:
+    def _sooner(
+        self, view: RequestView, ringed: RequestPart | None, exchanged: RequestPart | None
+    ) -> RequestPart | None:
         """The way that computes more of a prompt, or as much to be kept on one instance, or in less time."""
         if ringed is None or exchanged is None:
             return ringed or exchanged
@@ -148,14 +150,14 @@ class Step:
             return max(ringed, exchanged, key=attrgetter("num_tokens"))
         if len({segment.instance_id for segment in ringed.writes}) == 1:
             return ringed
-        return min(ringed, exchanged, key=lambda share: self._seconds_with(view, share))
+        return min(ringed, exchanged, key=lambda part: self._seconds_with(view, part))
 
-    def _seconds_with(self, view: RequestView, share: Share) -> float:
+    def _seconds_with(self, view: RequestView, part: RequestPart) -> float:
         count = self.count.copy()
-        count.add(share.queries, share.writes, view.placement)
+        count.add(part.queries, part.writes, view.placement)
         return self.cost_model.step_time(count.step(self.ring))
 
-    def _ringed(self, view: RequestView, held: Mapping[InstanceId, int], budget: float) -> Share | None:
+    def _ringed(self, view: RequestView, held: Mapping[InstanceId, int], budget: float) -> RequestPart | None:
         """A chunk in stripes of all instances whose KV travels, and stays where it is wanted, or has room."""
         num_tokens = min(self._num_ringed(held, budget), view.num_uncomputed_tokens)
         if not num_tokens:
@@ -164,9 +166,11 @@ class Step:
         if len(keepers) * min(keepers.values()) < num_tokens:
             keepers = {i: slots for i, slots in self.free.items() if slots}
         num_tokens = _even(view, min(num_tokens, sum(keepers.values())), len(keepers))
-        return retained_share(view, num_tokens, self.ring, keepers) if num_tokens else None
+        return retained_part(view, num_tokens, self.ring, keepers) if num_tokens else None
 
-    def _exchanged(self, view: RequestView, held: Mapping[InstanceId, int], budget: float) -> Share | None:
+    def _exchanged(
+        self, view: RequestView, held: Mapping[InstanceId, int], budget: float
+    ) -> RequestPart | None:
         """A chunk in stripes of those that have room, which send their queries."""
         num_tokens = min(self._num_exchanged(held, budget, self.instance_ids), view.num_uncomputed_tokens)
         if not num_tokens:
@@ -177,7 +181,7 @@ class Step:
             num_tokens = min(num_tokens, room, self._num_exchanged(held, budget, tuple(makers)))
         num_tokens = _even(view, num_tokens, len(makers))
         ring = ESPGroup(tuple(makers))
-        return striped_share(view, num_tokens, ring, Transfer.QUERY) if num_tokens else None
+        return striped_part(view, num_tokens, ring, Transfer.QUERY) if num_tokens else None
 
     def _keeper(self, view: RequestView, by_ring: int) -> dict[InstanceId, int]:
         """The one instance that is to keep all of a prompt, and its room; none if there is no such one."""
@@ -212,7 +216,7 @@ class Step:
         chosen = roomy[:number]
         return {i: self.free[i] for i in self.instance_ids if i in chosen}
 
-    def reckon(self) -> None:
+    def update_costs(self) -> None:
         """See what all that was added takes; before each prompt."""
         work = self.count.step(self.ring)
         self.used = {i: self.cost_model.instance_time(part) for i, part in work.instances.items()}
@@ -412,11 +416,11 @@ class Step:
             self._overheads[case] = seconds - self.cost_model.instance_time(work)
         return self._overheads[case]
 
-    def _add(self, view: RequestView, share: Share) -> None:
-        self.shares.append(share)
-        for segment in share.writes:
+    def _add(self, view: RequestView, part: RequestPart) -> None:
+        self.parts.append(part)
+        for segment in part.writes:
             self.free[segment.instance_id] -= len(segment.positions)
-        self.count.add(share.queries, share.writes, view.placement)
+        self.count.add(part.queries, part.writes, view.placement)
 
 
 class _Load(NamedTuple):

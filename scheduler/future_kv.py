@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loong.core.request import RequestView
-from loong.scheduler.families import shared_by_last
 from loong.scheduler.lengths import Lengths
+from loong.scheduler.shared_prompts import shared_by_last
 
 
 def paper_weight(num_input_tokens: int) -> float:
@@ -67,7 +67,7 @@ class FutureKV:
 
     A request with c tokens in slots and l to come has c + t after t steps and is gone after step l. With the
     longest-lived first, the most ever in use is max over k of l_k k + sum of c_i for i <= k: the k-th ends,
-    and no one before it has. Dispatch admits while that is within capacity, so nobody is ever evicted.
+    and no one before it has. Admission admits while that is within capacity, so nobody is ever evicted.
     """
 
     remaining: NDArray[np.int64]  # [n], l, ascending: the first to end is first
