@@ -4,14 +4,8 @@ from collections.abc import Mapping
 
 from loong.grammar.schema import UnsupportedSchemaError, supported
 
-TYPE = "structural_tag"
 _PARTS = {"sequence": "elements", "or": "elements", "tags_with_separator": "tags"}  # where each has its parts
 _CONTENT = frozenset({"tag", "repeat"})  # which have one
-
-
-def is_structural_tag(content: object) -> bool:
-    """Return whether JSON is a structural tag, and no JSON schema, none of which has that type."""
-    return isinstance(content, dict) and content.get("type") == TYPE
 
 
 def with_supported_schemas(tag: Mapping[str, object], max_blanks: int) -> dict[str, object]:
@@ -20,7 +14,7 @@ def with_supported_schemas(tag: Mapping[str, object], max_blanks: int) -> dict[s
     `max_blanks` bounds the blanks in a row between tokens of JSON. Raises `UnsupportedSchemaError` for a
     schema or a part that a grammar could not keep to.
     """
-    return {"type": TYPE, "format": _format(tag.get("format"), max_blanks)}
+    return {**tag, "format": _format(tag.get("format"), max_blanks)}
 
 
 def _format(part: object, max_blanks: int) -> dict[str, object]:

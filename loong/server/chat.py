@@ -94,7 +94,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     server = http.app[SERVER]
     fields = await read_fields(http, ChatFields)
     server.check_model(fields.model)
-    tools = tool_use(fields, fields.response_format.schema_text, server.call_format)
+    tools = tool_use(fields, server.call_format)
     ending = "" if tools is None else tools.prompt_ending
     token_ids = await chat_prompt(fields, server.tokenizer, server.ignored_keys, ending)
     prompt = Prompt("the prompt", token_ids, tools=tools)

@@ -12,7 +12,7 @@ from loong.server.detokenizer import Decoder, IncrementalDetokenizer
 from loong.server.stop_strings import StopStrings
 from loong.server.tools.parser import CallParser
 from loong.server.tools.parts import Part
-from loong.server.tools.use import ToolUse, grammar_field
+from loong.server.tools.use import ToolUse
 
 
 class Delta(NamedTuple):
@@ -45,6 +45,7 @@ class OutputOptions:
     stop_token_ids: tuple[TokenId, ...] = ()  # those the client named
     skip_special_tokens: bool = True
     is_prompt_only: bool = False
+    grammar_field: str | None = None  # of the request, whose grammar the answer is held to
     tools: ToolUse | None = None  # how calls in the text are read
     kept_token_ids: frozenset[TokenId] = frozenset()  # special tokens whose text is told in any case
 
@@ -71,11 +72,11 @@ class Output:
     def add(self, token: ProducedToken) -> Delta:
         """Take the next token.
 
-        Raises `ClusterError` if it says that the request failed, `InvalidRequestError` if its schema is why.
+        Raises `ClusterError` if it says that the request failed, `InvalidRequestError` if its grammar is why.
         """
         if token.finish_reason is FinishReason.STUCK:
-            field = grammar_field(self._options.tools)
-            message = f"{field}: the schema allows no token after {self.num_tokens} of the answer"
+            field = self._options.grammar_field
+            message = f"{field}: the grammar allows no token after {self.num_tokens} of the answer"
             raise InvalidRequestError(message, param=field)
         if token.finish_reason is FinishReason.ERROR:
             raise ClusterError(f"request {token.request_id} failed after {self.num_tokens} tokens")

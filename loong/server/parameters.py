@@ -3,13 +3,13 @@
 import secrets
 from collections.abc import Sequence
 
+from loong.core.grammar import Grammar
 from loong.core.request import NUM_SEEDS, SamplingParams, TokenId
 from loong.server.engine_client import EngineLimits
 from loong.server.errors import ApiError, bad_request
 from loong.server.parsing import short
 from loong.server.prompts import Prompt, check_token_ids
 from loong.server.schemas import GenerationFields
-from loong.server.tools.use import ToolUse, grammar_field
 
 MAX_PROMPT_LOGPROBS = 2**19  # of all prompts and choices of a request; some 40 MB of JSON
 _MAX_SHOWN = 8  # wrong names
@@ -21,7 +21,7 @@ def sampling_params(
     max_tokens: int,
     eos_token_ids: tuple[TokenId, ...],
     vocab_size: int,
-    tools: ToolUse | None = None,
+    grammar: Grammar | None,
 ) -> SamplingParams:
     """The engine's parameters; a request without a seed draws one, and end-of-sequence tokens stop it.
 
@@ -47,7 +47,7 @@ def sampling_params(
         stop_token_ids=tuple(dict.fromkeys((*fields.stop_token_ids, *eos))),
         num_logprobs=fields.num_logprobs,
         logit_bias=_logit_bias(fields, vocab_size),
-        json_schema=_json_schema(fields, tools, eos_token_ids),
+        grammar=grammar,
     )
 
 
@@ -70,23 +70,6 @@ def _is_token_id(name: str, vocab_size: int) -> bool:
         and int(name) < vocab_size
         and name == str(int(name))
     )
-
-
-def _json_schema(
-    fields: GenerationFields, tools: ToolUse | None, eos_token_ids: Sequence[TokenId]
-) -> str | None:
-    """The schema asked for, if nothing else asked for contradicts that an answer ends where it is whole."""
-    schema = fields.response_format.schema_text if tools is None else tools.grammar
-    if schema is None:
-        return None
-    field = grammar_field(tools)
-    if not eos_token_ids:
-        message = f"{field} needs a model with an end-of-sequence token, which this one lacks"
-        raise bad_request(message, field, "unsupported_parameter")
-    for name in ("ignore_eos", "min_tokens", "stop_token_ids"):
-        if getattr(fields, name):
-            raise bad_request(f"{name} cannot be used with {field}, which says where to end", name)
-    return schema
 
 
 def num_asked_tokens(fields: GenerationFields) -> int | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from loong.core.grammar import Grammar, GrammarKind
 from loong.server.tools.formats import CallFormat
 
 MAX_FORCED_CALLS = 16  # in one answer: a model may not find an end by itself
@@ -17,7 +18,7 @@ def calls_grammar(
     *,
     is_parallel: bool,
     or_schema: str | None = None,
-) -> str:
+) -> Grammar:
     """Return the grammar of an answer that calls tools, of these names and schemas of arguments.
 
     It has one call, or up to `MAX_FORCED_CALLS` if `is_parallel`. With `or_schema` it may be JSON of that
@@ -59,5 +60,6 @@ def _json(schema: object) -> _Part:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _written(answer: _Part) -> str:
-    return msgspec.json.encode({"type": "structural_tag", "format": answer}).decode()
+def _written(answer: _Part) -> Grammar:
+    text = msgspec.json.encode({"type": "structural_tag", "format": answer}).decode()
+    return Grammar(GrammarKind.STRUCTURAL_TAG, text)

@@ -231,7 +231,7 @@ BAD: list[tuple[str, dict[str, object], str]] = [
     (
         "ignore_eos",
         {"tools": TOOLS, "tool_choice": "required", "ignore_eos": True},
-        "ignore_eos cannot be used with tools",
+        "ignore_eos cannot be used with tool_choice",
     ),
     ("messages", {"messages": [{"role": "tool", "content": "1"}]}, "messages.0: tool_call_id goes with"),
     (
