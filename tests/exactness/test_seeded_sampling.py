@@ -30,6 +30,11 @@ WAYS: dict[str, dict[str, object]] = {
     "repetition": {"temperature": 1.0, "repetition_penalty": 1.7},
     "bias": {"temperature": 1.0, "logit_bias": ((5, 4.0), (40, 4.0), (41, -100.0))},
     "schema": {"temperature": 1.0, "grammar": SCHEMA, "stop_token_ids": (2,)},
+    "regex": {
+        "temperature": 1.0,
+        "grammar": Grammar(GrammarKind.REGEX, "([a-f]{2}|[0-9])+"),
+        "stop_token_ids": (2,),
+    },
     "min tokens": {"temperature": 1.0, "min_tokens": 6, "stop_token_ids": tuple(range(2, 60))},
 }
 POLICIES: tuple[Policy, ...] = (

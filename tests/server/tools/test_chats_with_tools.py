@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from http_answers import error_of, events_of, get_json, post
 from openai import AsyncOpenAI
-from scripted_engine import ScriptedEngine, Serving, say
+from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.request import FinishReason, Request
 from loong.server.answer_schemas import ChatCompletion, ChatCompletionChunk
@@ -29,7 +29,9 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 def saying(text: str, reason: FinishReason = FinishReason.STOP) -> ScriptedEngine:
-    return ScriptedEngine(say(text), last_reason=reason)
+    """Return an engine that says a text, and then its end token if it stops."""
+    end = [257] if reason is FinishReason.STOP else []
+    return ScriptedEngine(lambda _: [*text.encode(), *end], last_reason=reason)
 
 
 def called(message: dict[str, Any]) -> list[tuple[str, str]]:
@@ -123,9 +125,9 @@ async def test_the_official_client_puts_a_stream_together(serving: Serving) -> N
 
 async def test_each_choice_has_calls_of_its_own(serving: Serving) -> None:
     def reply(request: Request) -> Sequence[int]:
-        return [*(CALL if request.sampling_params.seed == 7 else "no").encode()]
+        return [*(CALL if request.sampling_params.seed == 7 else "no").encode(), 257]
 
-    async with serving(ScriptedEngine(reply, last_reason=FinishReason.STOP)) as url:
+    async with serving(ScriptedEngine(reply)) as url:
         body = {"messages": MESSAGES, "tools": TOOLS, "n": 2, "seed": 7}
         whole = (await post(url, PATH, **body)).json()["choices"]
         events = events_of(await post(url, PATH, stream=True, **body))
@@ -184,7 +186,9 @@ async def test_a_forced_call_is_held_to_the_schemas(serving: Serving) -> None:
     async with serving(engine) as url:
         for choice in ("required", NAMED):
             body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
-            (answer,) = (await post(url, PATH, **body)).json()["choices"]
+            response = await post(url, PATH, **body)
+            assert response.status_code == 200, response.text
+            (answer,) = response.json()["choices"]
             assert called(answer["message"]) == [("weather", '{"city": "日本"}')]
     required, named = (request.sampling_params.grammar for request in engine.requests)
     assert required is not None

@@ -24,8 +24,8 @@ CASES: list[tuple[CallFormat, str, Read]] = [
     ),
     (
         HERMES,
-        'Yes. \n<tool_call>{"arguments": {"x":[1]}, "name":"g"}</tool_call> <tool_call>{"name":"f"}</tool_call>a\n',
-        ("Yes.\na\n", [("g", '{"x":[1]}'), ("f", "{}")]),
+        'A \n<tool_call>{"arguments": {"x":1}, "name":"g"}</tool_call> <tool_call>{"name":"f"}</tool_call>b',
+        ("A\nb", [("g", '{"x":1}'), ("f", "{}")]),
     ),
     (
         HERMES,
