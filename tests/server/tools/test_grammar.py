@@ -1,6 +1,6 @@
 """Answers that a forced call may have."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from loong.server.tools.parts import CallStart
 
 pytest.importorskip("xgrammar")
 
-SCHEMAS = {
+SCHEMAS: Mapping[str, Mapping[str, object]] = {
     "f": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}},
     "g": {"type": "object", "additionalProperties": False},
 }
@@ -31,7 +31,7 @@ CALLS = {  # of f with 1 and of g
 
 
 @pytest.fixture(scope="module")
-def accepts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accepts]:
+def accepts(tmp_path_factory: pytest.TempPathFactory) -> Accepts:
     """Return whether a text is a whole answer by a grammar."""
     from xgrammar import GrammarMatcher
 
@@ -42,7 +42,7 @@ def accepts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accepts]:
         matcher = GrammarMatcher(compiler.compile(grammar), override_stop_tokens=[257])
         return all(map(matcher.accept_token, [*text.encode(), 257]))
 
-    yield is_whole
+    return is_whole
 
 
 def answer(form: CallFormat, calls: list[str]) -> str:
