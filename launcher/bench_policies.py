@@ -40,14 +40,14 @@ def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
 def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
     """Return a server of the same processes, and as much KV, in one instance."""
     from loong.launcher.memory import fit_kv_capacity  # these import torch, which others do without
+    from loong.launcher.models.source import find_source
     from loong.model.shapes import find_config
     from loong.model.tensor_parallel import Shard
-    from loong.model.tiny import CONFIG
 
     arguments = serve_arguments(policy, server)
     dtype = None if arguments.dtype == "auto" else arguments.dtype
-    is_tiny = arguments.model is None
-    model = CONFIG if is_tiny else find_config(arguments.model, arguments.load_format, dtype)
+    source = find_source(arguments.model, arguments.load_format, arguments.revision)
+    model = find_config(source.model, arguments.load_format, dtype)
     size = server.num_instances * server.tensor_parallel_size
     try:
         Shard(model, size=size)

@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 SECRETS = ("api_key",)
 _EXAMPLES = """\
 examples:
-  loong serve
+  loong serve smollm2-135m                      # a small real model, fetched on first use
+  loong serve                                   # a tiny random one
+  loong serve ./SmolLM2-360M.Q8_0.gguf
+  loong serve ORG/NAME --revision main          # of the Hugging Face hub
   loong serve ./Llama-3.1-8B --num-instances 2 --tensor-parallel-size 2 --max-model-len 25.6k
   loong serve llama-3.1-8b --load-format dummy --policy static-sp
   loong serve --config serve.yaml --port 8001   # YAML with the flags' names as keys; what is typed wins
@@ -88,7 +91,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="longest prompt and output together, such as 25.6k (auto: what model and cluster can hold)",
     )
-    group.add_argument("--served-model-name", metavar="NAME", help="in the API (the folder's name)")
+    group.add_argument("--served-model-name", metavar="NAME", help="in the API (the model's)")
 
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:

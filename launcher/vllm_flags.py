@@ -16,7 +16,6 @@ SERVE = {
     "--chat-template": "none: the one of the model's folder",
     "--tokenizer": "none: tokenizer.json of the folder",
     "--trust-remote-code": "none: no code of models runs",
-    "--revision": "none: the folder is the revision",
     "--ssl-certfile": "none: a proxy's work",
     "--root-path": "none: a proxy's work",
     "--pipeline-parallel-size": "none: one host",
