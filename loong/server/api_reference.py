@@ -39,7 +39,8 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
   answers cannot be held to it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB.
 - Special tokens in messages are plain text, so they cannot end or begin a turn. In prompts of
   `/v1/completions` they are special.
-- Not supported: built-in tools, images and sound, a `best_of` above `n`, `suffix`, several models, embeddings.
+- Not supported: built-in tools, images and sound, a `best_of` above `n`, `suffix`, several models,
+  embeddings.
 """
 
 
