@@ -11,10 +11,9 @@ import loong
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
-from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
 from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
-from loong.scheduler.policy import POLICIES
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
-        choices=tuple(POLICIES),
+        choices=POLICY_NAMES,
         default="esp",
         help="esp: elastic; static-sp: one group; replicas: each alone; tp: one instance (%(default)s)",
     )

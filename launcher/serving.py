@@ -280,7 +280,7 @@ def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostMode
 def engine_limits(config: ServeConfig) -> EngineLimits:
     """Return the most that one request may have. Raises `ConfigError` if the model cannot have so much."""
     model = config.model
-    max_request_kv = admissible_tokens(config.policy_name, config.cluster.instances)
+    max_request_kv = admissible_tokens(config.policy_name, config.cluster.instances, config.policy)
     max_model_len = config.max_model_len or min(model.max_length, max_request_kv)
     model.check_max_length(max_model_len)
     if max_model_len > model.max_length:
