@@ -15,7 +15,7 @@ from loong.server.choices import Choices
 from loong.server.context import Server
 from loong.server.output import Delta
 from loong.server.schemas import StreamOptions
-from loong.server.sse import EventStream, event_of
+from loong.server.sse import OPENAI_STREAM, EventStream, StreamFormat, event_of
 from loong.server.tokenizer import Tokenizer
 from loong.server.wire import json_response
 
@@ -52,6 +52,7 @@ class AnswerShape(ABC):
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
+    stream_format: ClassVar[StreamFormat] = OPENAI_STREAM
 
     def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
         self.asked = asked
@@ -61,12 +62,17 @@ class AnswerShape(ABC):
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """The whole answer, of the deltas of all choices."""
-        by_choice: list[list[Delta]] = [[] for _ in self.asked.choices]
-        for delta in deltas:
-            by_choice[delta.choice].append(delta)
+        by_choice = self.by_choice(deltas)
         choices = [self.whole_choice(told) for told in by_choice]
         usage = self.usage(sum(map(len, by_choice)))
         return self.envelope(self.whole_object, choices) | {"usage": usage}
+
+    def by_choice(self, deltas: Iterable[Delta]) -> list[list[Delta]]:
+        """Return the deltas of each choice."""
+        found: list[list[Delta]] = [[] for _ in self.asked.choices]
+        for delta in deltas:
+            found[delta.choice].append(delta)
+        return found
 
     @abstractmethod
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
@@ -184,7 +190,7 @@ async def send_stream(
     http: web.Request, server: Server, shape: AnswerShape, deltas: AsyncGenerator[Delta, None]
 ) -> web.StreamResponse:
     """Send the answer as it grows; what fails from here on is an event of the stream."""
-    stream = EventStream(server.settings)
+    stream = EventStream(server.settings, shape.stream_format)
     num_output_tokens = 0
     async with aclosing(deltas), stream.open(http):
         async for delta in deltas:

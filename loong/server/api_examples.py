@@ -163,6 +163,22 @@ data: [DONE]""",
 EXAMPLES: Mapping[tuple[str, str], Sequence[Example]] = {
     ("post", "/v1/completions"): _COMPLETIONS,
     ("post", "/v1/chat/completions"): _CHATS,
+    ("post", "/generate"): (
+        Example(
+            body='{"inputs": "hello", "parameters": {"max_new_tokens": 8}}',
+            answer="""\
+{"generated_text": ["[t>gBj~;"], "count_output_tokens": 8, "finish_reason": "length", "prompt_tokens": 6}""",
+        ),
+    ),
+    ("post", "/generate_stream"): (
+        Example(
+            body='{"inputs": "hello", "parameters": {"do_sample": true, "max_new_tokens": 1, "seed": 7}}',
+            answer="""\
+data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "count_output_tokens": 1,
+                 "prompt_tokens": 6},
+       "generated_text": null, "finished": true, "finish_reason": "length", "details": null}""",
+        ),
+    ),
     ("get", "/v1/models"): (
         Example(
             answer="""\

@@ -12,6 +12,7 @@ from loong.server.context import SERVER, Server
 from loong.server.engine_client import Engine, EngineClient, Tracing
 from loong.server.grammar_checker import GrammarChecker
 from loong.server.insight import Insight
+from loong.server.lightllm.generate import generate, generate_stream
 from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics import MetricFamilies
 from loong.server.middleware import check_api_key, tell_errors
@@ -87,6 +88,8 @@ def create_api(
         [
             web.post("/v1/completions", completions),
             web.post("/v1/chat/completions", chat_completions),
+            web.post("/generate", generate),
+            web.post("/generate_stream", generate_stream),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
             web.post("/tokenize", tokenization.tokenize),

@@ -28,10 +28,10 @@ MAX_USER_LENGTH = 256  # characters
 
 _TEXT = {"type": "string", "minLength": 1}
 _ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
-_IDS = {"type": "array", "items": _ID, "minItems": 1}
+MAX_TOKEN_IDS_SCHEMA = {"type": "array", "items": _ID, "minItems": 1}
 _TEXTS = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS}
-_LISTS = {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS}
-_PROMPT = {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS]}
+_LISTS = {"type": "array", "items": MAX_TOKEN_IDS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT = {"anyOf": [_TEXT, _TEXTS, MAX_TOKEN_IDS_SCHEMA, _LISTS]}
 
 
 def _as_list(value: object) -> object:
