@@ -36,16 +36,18 @@ class NoScaleUp(ElasticPlanner):
 
 class _InPlaceSizer(ChunkSizer):
     def keeper(self, view: RequestView) -> InstanceId | None:  # noqa: ARG002
-        """None: KV stays where it is made, if there is room."""
+        """Return None: KV stays where it is made, if there is room."""
         return None
 
 
-class _InPlaceStep(StepBuilder):
+class InPlaceStep(StepBuilder):
+    """KV of a chunk stays with the instances that compute it."""
+
     sizer: ClassVar[type[ChunkSizer]] = _InPlaceSizer
 
 
 class _InPlace(BatchBuilder):
-    step: ClassVar[type[StepBuilder]] = _InPlaceStep
+    step: ClassVar[type[StepBuilder]] = InPlaceStep
 
 
 class NoRetention(ElasticPlanner):

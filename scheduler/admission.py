@@ -101,13 +101,14 @@ class PrefillAdmission:
 
     def admit(self) -> AdmissionDecision:
         """All prompts not in flight."""
-        considered, others = self._considered()
-        admission = self._admitted(self._ordered(considered))
+        considered, others = self.considered()
+        begun = (view for instance_set in self.planning_view.occupied for view in instance_set.prefills)
+        admission = self._admitted(self.ordered((*considered, *begun)))
         if others:
             admission.refused[Refusal.NOT_CONSIDERED] = list(others)
         return admission
 
-    def _considered(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
+    def considered(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
         """The waiting prompts that are considered now, and those that are not.
 
         Of a crowd that no plan could begin at once these are the oldest, which are due first, and the newest,
@@ -120,15 +121,15 @@ class PrefillAdmission:
             return waiting, ()
         return (*waiting[:half], *waiting[-half:]), waiting[half:-half]
 
-    def _ordered(self, waiting: Sequence[RequestView]) -> list[PrefillCandidate]:
-        """These and the prompts that have begun, most urgent first."""
+    def ordered(self, views: Iterable[RequestView]) -> list[PrefillCandidate]:
+        """Return their prompts, begun or not, most urgent first."""
         now, num_instances = self.planning_view.snapshot.now, max(1, self.planning_view.num_instances)
         terms = self.cost_model.prefill_terms(1)
-        targets = FirstTokenTargets(self.cost_model.prefill_terms(num_instances), self.config)
+        widest = self.cost_model.prefill_terms(max(1, self.planning_view.cluster_size))
+        targets = FirstTokenTargets(widest, self.config)
         speed = USABLE_SPEED * num_instances
-        begun = (view for instance_set in self.planning_view.occupied for view in instance_set.prefills)
         prefills = []
-        for view in (*waiting, *begun):
+        for view in views:
             num_cached = view.num_computed_tokens
             num_new = view.num_known_tokens - num_cached
             work = prefill_work(num_new, num_cached, terms)
@@ -259,7 +260,7 @@ class KVForecast:
     """
 
     planning_view: PlanningView
-    refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, forks
+    refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, siblings
     taken: list[RequestView] = field(default_factory=list)
     future: FutureKV | None = None  # with as many of `taken`
     num_counted: int = 0
@@ -273,12 +274,16 @@ class KVForecast:
         """Admit a request, if it has room to its declared end with all that were taken."""
         peak = self.bound + view.num_final_tokens
         if peak > self.planning_view.capacity:
-            remaining, known, num_forks = view.num_remaining_tokens, view.num_known_tokens, view.num_forks
-            if any(remaining >= r and known >= k and num_forks >= f for r, k, f in self.refused):
+            remaining, known, num_siblings = (
+                view.num_remaining_tokens,
+                view.num_known_tokens,
+                view.num_siblings,
+            )
+            if any(remaining >= r and known >= k and num_siblings >= f for r, k, f in self.refused):
                 return False  # no less than one that did not fit: no need to update_costs
             peak = self._peak_with(view)
             if peak > self.planning_view.capacity:
-                self.refused.append((remaining, known, num_forks))
+                self.refused.append((remaining, known, num_siblings))
                 return False
         self.taken.append(view)
         self.bound = peak

@@ -34,8 +34,8 @@ class InstanceSet:
 
     @classmethod
     def of_idle(cls, instance_id: InstanceId, snapshot: Snapshot) -> "InstanceSet":
-        """An instance that a plan can use, at once or when its batch has ended as foreseen."""
-        ends_at = snapshot.foreseen_ends.get(instance_id, snapshot.now)
+        """An instance that a plan can use, at once or when its batch has ended as predicted."""
+        ends_at = snapshot.predicted_ends.get(instance_id, snapshot.now)
         return cls((instance_id,), available_in=max(0.0, ends_at - snapshot.now))
 
     @classmethod
@@ -81,6 +81,15 @@ class PlanningView:
     def num_instances(self) -> int:
         """Full instances, idle or not."""
         return len(self.free)
+
+    @property
+    def cluster_size(self) -> int:
+        """Full instances of the whole cluster, of which this may be a part."""
+        return self.num_instances
+
+    def pausing(self, paused_ids: Set[RequestId]) -> "PlanningView":
+        """Return a new view of the same snapshot that leaves these requests alone."""
+        return make_planning_view(self.snapshot, paused_ids)
 
     @property
     def is_quiet(self) -> bool:
@@ -170,7 +179,7 @@ def _occupied_sets(
                 set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
         instance_set = set_of[holders[0]]
         if len(holders) > 1 and any(set_of[i] is not instance_set for i in holders):
-            instance_set = _joined({id(set_of[i]): set_of[i] for i in holders}.values())
+            instance_set = joined({id(set_of[i]): set_of[i] for i in holders}.values())
             set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
         if view.is_decoding:
             instance_set.decodes.append(view)
@@ -188,7 +197,7 @@ def _set_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[Instanc
     return InstanceSet.of_batch(snapshot.batch[batch_id], snapshot.now, full)
 
 
-def _joined(parts: Collection[InstanceSet]) -> InstanceSet:
+def joined(parts: Collection[InstanceSet]) -> InstanceSet:
     """One instance set of several."""
     return InstanceSet(
         tuple(sorted(i for part in parts for i in part.instance_ids)),

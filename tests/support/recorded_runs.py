@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from policies import num_instances_of
 from simulation import instances_with, timed_request
 
 from loong.core.cluster_state import ClusterState
 from loong.core.events import Event, InstanceJoined, InstanceLost, RequestAborted
-from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
+from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan
 from loong.core.request import SLO, Request
 from loong.core.snapshot import Snapshot
@@ -22,7 +23,7 @@ from loong.executor.simulated import SimulatedExecutor
 from loong.recording.lines import planned_line
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.policy import POLICIES, Policy, admissible_tokens, make_policy
+from loong.scheduler.policy import Policy, admissible_tokens, make_policy, policy_kind
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Scheduling
 
@@ -85,12 +86,14 @@ def recorded_run(
     *,
     noise: float = 0.3,
     plan_time: float = 0.0,
-    lead: Lead | None = None,
+    lookahead: LookaheadMargin | None = None,
 ) -> RecordedRun:
-    """Run a policy on two to four instances until all has ended; ends are foreseen."""
+    """Run a policy on two to four instances until all has ended; ends are predicted."""
     random, run = Random(seed), RecordedRun()
-    kind = POLICIES.get(policy) if isinstance(policy, str) else None
-    num_instances = (kind and kind.max_instances) or random.choice([2, 3, 4])
+    kind = policy_kind(policy) if isinstance(policy, str) else None
+    num_instances = random.choice([2, 3, 4])
+    if isinstance(policy, str):
+        num_instances = num_instances_of(policy, num_instances)
     instances = instances_with([CAPACITY] * num_instances)
     limit = CAPACITY if kind is None else admissible_tokens(str(policy), instances)
     requests = requests_of(random, limit)
@@ -99,7 +102,12 @@ def recorded_run(
     recalibration, timeline = Recalibration(WorkCostModel()), Timeline()
     log = DecisionLog(None, listeners=[lambda line, _: run.lines.append(line)])
     executor = SimulatedExecutor(
-        WorkCostModel(), requests, incidents, plan_time=plan_time, noise=noise, lead=lead or Lead()
+        WorkCostModel(),
+        requests,
+        incidents,
+        plan_time=plan_time,
+        noise=noise,
+        lookahead=lookahead or LookaheadMargin(),
     )
     chosen = make_policy(policy, PolicyConfig(lease_steps=16)) if isinstance(policy, str) else policy
     model = RecalibratedCostModel(recalibration)
