@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loong.attention.step import consecutive_slices
+from loong.attention.attention_step import consecutive_slices
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric, Pending
 from loong.fabric.traffic import Channel

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep, concatenate, consecutive_slices, row_range
 from loong.attention.exchange import Questions, StepExchange
 from loong.attention.pool import PoolAttention, pool_attention
-from loong.attention.step import Step, concatenate, consecutive_slices, row_range
 from loong.core.placement import InstanceId
 from loong.core.plan import QueryBlock, Transfer
 from loong.kernels import Partial
@@ -33,7 +33,7 @@ class QueryLayout:
         return not self.questions.is_empty or (self.local is not None and self.local.is_merged)
 
 
-def query_layout(step: Step, device: Device) -> QueryLayout:
+def query_layout(step: AttentionStep, device: Device) -> QueryLayout:
     """What this instance does for the blocks whose queries travel."""
     blocks = [block for block in step.batch.queries if block.transfer is Transfer.QUERY]
     own = [block for block in blocks if block.master_id == step.instance_id]
@@ -78,7 +78,7 @@ def _num_rows(blocks: Iterable[QueryBlock]) -> int:
     return sum(len(block.positions) for block in blocks)
 
 
-def _most_rows(step: Step, blocks: Iterable[QueryBlock]) -> int:
+def _most_rows(step: AttentionStep, blocks: Iterable[QueryBlock]) -> int:
     """The most that any instance of the group asks another about."""
     counts: Counter[tuple[InstanceId, InstanceId]] = Counter()
     for block in blocks:
@@ -88,7 +88,7 @@ def _most_rows(step: Step, blocks: Iterable[QueryBlock]) -> int:
     return max(counts.values(), default=0)
 
 
-def _serve(step: Step, blocks: list[QueryBlock], device: Device) -> PoolAttention | None:
+def _serve(step: AttentionStep, blocks: list[QueryBlock], device: Device) -> PoolAttention | None:
     """The part of this instance in answering its peers, whose blocks come one after the other."""
     rows = [piece.start for piece in consecutive_slices(len(block.positions) for block in blocks)]
     return pool_attention(step, zip(blocks, rows, strict=True), device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId, SamplingParams, TokenId
 from loong.kernels.draw_params import DrawParams
-from loong.worker.draw import draw_params
+from loong.worker.random_sampling import draw_params
 
 GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a master in a step of a group
 BATCH_SIZES = (*GROUP_SIZES[:-1], 160, 192, 256, 320, 384, 512)  # of an instance alone

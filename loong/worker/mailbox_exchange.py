@@ -12,8 +12,8 @@ from loong.kernels.mailbox import Mailbox, Peers, await_members, exchange_partia
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.decode_state import GROUP_SIZES
-from loong.worker.kv_inputs import KV_SIZES, MAX_KV_ROWS
 from loong.worker.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS
+from loong.worker.ring_inputs import KV_SIZES, MAX_KV_ROWS
 
 _NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them where rows are many
 
