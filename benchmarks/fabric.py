@@ -188,9 +188,9 @@ class Exchanged:
         """Once."""
         if self._step is None:
             self._step = self._exchange.begin(self._questions)
-        self._step.ask(self._q)
-        self._step.questions()
-        self._step.answer(self._part, self._total)
+        self._step.send_queries(self._q)
+        self._step.peer_queries()
+        self._step.send_partials(self._part, self._total)
 
 
 def segments(bench: Bench) -> Iterator[Row]:

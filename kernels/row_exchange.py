@@ -110,7 +110,7 @@ class RowExchange:
             constants=(dims["N"], dims["C"], dims["L"], self._flags_room),
         )
 
-    def answer(self, part: Partial, total: Partial, layer: int) -> None:
+    def send_partials(self, part: Partial, total: Partial, layer: int) -> None:
         """Put to every peer the attention of its rows, and merge what peers answer into `total`.
 
         Contract:

@@ -96,13 +96,13 @@ def await_flag(
     word: tl.tensor,
     stop: tl.tensor,
     limit: tl.tensor,
-    patience: tl.tensor,
+    poll_interval: tl.tensor,
 ) -> None:
     """Spin until the flag (a pointer to int64) is at least `epoch`, or until `Patience` ends.
 
     The program may then read what was written before the flag was set; `.cg` loads see it. The host's memory
     is far, and who looks at it at once waits for one another. So of many programs that wait together, let all
-    but one have `patience` above 1, and look so many times less often: they see in `stop` when that one gives
+    but one have `poll_interval` above 1, and look so many times less often: they see in `stop` when that one gives
     up.
     """
     num_polls = tl.full((), 0, tl.int64)
@@ -114,7 +114,7 @@ def await_flag(
         is_waiting = tl.load(flag, volatile=True) < epoch
         if is_waiting & (num_polls % _POLLS_A_LOOK == 0):
             is_waiting = tl.load(stop, volatile=True) < epoch
-        if is_waiting & (num_polls % (_POLLS_A_LOOK * patience) == 0):
+        if is_waiting & (num_polls % (_POLLS_A_LOOK * poll_interval) == 0):
             if now(num_polls) - begun_at > limit:
                 tl.store(word + 1, source)
                 tl.store(word, last)

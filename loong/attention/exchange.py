@@ -32,13 +32,13 @@ class Questions:
 class StepExchange(Protocol):
     """The exchange of a step on one instance: in each layer its calls come once each, in this order."""
 
-    def ask(self, q: Tensor) -> None:
+    def send_queries(self, q: Tensor) -> None:
         """Let the queries of q [T, H, D] set out."""
 
-    def questions(self) -> Tensor:
+    def peer_queries(self) -> Tensor:
         """What has come, peer by peer [n, H, D]; good until `answer`."""
 
-    def answer(self, part: Partial, total: Partial) -> None:
+    def send_partials(self, part: Partial, total: Partial) -> None:
         """Send attention of the questions, peer by peer, and merge what comes back into `total`.
 
         `part` may be of the queries' dtype, `total`, of the T rows, is float32.
@@ -75,25 +75,25 @@ class _Messages:
         num_served: Mapping[InstanceId, int],
     ) -> None:
         self._fabric, self._device, self._asked, self._num_served = fabric, device, asked, num_served
-        self._came: Tensor | None = None
+        self._peer_queries: Tensor | None = None
         self._pending: Pending | None = None
 
-    def ask(self, q: Tensor) -> None:
+    def send_queries(self, q: Tensor) -> None:
         """See StepExchange."""
         outgoing = {peer_id: q[rows] for peer_id, rows in self._asked.items()}
-        self._came = q.new_empty(sum(self._num_served.values()), *q.shape[1:])
+        self._peer_queries = q.new_empty(sum(self._num_served.values()), *q.shape[1:])
         places = zip(self._num_served, consecutive_slices(self._num_served.values()), strict=True)
-        incoming = {peer_id: self._came[rows] for peer_id, rows in places}
+        incoming = {peer_id: self._peer_queries[rows] for peer_id, rows in places}
         self._pending = self._fabric.exchange(outgoing, incoming, Channel.QUERIES)
 
-    def questions(self) -> Tensor:
+    def peer_queries(self) -> Tensor:
         """See StepExchange."""
         assert self._pending is not None, "`ask` comes first"
-        assert self._came is not None, "likewise"
+        assert self._peer_queries is not None, "likewise"
         self._pending.wait()
-        return self._came
+        return self._peer_queries
 
-    def answer(self, part: Partial, total: Partial) -> None:
+    def send_partials(self, part: Partial, total: Partial) -> None:
         """See StepExchange."""
         answers = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
         slices = consecutive_slices(self._num_served.values())

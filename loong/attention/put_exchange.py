@@ -62,9 +62,9 @@ class PutExchange:
         for part_dtype in {dtype, torch.float32}:
             q = self._mailbox.queries.new_empty(0, *heads)
             lse = q.new_empty(0, heads[0], dtype=torch.float32)
-            step.ask(q)
-            step.questions()
-            step.answer(Partial(q.to(part_dtype), lse), Partial(q.float(), lse))
+            step.send_queries(q)
+            step.peer_queries()
+            step.send_partials(Partial(q.to(part_dtype), lse), Partial(q.float(), lse))
 
     def _opened_step(self, questions: Questions) -> StepExchange:
         peers = self._peers(questions)
@@ -116,22 +116,22 @@ class _Puts:
     """Implements StepExchange."""
 
     def __init__(self, exchange: RowExchange, came: list[Tensor]) -> None:
-        self._exchange, self._came = exchange, came
+        self._exchange, self._peer_queries = exchange, came
         self._layer = -1
 
-    def ask(self, q: Tensor) -> None:
+    def send_queries(self, q: Tensor) -> None:
         """See StepExchange."""
         self._layer += 1
         self._exchange.put(q, self._layer)
 
-    def questions(self) -> Tensor:
+    def peer_queries(self) -> Tensor:
         """See StepExchange."""
         self._exchange.wait(self._layer)
-        return self._came[0] if len(self._came) == 1 else torch.cat(self._came)
+        return self._peer_queries[0] if len(self._peer_queries) == 1 else torch.cat(self._peer_queries)
 
-    def answer(self, part: Partial, total: Partial) -> None:
+    def send_partials(self, part: Partial, total: Partial) -> None:
         """See StepExchange."""
-        self._exchange.answer(part, total, self._layer)
+        self._exchange.send_partials(part, total, self._layer)
 
 
 def num_exchange_bytes(num_instances: int, shard: Shard, most_rows: int = MOST_ROWS) -> int:

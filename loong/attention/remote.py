@@ -62,16 +62,16 @@ def query_attention(
     This instance's own share of a layer of its pool [S, 2, K, D] is computed while the queries are under way.
     """
     if not layout.questions.is_empty:
-        exchange.ask(q)
+        exchange.send_queries(q)
     if layout.local is not None:
         layout.local.merge_into(total, q, pool, device)
     if layout.questions.is_empty:
         return
-    came, served = exchange.questions(), layout.served
+    came, served = exchange.peer_queries(), layout.served
     part = Partial.unseen(came, is_merged=served is not None and served.is_merged)
     if served is not None:
         served.merge_into(part, came, pool, device)
-    exchange.answer(part, total)
+    exchange.send_partials(part, total)
 
 
 def _num_rows(blocks: Iterable[QueryBlock]) -> int:

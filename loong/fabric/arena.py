@@ -69,7 +69,7 @@ class Arena:
         self._learn(rank, self.memory.data_ptr())
         stop, words = new((len(Plane), 1), _NEVER), shared.words(2 * len(Plane), _NEVER).view(len(Plane), 2)
         limit = round(deadline * 1e9)
-        self._patience = [Patience(words[plane], stop[plane], limit) for plane in Plane]
+        self._deadlines = [Patience(words[plane], stop[plane], limit) for plane in Plane]
         self._words = words.numpy()  # the same memory, which torch takes longer to look at
         self._openings = [self.reserve(8 * world.size) for _ in Plane]  # offsets of flags, one a rank
         self._door = Door(self._door_of(rank), self._descriptor, self._num_bytes)
@@ -89,11 +89,11 @@ class Arena:
 
     def patience(self, plane: Plane = Plane.BATCH) -> Patience:
         """What ends waits of a batch or a migration."""
-        return self._patience[plane]
+        return self._deadlines[plane]
 
     def gave_up(self, plane: Plane, epoch: int) -> bool:
         """Whether something was waited for in vain since `epoch`; the device is asked only if it may be."""
-        return bool(self._words[plane, 0] >= epoch) and bool(self._patience[plane].stop >= epoch)
+        return bool(self._words[plane, 0] >= epoch) and bool(self._deadlines[plane].stop >= epoch)
 
     def reserve(self, num_bytes: int) -> int:
         """The offset of room of zeros. Raises ClusterError if the arena was made too small."""
