@@ -19,7 +19,7 @@ from loong.scheduler.disaggregated import max_tokens_moved, plan_disaggregated
 from loong.scheduler.esp import plan_esp
 from loong.scheduler.esp_paper import plan_esp_paper
 from loong.scheduler.extensions import extending
-from loong.scheduler.fixed_groups import each_alone, one_group
+from loong.scheduler.fixed_groups import one_group, one_per_instance
 from loong.scheduler.program import warm_up
 
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
@@ -55,10 +55,10 @@ _chunked = partial(plan_fixed_groups, filling=SPLIT_FUSE)
 POLICIES: dict[str, PolicyKind] = {
     "esp": PolicyKind(plan_esp, prepare=warm_up),
     "static-sp": PolicyKind(partial(_whole, partition=one_group)),
-    "replicas": PolicyKind(partial(_whole, partition=each_alone), _largest_pool),
+    "replicas": PolicyKind(partial(_whole, partition=one_per_instance), _largest_pool),
     "tp": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     "chunked": PolicyKind(partial(_chunked, partition=one_group), max_instances=1),
-    "chunked-replicas": PolicyKind(partial(_chunked, partition=each_alone), _largest_pool),
+    "chunked-replicas": PolicyKind(partial(_chunked, partition=one_per_instance), _largest_pool),
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     **{

@@ -17,7 +17,7 @@ class ElasticAttention:
     def __init__(self, step: AttentionStep, fabric: Fabric, exchange: QueryExchange, device: Device) -> None:
         self._step, self._fabric, self._device = step, fabric, device
         self._queries = query_layout(step, device)
-        self._exchange = exchange.begin(self._queries.questions)
+        self._exchange = exchange.begin(self._queries.routing)
         self._ring = ring_layout(step, device)
         self._block: Tensor | None = None  # this layer's: the own block of the ring, and what is not in it
         has_both = self._ring is not None and self._queries.local is not None

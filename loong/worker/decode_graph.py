@@ -21,7 +21,7 @@ from loong.model.transformer import Decoder
 from loong.worker.backend import Backend, Reading
 from loong.worker.constraints import Constraints
 from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeBatch, DecodeState
-from loong.worker.group_exchange import Alone, GroupExchange
+from loong.worker.group_exchange import GroupExchange, NoExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.lease_sampling import LeaseSampling
 from loong.worker.step_inputs import PendingTokenIds
@@ -45,7 +45,7 @@ class DecodeGraph:
     ) -> None:
         self._instance_id = instance_id
         self._model, self._pool, self._backend = model, pool, backend
-        self._exchange: GroupExchange = exchange or Alone()
+        self._exchange: GroupExchange = exchange or NoExchange()
         self._has_groups = exchange is not None
         device = backend.device.torch_device
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
@@ -73,7 +73,7 @@ class DecodeGraph:
         """Prepare a step for every batch size, the largest first, whose memory then serves the others."""
         self._exchange.begin({})
         for size in reversed(BATCH_SIZES):
-            self._steps[False, size] = self._backend.capture(partial(self._step, size, 0, Alone()))
+            self._steps[False, size] = self._backend.capture(partial(self._step, size, 0, NoExchange()))
             if self._has_groups and size in GROUP_SIZES:
                 first_row = self._instance_id * size
                 step = partial(self._step, size, first_row, self._exchange)
@@ -84,7 +84,7 @@ class DecodeGraph:
 
         Whoever calls has waited for the lease before.
         """
-        is_group = bool(batch.served)
+        is_group = bool(batch.peer_rows)
         first_row = self._instance_id * batch.size if is_group else 0
         vocab_size = self._model.shard.config.vocab_size
         num_slots = self._host.fill(batch, first_row, vocab_size)
@@ -101,7 +101,7 @@ class DecodeGraph:
 
         A step that was launched after the last of these calls, or of `begin`, must have been read.
         """
-        first_row = self._instance_id * batch.size if batch.served else 0
+        first_row = self._instance_id * batch.size if batch.peer_rows else 0
         num_slots = self._host.list_slots(batch, first_row)
         self._state.limits.copy_(self._host.limits, non_blocking=True)
         self._state.starts.copy_(self._host.starts, non_blocking=True)

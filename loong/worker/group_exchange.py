@@ -56,7 +56,7 @@ class KVExchange(GroupExchange, Protocol):
         """T of `gather_kv`, at most."""
 
 
-class Alone:
+class NoExchange:
     """The exchange of an instance that is a group by itself. See GroupExchange."""
 
     num_instances = 1

@@ -20,7 +20,7 @@ from loong.kernels import Partial
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
-from loong.worker.group_exchange import Alone, GroupExchange
+from loong.worker.group_exchange import GroupExchange, NoExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.mixed_inputs import (
     GROUP_STEP_SIZES,
@@ -67,7 +67,7 @@ class MixedGraph:
         for size in reversed(_SIZES):
             for way in ways(size):
                 for has_decodes in (True, False) if way is ways(size)[0] else (True,):
-                    step = partial(self._step, size, way, Alone(), has_decodes=has_decodes)
+                    step = partial(self._step, size, way, NoExchange(), has_decodes=has_decodes)
                     self._alone[size, way, has_decodes] = self._backend.capture(step)
         if self._exchange is not None:
             self._exchange.begin({})
