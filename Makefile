@@ -1,16 +1,20 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both set up what they need.
+# Commands for a newcomer: `make chat`, `make demo` and `make test`. All set up what they need.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test coverage check format setup clean
+.PHONY: chat demo test coverage check format setup clean
+
+chat: $(READY)
+	@$(BIN)/loong chat --serve smollm2-135m --temperature 0
 
 demo: $(READY)
 	$(BIN)/loong bench --workload mixed --length-scale 1/64 --duration 15 --repeat 3 --seed 1 \
 		--num-instances 4 --extra-server-args='--kv-cache-tokens 6144' --policy esp,static-sp \
 		--output-dir demo-report
+	@echo "This measured a tiny random model. \`make chat\` talks to a small real one."
 
 test: check
 	$(BIN)/pytest
@@ -37,7 +41,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), which takes some minutes and 2.3 GB of disk; nothing is said meanwhile"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,structured]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,gguf,structured]'
 	@touch $@
 
 clean:
