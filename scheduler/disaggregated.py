@@ -30,7 +30,7 @@ def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Policy
     sources = [group for group in groups if group.instance_ids[0] not in decode_ids]
     destinations = [group for group in groups if group.instance_ids[0] in decode_ids]
     if not destinations:
-        return plan_fixed_groups(snapshot, cost_model, config, each_alone, WHOLE_PROMPTS)
+        return plan_fixed_groups(snapshot, cost_model, config, one_per_instance, WHOLE_PROMPTS)
     take(found.waiting, sources, config.max_num_batched_tokens)
     take(sorted((view for group in sources for view in group.decodes), key=arrival_order), destinations, inf)
     prefills = [

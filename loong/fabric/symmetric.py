@@ -101,8 +101,8 @@ class SymmetricFabric:
     ) -> Pending:
         """See Fabric. All ranks take their peers by their distance, so they never wait in a circle.
 
-        And they ask for pieces to be sent and received by turns: a copy stream's queue ends somewhere, and there the
-        host waits until a peer has received.
+        And they ask for pieces to be sent and received by turns: a copy stream's queue ends somewhere, and
+        there the host waits until a peer has received.
         """
         self.check()
         sent = {self._sockets.member(i): tensor for i, tensor in outgoing.items() if self._is_message(tensor)}
