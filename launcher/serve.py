@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import loong
+from loong.core.errors import ConfigError
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
@@ -89,7 +90,17 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="longest prompt and output together, such as 25.6k (auto: what model and cluster can hold)",
     )
-    group.add_argument("--served-model-name", metavar="NAME", help="in the API (the model's)")
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="names in the API, of which metrics carry the first; MODEL stands before them (the model's)",
+    )
+    group.add_argument(
+        "--accept-any-model", action="store_true", help="answer requests that name any other model too"
+    )
 
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
@@ -204,8 +215,10 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     from loong.launcher.serving import ServeConfig
     from loong.server.settings import ServerSettings
 
+    if args.model is None and (paths := [name for name in args.served_model_name if "/" in name]):
+        raise ConfigError(f"--served-model-name took {paths[-1]} for a name; write MODEL before the flag")
     chosen = chosen_cluster(args, args.start_timeout)
-    name = args.served_model_name or chosen.name
+    name, *other_names = args.served_model_name or [chosen.name]
     return ServeConfig(
         model=chosen.model,
         cluster=chosen.cluster,
@@ -219,6 +232,8 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
             tuple(args.api_key),
             args.host,
             tuple(args.allowed_origins),
+            tuple(other_names),
+            args.accept_any_model,
             max_waiting_requests=args.max_waiting_requests,
             max_waiting_tokens=args.max_waiting_tokens,
             max_requests_per_key=args.max_requests_per_key,

@@ -21,6 +21,7 @@ from loong.server.parameters import max_output_tokens, num_asked_tokens, num_pro
 from loong.server.prompts import Prompt, completion_prompts
 from loong.server.request_ids import new_id, note_answer_id
 from loong.server.schemas import CompletionFields, GenerationFields
+from loong.server.truncation import truncated
 from loong.server.wire import read_fields
 
 
@@ -124,11 +125,12 @@ async def complete(
     answer_id = f"{shape_type.id_prefix}-{new_id()}"
     note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
+    prompts = await truncated(prompts, fields, server.tokenizer, server.engine.limits)
     held_to = asked_grammar(fields, server.tokenizer.eos_token_ids)
     by_prompt = _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
     asked = Asked(
         answer_id,
-        server.settings.served_model_name,
+        server.name_in_answers(fields.model),
         int(time.time()),
         choices=tuple(choices for choices in by_prompt for _ in range(fields.n)),
         num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
