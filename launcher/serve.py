@@ -15,6 +15,7 @@ from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
 from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
+from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
@@ -140,6 +141,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "for all; may be given repeatedly (none)",
     )
     group.add_argument(
+        "--tool-call-parser",
+        choices=tuple(FORMATS_OF_CALLS),
+        help="the format in which the model writes calls of tools (that of its chat template)",
+    )
+    group.add_argument(
         "--api-server-count",
         type=positive,
         default=1,
@@ -237,6 +243,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
             max_waiting_requests=args.max_waiting_requests,
             max_waiting_tokens=args.max_waiting_tokens,
             max_requests_per_key=args.max_requests_per_key,
+            tool_call_parser=args.tool_call_parser,
         ),
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,

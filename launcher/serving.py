@@ -25,7 +25,7 @@ from loong.executor.traces import WorkerTraces
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.api_process import ApiProcessConfig
 from loong.launcher.api_processes import api_processes
-from loong.launcher.banner import log_banner, log_missing_grammars
+from loong.launcher.banner import log_banner, log_call_format, log_missing_grammars
 from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
 from loong.launcher.front import Front, front_here
@@ -112,6 +112,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     tokenizer.make_ahead()
+    log_call_format(tokenizer, config.server.tool_call_parser)
     compile_ahead()
     allow_many_connections()
     signals = StopSignals()

@@ -80,7 +80,13 @@ class AnswerShape(ABC):
 
     def events(self, delta: Delta, num_output_tokens: int) -> bytes:
         """The events of a stream that tell one token, the last of so many of all choices."""
-        if self.is_brief and delta.index and delta.finish_reason is None and delta.logprobs is None:
+        if (
+            self.is_brief
+            and delta.index
+            and delta.parts is None
+            and delta.finish_reason is None
+            and delta.logprobs is None
+        ):
             around = self._around_text.get(delta.choice) or self._find_around_text(delta.choice)
             return around[0] + msgspec.json.encode(delta.text) + around[1]
         return b"".join(map(event_of, self.chunks(delta, num_output_tokens)))

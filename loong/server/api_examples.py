@@ -132,6 +132,16 @@ data: [DONE]""",
               "message": {"role": "assistant", "content": "{\\"mood\\":\\"sad\\",\\"stars\\":3}"}}]}""",
     ),
     Example(
+        "A call of a tool, which the client runs. Its result goes into a turn of the role `tool`, with the "
+        "`tool_call_id`:",
+        """\
+{"messages": [{"role": "user", "content": "Rate it."}], "max_tokens": 200, "temperature": 0,
+     "tools": [{"type": "function", "function": {"name": "rate", "parameters":
+       {"type": "object", "required": ["stars"], "properties": {
+         "stars": {"type": "integer", "minimum": 1, "maximum": 5}}}}}],
+     "tool_choice": "required", "parallel_tool_calls": false}""",
+    ),
+    Example(
         "Log probabilities, as chats have them:",
         """\
 {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "temperature": 0,

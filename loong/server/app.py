@@ -25,6 +25,7 @@ from loong.server.settings import ServerSettings
 from loong.server.spans import note_traceparent
 from loong.server.sse import EVENT_WRITES, EventWrites
 from loong.server.tokenizer import Tokenizer
+from loong.server.tools.formats import choose_format
 
 
 def create_app(
@@ -81,6 +82,7 @@ def create_api(
         metrics=RequestMetrics(MetricFamilies(registry, settings.served_model_name)),
         bodies=Bodies(settings),
         grammars=grammars,
+        call_format=choose_format(tokenizer.tool_template, settings.tool_call_parser),
     )
     app.add_routes(
         [

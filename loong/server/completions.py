@@ -11,7 +11,7 @@ from loong.core.grammar import Grammar
 from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
-from loong.server.asked_grammar import asked_grammar
+from loong.server.asked_grammar import AskedGrammar, asked_grammar
 from loong.server.callers import KEY_NUMBER, user_of
 from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
@@ -126,7 +126,7 @@ async def complete(
     note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
     prompts = await truncated(prompts, fields, server.tokenizer, server.engine.limits)
-    held_to = asked_grammar(fields, server.tokenizer.eos_token_ids)
+    held_to = asked_grammar(fields, prompts[0].tools, server.tokenizer.eos_token_ids)
     by_prompt = _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
     asked = Asked(
         answer_id,
@@ -143,13 +143,7 @@ async def complete(
     if held_to is not None:
         await server.grammars.check(held_to.grammar, held_to.field)
     shape = shape_type(asked, server.tokenizer)
-    options = OutputOptions(
-        tuple(fields.stop),
-        tuple(fields.stop_token_ids),
-        fields.skip_special_tokens,
-        asked.is_prompt_only,
-        held_to and held_to.field,
-    )
+    options = _output_options(server, fields, prompts[0], held_to)
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
     async with server.engine.admit(Asking(num_prompt_tokens, fields.n, http.get(KEY_NUMBER))):
@@ -157,6 +151,22 @@ async def complete(
         if fields.stream:
             return await send_stream(http, server, shape, deltas)
         return await send_whole(shape, deltas)
+
+
+def _output_options(
+    server: Server, fields: GenerationFields, prompt: Prompt, held_to: AskedGrammar | None
+) -> OutputOptions:
+    """Return how the tokens of all answers become text."""
+    tools = prompt.tools
+    return OutputOptions(
+        tuple(fields.stop),
+        tuple(fields.stop_token_ids),
+        fields.skip_special_tokens,
+        num_asked_tokens(fields) == 0,
+        held_to and held_to.field,
+        tools,
+        frozenset() if tools is None else server.tokenizer.special_token_ids(tools.form.markers),
+    )
 
 
 def _choices(

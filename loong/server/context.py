@@ -13,6 +13,7 @@ from loong.server.parsing import short
 from loong.server.request_metrics import RequestMetrics
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
+from loong.server.tools.formats import CallFormat
 
 MAX_MODEL_LENGTH = 256  # characters, where any name is taken: answers repeat it
 
@@ -27,6 +28,7 @@ class Server:
     metrics: RequestMetrics
     bodies: Bodies
     grammars: GrammarChecker
+    call_format: CallFormat | None  # of calls of tools; None: not known
     ignored_keys: IgnoredKeys = field(default_factory=IgnoredKeys)
 
     def check_model(self, name: str | None) -> None:

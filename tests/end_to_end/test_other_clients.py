@@ -8,7 +8,6 @@ import httpx
 import pytest
 from served import Served, served
 
-
 NAMES = ("--served-model-name", "loong-tiny", "gpt", "--accept-any-model")
 
 
