@@ -100,6 +100,7 @@ def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("bench", "--dataset-name", "random"), "which vLLM has; write --workload: sharegpt"),
         (("bench", "--enable-prefix-caching"), "nothing stands in its place: choices of one request share"),
         (("serve", "--distant"), "there is no flag --distant ("),  # no guess
+        (("serve", "--served-model-name", "a", "./b"), "took ./b for a name; write MODEL before the flag"),
         (("serve", "a", "--model", "b"), "the model is a already, and cannot be b, too"),
     ],
 )
