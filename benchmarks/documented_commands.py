@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.model.tiny import tiny_model
 from loong.workloads.report import table
 
@@ -186,7 +186,7 @@ def served() -> Iterator[str]:
     """Yield the URL of a server of the built-in model."""
     with TemporaryDirectory(prefix="documented-commands-") as folder:
         config = ServerConfig(None, 4, 1, ("--trace-dir", f"{folder}/traces"), start_timeout=120.0)
-        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
+        with spawn_server(config, "esp", Path(folder) / "server.log") as url:
             yield url
 
 

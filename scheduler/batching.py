@@ -9,22 +9,24 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.admission import PrefillCandidate, is_share_due
-from loong.scheduler.chunk_size import LEAST_PART
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.group import Group
-from loong.scheduler.interleaving import TPOT_MARGIN, PrefillDecodeInterleaving
-from loong.scheduler.leases import SPARED_SHARE
+from loong.scheduler.interleaving import PrefillDecodeInterleaving
 from loong.scheduler.masters import choose_masters
 from loong.scheduler.planning_view import PlanningView
 from loong.scheduler.step_builder import StepBuilder
 from loong.scheduler.striping import RequestPart
 from loong.scheduler.targets import target_tpot
-
-LEAST_TPOT = 0.5  # and never less, however late its decodes are
-INTERLEAVING_GAIN = 1.1  # times the speed of prompts beside decodes, from which they go in turn
-LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
-SLOW_SHARE = 1 / 2  # of one instance's time: with it a prompt must be in time that is begun there alone
-READING_PART = 1 / 8  # of a step of prompts, at most, to read the history of the first
+from loong.scheduler.tuning import (
+    INTERLEAVING_GAIN,
+    LONG_LEASE_KV_SHARE,
+    MAX_READING_SHARE,
+    MIN_CHUNK_SHARE,
+    MIN_CHUNK_TOKENS,
+    MIN_TPOT_SHARE,
+    SLOW_INSTANCE_SHARE,
+    TPOT_MARGIN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class BatchBuilder:
         """Steps that a lease may have. Of several instances it is never long, so that they can part soon."""
         if len(instance_ids) > 1:
             return self.config.lease_steps
-        num_spared = int(SPARED_SHARE * self.planning_view.free[instance_ids[0]])
+        num_spared = int(LONG_LEASE_KV_SHARE * self.planning_view.free[instance_ids[0]])
         return max(self.config.lease_steps, min(self.long_lease_steps, num_spared // len(decodes)))
 
     def _decode_step(
@@ -140,12 +142,12 @@ class BatchBuilder:
                 oldest, step.dop, self.planning_view.snapshot.now, self.cost_model, self.config
             )
             share_budget = max(least if has_share else 0.0, spared)
-            min_tokens = LEAST_CHUNK if has_share else 0  # else it might never go on
+            min_tokens = MIN_CHUNK_TOKENS if has_share else 0  # else it might never go on
             if self._add(step, oldest, share_budget, is_alone, min_tokens):
                 prefills = [p for p in prefills if p is not oldest]
         num_added = self._fill(step, prefills, budget, is_alone)
         for prefill in prefills if not num_added else ():
-            if self._add(step, prefill, budget, is_alone, LEAST_CHUNK):
+            if self._add(step, prefill, budget, is_alone, MIN_CHUNK_TOKENS):
                 break
         return step
 
@@ -195,7 +197,9 @@ class BatchBuilder:
         if step.decodes:
             return budget
         least, spent = step.least_seconds(prefill.view), step.begun_seconds
-        worth_reading = min(step.reading_seconds(prefill.view) / READING_PART, self.config.target_ttft / 2)
+        worth_reading = min(
+            step.reading_seconds(prefill.view) / MAX_READING_SHARE, self.config.target_ttft / 2
+        )
         return max(budget, worth_reading, 2 * least, 2 * spent if spent > budget else 0.0)
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
@@ -208,7 +212,7 @@ class BatchBuilder:
                 slack = (
                     view.first_token_time + tpot * view.num_output_tokens - self.planning_view.snapshot.now
                 )
-                seconds = max(LEAST_TPOT * tpot, min(seconds, slack))
+                seconds = max(MIN_TPOT_SHARE * tpot, min(seconds, slack))
             budget = min(budget, seconds)
         return budget
 
@@ -241,7 +245,7 @@ class BatchBuilder:
         if share is None:
             return 0
         (write,) = share.writes
-        is_most = share.num_tokens >= (1 - LEAST_PART) * prefill.num_tokens
+        is_most = share.num_tokens >= (1 - MIN_CHUNK_SHARE) * prefill.num_tokens
         has_room = step.free[write.instance_id] > prefill.num_tokens
         return step.add(prefill.view, share) if is_most or (has_room and self._can_be_slow(prefill)) else 0
 
@@ -249,7 +253,7 @@ class BatchBuilder:
         """Return whether a prompt would be in time on one instance, of whose time it had a part."""
         if prefill.is_deferred or prefill.missed_deadline:
             return False
-        return self.planning_view.snapshot.now + prefill.work / SLOW_SHARE <= prefill.deadline
+        return self.planning_view.snapshot.now + prefill.work / SLOW_INSTANCE_SHARE <= prefill.deadline
 
     @staticmethod
     def _on_one(

@@ -16,10 +16,8 @@ from loong.core.plan import Transfer
 from loong.core.request import RequestView
 from loong.core.work import StepWork, WorkCount
 from loong.scheduler.striping import RequestPart, retained_part, striped_part
+from loong.scheduler.tuning import CHUNK_TOLERANCE, MAX_CHUNK_GUESSES, MIN_CHUNK_SHARE
 
-LEAST_PART = 0.05  # of a budget: a chunk cut so short that it adds less is not worth what it reads and starts
-TOLERANCE = 0.02  # of a budget, which the chunk that is found may leave unused
-MOST_GUESSES = 12
 LEAST_TOKENS = 2  # of the smallest chunk that is tried: one token alone counts as a decode
 
 
@@ -33,8 +31,9 @@ class _Way(NamedTuple):
 def largest_within(seconds: Callable[[int], float], most: int, budget: float) -> int:
     """Return the largest number of tokens up to `most` whose step takes at most `budget` seconds.
 
-    `seconds` gives the time of a step with that many tokens and should grow with them. The search (regula
-    falsi, Illinois variant) ends within `TOLERANCE` of the budget. Returns 0 if `LEAST_TOKENS` take longer.
+    `seconds` gives the time of a step with that many tokens and should grow with them. The search
+    (regula falsi, Illinois variant) ends within `CHUNK_TOLERANCE` of the budget. Returns 0 if `LEAST_TOKENS`
+    take longer.
     """
     if most <= 0 or (excess := seconds(most) - budget) <= 0:
         return max(most, 0)
@@ -42,8 +41,8 @@ def largest_within(seconds: Callable[[int], float], most: int, budget: float) ->
     spare = left = budget - seconds(fitting)
     if left < 0:
         return 0
-    for _ in range(MOST_GUESSES):
-        if left <= TOLERANCE * budget or too_many - fitting <= 1:
+    for _ in range(MAX_CHUNK_GUESSES):
+        if left <= CHUNK_TOLERANCE * budget or too_many - fitting <= 1:
             break
         guess = fitting + int((too_many - fitting) * spare / (spare + excess))
         guess = min(max(guess, fitting + 1), too_many - 1)
@@ -143,7 +142,7 @@ class ChunkSizer:
             if at_least and seconds(at_least) > budget:
                 return None
             num_tokens = largest_within(seconds, way.most_tokens, budget)
-            is_cut_short = seconds(num_tokens) - seconds(smallest.num_tokens) < LEAST_PART * budget
+            is_cut_short = seconds(num_tokens) - seconds(smallest.num_tokens) < MIN_CHUNK_SHARE * budget
             if num_tokens < way.most_tokens and is_cut_short:
                 num_tokens = 0
         num_tokens = max(num_tokens, min(min_tokens, way.most_tokens))

@@ -10,9 +10,10 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.core.work import InstanceWork, WorkCount
-from loong.scheduler.chunk_size import LEAST_PART, ChunkSizer
+from loong.scheduler.chunk_size import ChunkSizer
 from loong.scheduler.masters import num_stored
 from loong.scheduler.striping import RequestPart, batch_of, decode_part
+from loong.scheduler.tuning import MIN_CHUNK_SHARE
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class StepBuilder:
 
         `min_tokens` are computed however long they take.
         """
-        if not min_tokens and max(self.instance_seconds.values()) > (1 - LEAST_PART) * budget:
+        if not min_tokens and max(self.instance_seconds.values()) > (1 - MIN_CHUNK_SHARE) * budget:
             return None
         return self._sizer().striped(view, budget, min_tokens)
 
@@ -145,7 +146,7 @@ class StepBuilder:
 
     def is_full(self, budget: float) -> bool:
         """Return whether no instance has time left for a chunk that is worth it."""
-        return min(self.instance_seconds.values()) > (1 - LEAST_PART) * budget
+        return min(self.instance_seconds.values()) > (1 - MIN_CHUNK_SHARE) * budget
 
     def least_seconds(self, view: RequestView) -> float:
         """Return the predicted time of a step with nothing but the smallest chunk of a prompt."""

@@ -4,7 +4,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from loong.server.callers import KEY_NUMBER, key_number
+from loong.server.api_keys import KEY_NUMBER, key_number
 from loong.server.context import SERVER
 from loong.server.errors import ApiError, as_api_error
 from loong.server.wire import json_response
@@ -68,7 +68,7 @@ def _kept_headers(error: web.HTTPException) -> dict[str, str]:
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
     if (server := request.app.get(SERVER)) is not None:
-        server.metrics.saw_refusal(error.code)
+        server.metrics.observe_refusal(error.code)
     response = json_response(error.body, error.status)
     response.headers.update(error.headers)
     if error.status == 503 and server is not None:

@@ -1,9 +1,9 @@
 """What the engine's process counts of requests and plans."""
 
 from loong.decision_log.runs import RequestRun
-from loong.server.insight import Targets
 from loong.server.metrics import E2E_SECONDS, ITL_SECONDS, TOKENS, MetricFamilies
 from loong.server.request_metrics import SERVED
+from loong.server.request_observers import Targets
 
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
 _PLAN_SECONDS = tuple(digit * 10**power for power in range(-5, 0) for digit in (1, 2, 5))
@@ -44,11 +44,11 @@ class RunMetrics:
             "loong:slo_requests", "Latencies of served requests against their targets.", "latency", "outcome"
         )
 
-    def saw_plan(self, seconds: float) -> None:
+    def observe_plan(self, seconds: float) -> None:
         """Count a plan, and what it took to make."""
         self._scheduler.observe(seconds)
 
-    def saw_run(self, run: RequestRun, target: Targets) -> None:
+    def observe_run(self, run: RequestRun, target: Targets) -> None:
         """Count a request that was served whole, as the scheduler saw it, against its `target`."""
         if run.end not in SERVED or run.ended_at is None:
             return

@@ -15,11 +15,12 @@ from loong.core.plan import BatchPlan, Transfer
 from loong.core.positions import is_partition
 from loong.core.request import RequestId, RequestView
 from loong.core.work import step_work
-from loong.scheduler.chunk_size import LEAST_PART, LEAST_TOKENS, largest_within
+from loong.scheduler.chunk_size import LEAST_TOKENS, largest_within
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.masters import choose_masters
 from loong.scheduler.step_builder import StepBuilder
 from loong.scheduler.striping import striped_part
+from loong.scheduler.tuning import MIN_CHUNK_SHARE
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 UNLIMITED = 1 << 40
@@ -170,7 +171,7 @@ def test_a_full_step_takes_no_more_chunks(model: CostModel) -> None:
     assert add_whole(step, waiting("a", 10**6), 0, budget) > 0
     assert step.is_full(budget)
     assert add_whole(step, waiting("b", 10**6), 0, budget) == 0
-    assert step.seconds > (1 - 2 * LEAST_PART) * budget
+    assert step.seconds > (1 - 2 * MIN_CHUNK_SHARE) * budget
 
 
 def test_decodes_leave_less_time_for_prompts() -> None:

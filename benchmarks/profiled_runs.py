@@ -1,0 +1,132 @@
+"""Prompts and decode leases on real workers, one batch at a time: what scripts of one iteration part.
+
+Workers run in processes of their own, on CPUs or GPUs, and a batch is timed as the engine sees it, from its
+commit until its whole group is done.
+"""
+
+import argparse
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from real_run import add_worker_flags, chosen_workers
+
+from loong.core.cost_model import CostModel
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, Transfer
+from loong.core.request import RequestId
+from loong.launcher.local import local_workers
+from loong.launcher.profile.measure import batch_sample
+from loong.launcher.profile.profiled_cluster import ProfiledCluster
+from loong.scheduler.striping import batch_of, decode_part, retained_part, striped_part
+
+NUM_REPEATS = 5
+LEASE_STEPS = 16
+
+
+def add_profiled_run_flags(parser: argparse.ArgumentParser) -> None:
+    """What runs, on how many of what, and where the picture goes."""
+    add_worker_flags(parser)
+    parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The median seconds of a repeated batch, or of a step of it, and what the cost model says."""
+
+    seconds: float
+    predicted: float
+
+
+class ProfiledRuns:
+    """Batches on a stage; nothing is left of one when the next begins."""
+
+    def __init__(self, cluster: ProfiledCluster, cost_model: CostModel) -> None:
+        self._cluster, self._cost_model = cluster, cost_model
+        self._random = Random(0)
+
+    @property
+    def instance_ids(self) -> list[InstanceId]:
+        """All instances."""
+        return [instance.instance_id for instance in self._cluster.snapshot().instances]
+
+    def has_room(self, num_requests: int, length: int, instance_ids: Sequence[InstanceId]) -> bool:
+        """Whether these instances can keep such requests, evenly, and what a lease adds."""
+        needed = num_requests * (-(-length // len(instance_ids)) + LEASE_STEPS + 1)
+        return all(self._cluster.free()[instance_id] >= needed for instance_id in instance_ids)
+
+    async def prefill(
+        self, lengths: Sequence[int], group: Sequence[InstanceId], keepers: Sequence[InstanceId] = ()
+    ) -> Timed:
+        """Whole prompts in a batch, striped over a group; `keepers` keep their KV, or each what it makes."""
+        times = []
+        predicted = 0.0
+        for _ in range(NUM_REPEATS + 1):
+            arrived = self._arrive(lengths)
+            batch = self._prompts(arrived, group, keepers)
+            predicted = self._predicted(batch)
+            times.append(await self._cluster.carry_out(IterationPlan((batch,))))
+            self._cluster.end_all()
+        return Timed(median(times[1:]), predicted)
+
+    async def decode(
+        self, num_requests: int, length: int, group: Sequence[InstanceId], num_masters: int
+    ) -> Timed:
+        """A step of a decode lease of equal requests whose KV is spread over a group."""
+        arrived = self._arrive([length] * num_requests)
+        await self._cluster.carry_out(IterationPlan((self._prompts(arrived, group, ()),)))
+        times = []
+        predicted = 0.0
+        for _ in range(NUM_REPEATS + 1):
+            views = self._cluster.views(arrived)
+            if not all(self._cluster.free()[i] > num_requests * LEASE_STEPS for i in group):
+                break
+            parts = [
+                decode_part(view, master, LEASE_STEPS)
+                for view, master in zip(views, cycle(group[:num_masters]), strict=False)
+            ]
+            batch = batch_of(ESPGroup(tuple(group)), parts, LEASE_STEPS)
+            predicted = self._predicted(batch)
+            times.append(await self._cluster.carry_out(IterationPlan((batch,))))
+        self._cluster.end_all()
+        return Timed(median(times[1:] or times) / LEASE_STEPS, predicted / LEASE_STEPS)
+
+    def _arrive(self, lengths: Sequence[int]) -> list[RequestId]:
+        return [self._cluster.arrive(length, self._random) for length in lengths]
+
+    def _prompts(
+        self, request_ids: Sequence[RequestId], group: Sequence[InstanceId], keepers: Sequence[InstanceId]
+    ) -> BatchPlan:
+        members = ESPGroup(tuple(group))
+        parts = []
+        for view in self._cluster.views(request_ids):
+            number = view.num_uncomputed_tokens
+            if keepers:
+                room: Mapping[InstanceId, int] = dict.fromkeys(keepers, number)
+                parts.append(retained_part(view, number, members, room))
+            else:
+                parts.append(striped_part(view, number, members, Transfer.KV))
+        return batch_of(members, parts)
+
+    def _predicted(self, batch: BatchPlan) -> float:
+        starts_idle = self._cluster.starts_idle(batch.group)
+        sample = batch_sample(batch, self._cluster.placements(), starts_idle=starts_idle)
+        return sample.predicted(self._cost_model)
+
+
+@asynccontextmanager
+async def profiled_runs(args: argparse.Namespace) -> AsyncIterator[ProfiledRuns]:
+    """Start the workers that the flags name, and end them."""
+    cluster, model = chosen_workers(args)
+    async with local_workers(cluster) as executor:
+        yield ProfiledRuns(ProfiledCluster(cluster.instances, executor), model)
+
+
+def dops_up_to(num_instances: int) -> list[int]:
+    """1, 2, 4 ... and all of them."""
+    return [*(1 << i for i in range(num_instances.bit_length()) if 1 << i < num_instances), num_instances]

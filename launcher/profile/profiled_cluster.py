@@ -1,0 +1,109 @@
+"""A cluster to try plans on, one at a time, timed as the engine would see it."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Protocol
+
+from loong.core.cluster_state import ClusterState
+from loong.core.errors import ClusterError
+from loong.core.events import (
+    BatchFinished,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+)
+from loong.core.idle_tracker import IdleTracker
+from loong.core.instance import ElasticInstance, ESPGroup
+from loong.core.placement import InstanceId, Placement
+from loong.core.plan import IterationPlan
+from loong.core.request import Request, RequestId, RequestView, SamplingParams
+from loong.core.snapshot import Snapshot
+from loong.executor.protocol import Executor
+from loong.workloads.request import SMALLEST_VOCABULARY
+
+MAX_TOKENS = 1_000_000  # of output: no request ends by itself
+
+
+class TimedExecutor(Executor, Protocol):
+    """An executor that also tells the time of its events."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start."""
+        ...
+
+
+class ProfiledCluster:
+    """The engine's loop by hand: the caller says what arrives, runs and ends."""
+
+    def __init__(self, instances: Sequence[ElasticInstance], executor: TimedExecutor) -> None:
+        self._state, self._executor = ClusterState(tuple(instances)), executor
+        self._num_arrived = 0
+        self._now = executor.now
+        self._idle_tracker = IdleTracker()
+
+    def snapshot(self) -> Snapshot:
+        """The cluster at the time of the last event."""
+        return self._state.snapshot(self._now)
+
+    def views(self, request_ids: Sequence[RequestId]) -> list[RequestView]:
+        """Requests as a policy sees them."""
+        known = self.snapshot().request
+        return [known[request_id] for request_id in request_ids]
+
+    def placements(self) -> Mapping[RequestId, Placement]:
+        """Where the KV of every request is."""
+        return {request_id: view.placement for request_id, view in self.snapshot().request.items()}
+
+    def free(self) -> dict[InstanceId, int]:
+        """The tokens that each instance has room for."""
+        return {instance.instance_id: instance.kv_free for instance in self.snapshot().instances}
+
+    def starts_idle(self, group: ESPGroup) -> bool:
+        """Whether instances of the group have had nothing to do for a while."""
+        return self._idle_tracker.were_idle(group.instance_ids, self._executor.now)
+
+    def arrive(self, num_prompt_tokens: int, random: Random) -> RequestId:
+        """Let a request of this length come; it goes on until `end_all`."""
+        self._num_arrived += 1
+        prompt = tuple(random.choices(range(SMALLEST_VOCABULARY), k=num_prompt_tokens))
+        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+        self._now = self._executor.now
+        request = Request(f"profile-{self._num_arrived}", prompt, params, self._now)
+        self._state.apply(RequestArrived(self._now, request))
+        return request.request_id
+
+    async def carry_out(self, plan: IterationPlan) -> float:
+        """Run a plan to its end; returns the seconds from its commit until all of it is done.
+
+        Raises `ClusterError` if an instance is lost, or a migration is rolled back.
+        """
+        snapshot = self.snapshot()
+        started_at = self._executor.now
+        self._executor.submit(self._state.commit(plan, snapshot))
+        num_running = len(plan.batches) + len(plan.migrations)
+        while num_running:
+            events = await self._executor.next_events()
+            if not events:
+                raise ClusterError("a plan was in flight when the cluster was drained")
+            for event in events:
+                match event:
+                    case BatchFinished() | MigrationFinished(is_committed=True):
+                        num_running -= 1
+                    case InstanceLost():
+                        raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
+                    case MigrationFinished():
+                        raise ClusterError(f"migration {event.migration_id} was rolled back")
+                    case _:
+                        pass
+                self._now = event.time
+                self._executor.submit(self._state.apply(event))
+        for batch in plan.batches:
+            self._idle_tracker.work(batch.group.instance_ids, self._now)
+        return self._now - started_at
+
+    def end_all(self) -> None:
+        """Let every client leave, so that all KV is free."""
+        for request_id in tuple(self.snapshot().request):
+            self._executor.submit(self._state.apply(RequestAborted(self._now, request_id)))
