@@ -11,8 +11,8 @@ from loong.core.grammar import Grammar
 from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
+from loong.server.api_keys import KEY_NUMBER, user_of
 from loong.server.asked_grammar import AskedGrammar, asked_grammar
-from loong.server.callers import KEY_NUMBER, user_of
 from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
 from loong.server.echo_offsets import echo_offsets

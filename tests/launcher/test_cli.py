@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from loong.launcher.cli import COMMANDS, build_parser, main
-from loong.launcher.embedded import ENTRY
+from loong.launcher.spawned_server import ENTRY
 
 DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 
