@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 City = Literal["Paris", "Oslo"]
@@ -74,13 +74,14 @@ def of_langchain_tools(url: str, model: str) -> dict[str, Callable[[], object]]:
 
     chat = ChatOpenAI(model=model, base_url=url, api_key="none", max_retries=0, max_tokens=100, temperature=0)
     function = tool(weather)
+    forced: dict[str, Any] = {"tool_choice": "any", "parallel_tool_calls": False}
 
     def called() -> str:
-        (call,) = chat.bind_tools([function], tool_choice="any").invoke(QUESTION).tool_calls
+        (call,) = chat.bind_tools([function], **forced).invoke(QUESTION).tool_calls
         return checked(call["name"], json.dumps(call["args"]))
 
     def answered() -> object:
-        message = chat.bind_tools([function], tool_choice="weather").invoke(QUESTION)
+        message = chat.bind_tools([function], **forced).invoke(QUESTION)
         result = function.invoke(message.tool_calls[0])
         return chat.bind_tools([function]).invoke([("human", QUESTION), message, result]).content
 
@@ -126,47 +127,39 @@ def of_agents(url: str, model: str) -> dict[str, Callable[[], object]]:
         return weather(city)
 
     tool = function_tool(noted, name_override="weather")
+    forced = {"tool_choice": "required", "parallel_tool_calls": False}
 
-    def agent(**options: Any) -> Any:
-        client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0)  # of one event loop
-        return Agent(
-            name="Assistant",
-            instructions="Be brief.",
-            model=OpenAIChatCompletionsModel(model=model, openai_client=client),
-            **{"model_settings": ModelSettings(max_tokens=100, temperature=0)} | options,
-        )
-
-    def with_tool() -> Any:
-        forced = ModelSettings(max_tokens=100, temperature=0, tool_choice="required")
+    async def run(
+        settings: dict[str, Any], others: Sequence[str] = (), *, is_streamed: bool = False, **options: Any
+    ) -> Any:
         calls.clear()
-        return agent(tools=[tool], model_settings=forced)
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            chat = OpenAIChatCompletionsModel(model=model, openai_client=client)
+            brief: dict[str, Any] = {"max_tokens": 60, "temperature": 0}
+            handoffs = [Agent(other, model=chat, model_settings=ModelSettings(**brief)) for other in others]
+            chosen = ModelSettings(**brief | settings)
+            agent = Agent("Assistant", model=chat, model_settings=chosen, handoffs=handoffs, **options)
+            if not is_streamed:
+                return await Runner.run(agent, QUESTION)
+            streamed = Runner.run_streamed(agent, QUESTION)
+            if not [event async for event in streamed.stream_events()]:
+                raise ValueError("the stream has no events")
+            return streamed
 
-    def answered() -> str:
-        told = asyncio.run(Runner.run(with_tool(), QUESTION)).final_output
-        return f"{', '.join(checked('weather', json.dumps({'city': city})) for city in calls)}, then {told!r}"
-
-    async def streamed() -> str:
-        run = Runner.run_streamed(with_tool(), QUESTION)
-        kinds = [event.type async for event in run.stream_events()]
-        return f"{len(calls)} call, {kinds.count('raw_response_event') > 0}, {run.final_output!r}"
+    def answered(*, is_streamed: bool) -> str:
+        told = asyncio.run(run(forced, tools=[tool], is_streamed=is_streamed)).final_output
+        (city,) = calls
+        return f"{checked('weather', json.dumps({'city': city}))}, then {told!r}"
 
     def structured() -> object:
-        return asyncio.run(Runner.run(agent(output_type=Report), QUESTION)).final_output
+        return asyncio.run(run({}, output_type=Report)).final_output
 
-    def handed_over() -> object:
-        forced = ModelSettings(max_tokens=100, temperature=0, tool_choice="required")
-        poet = Agent(
-            name="Poet",
-            instructions="Write.",
-            model=agent().model,
-            model_settings=ModelSettings(max_tokens=24),
-        )
-        run = asyncio.run(Runner.run(agent(handoffs=[poet], model_settings=forced), QUESTION))
-        return f"to {run.last_agent.name}"
+    def handed_over() -> str:
+        return f"to {asyncio.run(run(forced, ['Poet'])).last_agent.name}"
 
     return {
-        "agents: a tool and an answer": answered,
-        "agents: the same, streamed": lambda: asyncio.run(streamed()),
+        "agents: a tool and an answer": lambda: answered(is_streamed=False),
+        "agents: the same, streamed": lambda: answered(is_streamed=True),
         "agents: a typed answer": structured,
         "agents: a handoff": handed_over,
     }

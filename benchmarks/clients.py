@@ -22,7 +22,7 @@ from urllib.request import urlopen
 
 from client_agents import of_agents, of_langchain_tools, of_lightllm, of_litellm_tools, of_openai_tools
 
-PACKAGES = ("openai", "langchain-openai", "litellm", "openai-agents")
+PACKAGES = ("openai==3.57.0", "langchain-openai==1.7.4", "litellm==1.110.2", "openai-agents==0.24.0")
 MESSAGES = [{"role": "user", "content": "Say something."}]
 
 
@@ -31,8 +31,9 @@ def main() -> None:
     parser.add_argument("--environment", type=Path, default=Path("clients-environment"), metavar="DIR")
     parser.add_argument("--model", metavar="MODEL", help="for `loong serve` (a tiny random one)")
     parser.add_argument("--base-url", metavar="URL", help="be the clients, of this server")
+    parser.add_argument("--only", default="", metavar="NAME", help="steps whose names begin so (all)")
     args = parser.parse_args()
-    sys.exit(act(args.base_url) if args.base_url else serve_and_act(args.environment, args.model))
+    sys.exit(act(args.base_url, args.only) if args.base_url else serve_and_act(args.environment, args.model))
 
 
 def serve_and_act(environment: Path, model: str | None) -> int:
@@ -66,14 +67,16 @@ class Acts:
         print(f"{'ok   ' if is_right else 'WRONG'} {name}: {told[:90]}", flush=True)
 
 
-def act(base_url: str) -> int:
+def act(base_url: str, only: str) -> int:
     acts = Acts()
     with urlopen(f"{base_url}/v1/models") as answer:
         model = json.load(answer)["data"][0]["id"]
     for steps in STEPS:
         for name, call in steps(f"{base_url}/v1", model).items():
-            acts.act(name, call)
-    versions = {package: version(package) for package in PACKAGES}
+            if name.startswith(only):
+                acts.act(name, call)
+    names = [package.partition("==")[0] for package in PACKAGES]
+    versions = {name: version(name) for name in names}
     print(json.dumps({"versions": versions, "right": acts.outcomes}))
     return 0 if all(acts.outcomes.values()) else 1
 
