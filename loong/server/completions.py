@@ -10,7 +10,7 @@ from loong.core.events import Logprobs
 from loong.core.grammar import Grammar
 from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
-from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
+from loong.server.answer import AnswerShape, Asked, Json, NewShape, finish_fields, send_stream, send_whole
 from loong.server.asked_grammar import asked_grammar
 from loong.server.callers import KEY_NUMBER, user_of
 from loong.server.choices import Choices, generate_choices
@@ -116,12 +116,12 @@ async def complete(
     http: web.Request,
     fields: GenerationFields,
     prompts: Sequence[Prompt],
-    shape_type: type[AnswerShape],
+    new_shape: NewShape,
     arrived_at: float,
 ) -> web.StreamResponse:
     """Check, admit and run a request, and send its answer in the endpoint's shape, `n` choices a prompt."""
     server = http.app[SERVER]
-    answer_id = f"{shape_type.id_prefix}-{new_id()}"
+    answer_id = f"{new_shape.id_prefix}-{new_id()}"
     note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
     tools = prompts[0].tools
@@ -141,7 +141,7 @@ async def complete(
     )
     if held_to is not None:
         await server.grammars.check(held_to.grammar, held_to.field)
-    shape = shape_type(asked, server.tokenizer)
+    shape = new_shape(asked, server.tokenizer)
     options = OutputOptions(
         tuple(fields.stop),
         tuple(fields.stop_token_ids),

@@ -18,6 +18,8 @@ from loong.server.lightllm.answer_schemas import Generated, GeneratedEvent
 from loong.server.lightllm.fields import GenerateFields
 from loong.server.middleware import OPEN_PATHS
 from loong.server.parsing import HARMLESS, NEUTRAL
+from loong.server.responses.answer_schemas import Response, ResponseEvent
+from loong.server.responses.fields import ResponseFields
 from loong.server.schema_base import Schema
 from loong.server.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
 
@@ -89,6 +91,16 @@ OPERATIONS = (
         (*_OF_BODIES, 429, 500),
         GenerateFields,
         GeneratedEvent,
+        BARE_STREAM,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer a conversation. Nothing is stored.",
+        Response,
+        (*_OF_BODIES, 429, 500),
+        ResponseFields,
+        ResponseEvent,
         BARE_STREAM,
     ),
     Operation("get", "/v1/models", "The model that is served.", answers.ModelList),
