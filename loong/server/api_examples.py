@@ -198,7 +198,8 @@ data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "coun
             "Its result, with the conversation so far, since nothing is stored:",
             """\
 {"input": [{"role": "user", "content": "Rate it."},
-               {"type": "function_call", "call_id": "call_1", "name": "rate", "arguments": "{\\"stars\\": 4}"},
+               {"type": "function_call", "call_id": "call_1", "name": "rate",
+                "arguments": "{\\"stars\\": 4}"},
                {"type": "function_call_output", "call_id": "call_1", "output": "done"}],
      "max_output_tokens": 16}""",
         ),

@@ -71,3 +71,21 @@ def test_results_are_taken_and_free_answers_are_as_without_a_stream(server: Serv
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == whole.choices[0].message.content
     assert "parser hermes (for a chat template that knows no tools" in server.log
+
+
+def test_a_response_calls_a_tool_and_writes_json_of_a_schema(server: Served) -> None:
+    tool = {"type": "function", "name": "rate", "parameters": PARAMETERS}
+    body = {"model": "loong-tiny", "input": "Rate it.", "max_output_tokens": 300, "temperature": 0}
+    forced = {**body, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    whole = server.client.responses.create(**forced)  # type: ignore[call-overload]  # as JSON
+    with server.client.responses.stream(**forced) as stream:  # type: ignore[arg-type]
+        told = stream.get_final_response()
+    for response in (whole, told):
+        (call,) = response.output
+        assert (call.type, call.name, response.status) == ("function_call", "rate", "completed")
+        jsonschema_rs.validate(PARAMETERS, json.loads(call.arguments))
+    assert told.output[0].arguments == whole.output[0].arguments  # type: ignore[union-attr]  # a call
+    text = {"format": {"type": "json_schema", "name": "rating", "schema": PARAMETERS}}
+    written = server.client.responses.create(**body, text=text)  # type: ignore[call-overload]
+    jsonschema_rs.validate(PARAMETERS, json.loads(written.output_text))
+    assert not written.store
