@@ -251,11 +251,12 @@ def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
         for name, field in schema["properties"].items()
     }
     if is_generation:
-        properties |= {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
-        properties |= {
+        others: Json = {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
+        others |= {
             name: {"enum": [value, None], "description": "Not supported: only what asks for nothing."}
             for name, value in NEUTRAL.items()
         }
+        properties = {**others, **properties}
     return {**schema, "properties": properties}
 
 
