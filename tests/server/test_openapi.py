@@ -113,7 +113,7 @@ def test_every_number_of_every_body_has_both_bounds() -> None:
 
 def is_dropped(place: Place) -> bool:
     """Return whether what stands there is ignored: some fields, and what messages hold beside their texts."""
-    return place.path[-1] in HARMLESS or (place.path[0] == "messages" and not place.is_number)
+    return place.path[-1] in HARMLESS or (place.path[0] in ("messages", "input") and not place.is_number)
 
 
 def test_the_bounds_are_those_that_the_engine_holds_requests_to() -> None:
