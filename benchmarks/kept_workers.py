@@ -32,11 +32,9 @@ from loong.scheduler.policy import Policy, make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Scheduling
 from loong.workloads.counters import ServerCounters
-from loong.workloads.record import RequestRecord
+from loong.workloads.record import TOO_LATE, RequestRecord
 from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
 from loong.workloads.slo import LimitsOf
-
-TOO_LATE = "it had not ended when the run was over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class KeptWorkers:
             for number, (request_id, request) in enumerate(sent.items())
             if is_admissible(request, cluster)
         ]
-        watch = Watch(inf, [request.request_id for request in requests])
+        watch = Watch(measured=[request.request_id for request in requests])
         planning = Planning(make_policy(policy, PolicyConfig()), executor, [])
         recalibration, timeline = Recalibration(cluster.cost_model), Timeline()
         cost_model = RecalibratedCostModel(recalibration)

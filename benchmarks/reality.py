@@ -29,7 +29,7 @@ from itertools import groupby, product, takewhile
 from math import inf
 from pathlib import Path
 
-from kept_workers import TOO_LATE, KeptWorkers, kept_workers
+from kept_workers import KeptWorkers, kept_workers
 from line_picture import write_lines
 from real_run import add_worker_flags, chosen_workers
 from result import print_result, script_parser
@@ -41,15 +41,16 @@ from loong.launcher.flags import ratio
 from loong.launcher.other_work import processor_time, share_of_others, told_other_work
 from loong.launcher.rates import parse_rates
 from loong.launcher.runs import Asked, Run
-from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill
+from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill, unloaded_work
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.points import counters_of
 from loong.launcher.simulate.run import simulate
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+from loong.workloads.backlog import WorkOf, used_capacity
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
-from loong.workloads.record import RequestRecord
+from loong.workloads.record import TOO_LATE, RequestRecord
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.result import JSON, columns_json
 from loong.workloads.slo import PrefillTime, SLOLimits, SLORule, parse_slo
@@ -96,6 +97,8 @@ class Comparison:
     rules: tuple[SLORule, ...]
     prefill_time: PrefillTime
     patience: float
+    work_of: WorkOf
+    num_devices: int
     num_cores: float
     output_dir: Path | None
 
@@ -147,11 +150,13 @@ class Comparison:
     ) -> tuple[Run, ...]:
         """The same records under every rule."""
         runs = []
+        end = max(record.finish_time for record in records)
+        used = used_capacity(records, self.work_of, end, self.num_devices)
         for rule in self.rules:
             limits_of = rule.limits_of(self.prefill_time)
             metrics = compute_metrics(records, limits_of, length_scale=traffic.length_scale)
             columns = columns_json(records, limits_of)
-            runs.append(Run(replace(asked, rule=rule), metrics, columns, counters, is_cut_off=False))
+            runs.append(Run(replace(asked, rule=rule), metrics, columns, counters, False, used))
         return tuple(runs)
 
 
@@ -233,6 +238,8 @@ async def compare(args: argparse.Namespace, results: Results) -> None:
         rules=results.rules,
         prefill_time=unloaded_prefill(model, args.num_instances),
         patience=args.patience,
+        work_of=unloaded_work(model, args.tensor_parallel_size),
+        num_devices=args.num_instances * args.tensor_parallel_size,
         num_cores=len(os.sched_getaffinity(0)) if args.device == "cpu" else inf,
         output_dir=args.output_dir,
     )

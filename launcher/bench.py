@@ -22,6 +22,7 @@ from loong.launcher.bench_policies import servers_by_policy
 from loong.launcher.chosen_load import FEWEST_REQUESTS, Auto, choose_load
 from loong.launcher.embedded import ServerConfig
 from loong.launcher.rates import parse_rates
+from loong.launcher.runs import check_classes
 from loong.launcher.vllm_flags import BENCH, SERVE, instead_of
 from loong.workloads.backends import Backend
 from loong.workloads.slo import SLORule, parse_slo
@@ -40,6 +41,7 @@ EXAMPLES = """examples:
   loong bench --base-url http://localhost:8000 --workload sharegpt --goodput ttft:2000 tpot:50
   loong bench --base-url loong=http://localhost:8000 --base-url vllm=http://localhost:8001 --slo tight
   loong bench --num-instances 2 --policy esp,tp --length-scale 1/64 --request-rate 8 --find-goodput
+  loong bench --policy esp,replicas --length-scale 1/64 --request-rate 8 --find-goodput --per-class
   loong bench --workload leval --max-concurrency 8 --num-instances 8 --model ./my-model
   loong bench --workload '0.7*sharegpt+0.3*lveval@gamma(2,0.5)' --length-scale 1/64 --repeat 3
   loong bench --workload 'trace:azure.csv@replay(2)' --length-scale 1/64
@@ -92,7 +94,9 @@ def _with_chosen_load(config: BenchConfig, auto: Auto) -> BenchConfig:
     load, chosen = choose_load(config.load, auto, served, config.num_repeats)
     for repeat in range(config.num_repeats):
         check_lengths(load.requests(max(load.rates), repeat), served.max_tokens)
-    return replace(config, load=load, chosen=chosen)
+    if config.is_per_class:
+        check_classes([config.slo], load.requests(max(load.rates), 0), load.length_scale)
+    return replace(config, load=load, work_of=served.work_of, num_devices=served.num_devices, chosen=chosen)
 
 
 def _config(args: argparse.Namespace) -> tuple[BenchConfig, Auto]:
@@ -106,6 +110,7 @@ def _config(args: argparse.Namespace) -> tuple[BenchConfig, Auto]:
         output_dir=args.output_dir,
         api_key=os.environ.get("OPENAI_API_KEY"),
         goal=args.attainment / 100,
+        is_per_class=args.per_class,
         num_repeats=args.repeat,
         precision=args.find_goodput,
         is_json_printed=args.json or not sys.stdout.isatty(),

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from loong.core.errors import ConfigError
 from loong.launcher.embedded import ServerConfig
 from loong.workloads.backends import Backend
+from loong.workloads.backlog import WorkOf
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import SLORule
 from loong.workloads.workload import endless_workload, make_workload
@@ -114,8 +115,10 @@ Server: TypeAlias = ServerConfig | ExternalServer
 class BenchConfig:
     """One `loong bench`: each of `servers`, which are named by policy, or by URL or name if not ours.
 
-    A run attains if the share `goal` of its requests meet the rule. It is made `num_repeats` times at every
+    A run attains if the share `goal` of its requests meet the rule; or, `is_per_class`, of those of every
+    length class, and its backlog is stable. It is made `num_repeats` times at every
     rate; or, if there is a `precision`, at those that a search for the goodput tries, from the highest on.
+    `work_of` and `num_devices` are None where servers are not ours.
     """
 
     servers: Mapping[str, Server]
@@ -124,14 +127,19 @@ class BenchConfig:
     output_dir: Path | None
     api_key: str | None = field(repr=False)
     goal: float = 0.9
+    is_per_class: bool = False
     num_repeats: int = 1
     precision: float | None = None
     is_json_printed: bool = True
+    work_of: WorkOf | None = None
+    num_devices: int | None = None
     chosen: tuple[str, ...] = ()  # sentences on what was asked for as `auto`
 
     def __post_init__(self) -> None:
         if not 0 < self.goal <= 1:
             raise ConfigError(f"--attainment {self.goal * 100:g} is not above 0 and at most 100")
+        if self.is_per_class and self.load.duration is not None:
+            raise ConfigError("--per-class sends the same requests at every rate; give no --duration")
         if self.precision is not None and max(self.load.rates) == inf:
             raise ConfigError("--find-goodput needs a --request-rate to begin with")
 

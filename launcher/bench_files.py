@@ -26,7 +26,7 @@ def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -
     document: dict[str, JSON] = {
         **document_head("bench", command, _configuration(config), [config.slo], config.goal),
         "prefill_probe": None if found.probe is None else msgspec.to_builtins(found.probe),
-        "goodput": goodput_json(found.goodputs),
+        "goodput": goodput_json(found.goodputs, is_per_class=config.is_per_class),
         "wall_seconds": found.wall_seconds,
         "missing_runs": [*missing_runs(found, config)],
     }
@@ -82,6 +82,7 @@ def _configuration(config: BenchConfig) -> dict[str, JSON]:
         "burstiness": finite(config.load.burstiness),
         "num_repeats": config.num_repeats,
         "precision": config.precision,
+        "is_per_class": config.is_per_class,
         "policies": list(config.servers),
         "chosen": list(config.chosen),
     }

@@ -10,6 +10,7 @@ import msgspec
 from loong.core.errors import ConfigError
 from loong.launcher.chosen_load import DEFAULT_NUM_REQUESTS, MOST_REQUESTS
 from loong.launcher.flags import (
+    add_class_flag,
     add_goal_flags,
     add_output_flags,
     add_workload_flags,
@@ -111,7 +112,8 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
     rules.add_argument(
         "--slo",
         default=DEFAULT_SLO,
-        help=f"{', '.join(RULE_NAMES)}, or bounds as for --goodput in one word (default: {DEFAULT_SLO})",
+        help=f"{', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or bounds as "
+        f"for --goodput in one word (default: {DEFAULT_SLO})",
     )
     rules.add_argument(
         "--goodput",
@@ -120,6 +122,7 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         help="bounds in ms on ttft, tpot, e2el: ttft:2000 tpot:50",
     )
     add_goal_flags(group)
+    add_class_flag(group)
     group.add_argument(
         "--find-goodput",
         type=ratio,

@@ -9,7 +9,9 @@ from tqdm import tqdm
 
 from loong.workloads.client import InFlight
 from loong.workloads.metrics import is_attained
+from loong.workloads.misses import Misses
 from loong.workloads.record import RequestRecord
+from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import LimitsOf
 
 REFRESH_SECONDS = 0.5
@@ -18,22 +20,44 @@ REFRESH_SECONDS = 0.5
 class RunProgress:
     """The requests of one run so far: those that have ended, and how many of them met their SLO."""
 
-    def __init__(self, limits_of: LimitsOf) -> None:
+    def __init__(self, limits_of: LimitsOf, misses: Misses | None = None) -> None:
         self.records: list[RequestRecord] = []
         self.in_flight = InFlight()
-        self.num_missed = 0
-        self._limits_of = limits_of
+        self._num_missed = 0
+        self._limits_of, self._misses = limits_of, misses or Misses()
+        self._late: set[int] = set()
+        self._next_look = 0.0
 
     def take(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         self.records.append(record)
-        self.num_missed += not is_attained(record, self._limits_of)
+        if not is_attained(record, self._limits_of):
+            self._num_missed += 1
+            self._miss(record.request)
+
+    def is_hopeless(self, now: float) -> bool:
+        """Return whether more requests have certainly missed than may.
+
+        Also those count that wait for a first token beyond the bound. As these may be many, they are looked
+        at twice a second only; `now` is in seconds of the run.
+        """
+        if now >= self._next_look:
+            self._next_look = now + REFRESH_SECONDS
+            for request, sent_time in list(self.in_flight.waiting.values()):
+                if now - sent_time > self._limits_of(request.num_prompt_tokens).ttft:
+                    self._miss(request)
+        return self._misses.is_hopeless
+
+    def _miss(self, request: WorkloadRequest) -> None:
+        if id(request) not in self._late:
+            self._late.add(id(request))
+            self._misses.add(request.num_prompt_tokens)
 
     def words(self) -> str:
         """Return how many run and wait, and the attainment."""
         flight, num_ended = self.in_flight, len(self.records)
         words = f"{flight.num_answered} running, {flight.num_waiting} waiting"
-        return f"{words}, attained {1 - self.num_missed / num_ended:.0%}" if num_ended else words
+        return f"{words}, attained {1 - self._num_missed / num_ended:.0%}" if num_ended else words
 
 
 @asynccontextmanager

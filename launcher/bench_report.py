@@ -105,7 +105,7 @@ def _print_tables(found: Found, config: BenchConfig) -> None:
         if shown := best if config.precision is not None else found.runs:
             blocks.append(run_tables.attainment_by_length(shown))
         if found.goodputs:
-            blocks.append(run_tables.goodput(found.goodputs, config.goal))
+            blocks.append(run_tables.goodput(found.goodputs, config.goal, is_per_class=config.is_per_class))
     elif len(found.runs) > 1:
         comparison = {name: [run.metrics for run in runs] for name, runs in runs_of.items()}
         blocks.append(format_comparison(comparison))
@@ -122,7 +122,7 @@ def _summary(found: Found, config: BenchConfig) -> dict[str, JSON]:
         "slo": config.slo.name,
     }
     if not config.is_single:
-        return {**head, "goodput": goodput_json(found.goodputs)}
+        return {**head, "goodput": goodput_json(found.goodputs, is_per_class=config.is_per_class)}
     return {
         **head,
         "num_repeats": config.num_repeats,

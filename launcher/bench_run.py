@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -20,10 +19,14 @@ from loong.launcher.goodput import Goodput
 from loong.launcher.measured_server import MeasuredServer, Measurement, PrefillProbe
 from loong.launcher.other_work import processor_time, share_of_others
 from loong.launcher.run_folder import make_run_folder
-from loong.launcher.runs import Asked, max_misses_of
+from loong.launcher.runs import Asked, allowed_misses
 from loong.workloads.backends import Backend
+from loong.workloads.backlog import UsedCapacity, WorkOf, used_capacity
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
+from loong.workloads.misses import Misses
+from loong.workloads.record import RequestRecord
+from loong.workloads.request import WorkloadRequest
 from loong.workloads.result import columns_json
 
 
@@ -80,7 +83,8 @@ class _Bench:
 
     async def _prepare(self, measured: MeasuredServer) -> None:
         await measured.warm_up()
-        if self.probe is None and self._config.slo.needs_prefill_time:
+        is_weighed = self._config.is_per_class and self._config.work_of is None
+        if self.probe is None and (self._config.slo.needs_prefill_time or is_weighed):
             self.probe = await measured.probe(self._first_requests)
 
     def _measure(self, name: str, server: Server, measured: MeasuredServer) -> None:
@@ -103,11 +107,14 @@ class _Bench:
     ) -> MeasuredRun:
         """Measure once, and print what came of it: what had ended, if that is interrupted."""
         config = self._config
-        asked = Asked(name, config.slo, rate, config.goal, config.load.seed + repeat, repeat)
+        seed = config.load.seed + repeat
+        asked = Asked(name, config.slo, rate, config.goal, seed, repeat, config.is_per_class)
         requests = config.load.requests(rate, repeat)
         limits_of = config.slo.limits_of(None if self.probe is None else self.probe.fit)
-        max_misses = max_misses_of(len(requests), asked) if config.precision is not None else inf
-        before, progress = processor_time(), RunProgress(limits_of)
+        misses = Misses()
+        if config.precision is not None:
+            misses = allowed_misses(requests, asked, config.load.length_scale)
+        before, progress = processor_time(), RunProgress(limits_of, misses)
 
         def keep(got: Measurement) -> MeasuredRun:
             others = share_of_others(before, processor_time())
@@ -117,6 +124,7 @@ class _Bench:
                 columns_json(got.records, limits_of),
                 got.counters,
                 got.is_cut_off,
+                self._used(got.records),
                 server,
                 got.history if config.is_single and repeat == 0 else None,
                 others if isinstance(server, ServerConfig) else None,
@@ -127,12 +135,27 @@ class _Bench:
             return run
 
         try:
-            got = asyncio.run(measured.run(requests, progress, max_misses))
+            got = asyncio.run(measured.run(requests, progress))
         except (KeyboardInterrupt, SystemExit):
             if progress.records:
                 keep(Measurement(progress.records, ServerCounters(), None))
             raise
         return keep(got)
+
+    def _used(self, records: Sequence[RequestRecord]) -> UsedCapacity | None:
+        """Return the work of a run: by the cost model of our servers, or by the probe of others."""
+        work_of = self._config.work_of or (None if self.probe is None else _probed_work(self.probe))
+        if work_of is None or not records:
+            return None
+        end = max(record.finish_time for record in records)
+        return used_capacity(records, work_of, end, self._config.num_devices)
+
+
+def _probed_work(probe: PrefillProbe) -> WorkOf:
+    def seconds(request: WorkloadRequest) -> float:
+        return probe.fit(request.num_prompt_tokens)
+
+    return seconds
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.launcher.machine import num_processors
 from loong.launcher.measured_server import MeasuredServer
 from loong.launcher.other_work import NOTABLE_SHARE, processor_time, share_of_others
-from loong.launcher.simulate.cluster import SimulatedCluster
+from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_work
 from loong.launcher.simulate.config import Host
 from loong.scheduler.policy import admissible_tokens
 from loong.workloads.backends import Backend
@@ -52,9 +52,8 @@ def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> S
     limits = [engine_limits(config) for config in configs]
     first = configs[0]
     instances = first.cluster.instances
-    cluster = SimulatedCluster(
-        instances, served_cost_model(first, limits[0]), admissible_tokens(POLICY, instances)
-    )
+    cost_model = served_cost_model(first, limits[0])
+    cluster = SimulatedCluster(instances, cost_model, admissible_tokens(POLICY, instances))
     others = share_of_others(before, processor_time()) or 0.0
     num_free = num_processors() * (1 - others) if others > NOTABLE_SHARE else num_processors()
     is_on_cpu = first.device == "cpu"
@@ -65,6 +64,8 @@ def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> S
         lambda shapes: predicted_capacity(cluster, shapes, host),
         f"{name} was measured to have" if is_on_cpu else "the cost model predicts",
         partial(_capacity_of_new_server, name, server, bench) if is_on_cpu else None,
+        unloaded_work(cost_model, server.tensor_parallel_size),
+        server.num_instances * server.tensor_parallel_size,
     )
 
 

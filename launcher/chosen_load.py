@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from loong.launcher.bench_config import LoadConfig, longest_of
 from loong.launcher.capacity import LOAD_SHARE, NUM_SAMPLED, rounded_down
+from loong.workloads.backlog import WorkOf
 from loong.workloads.request import RequestShape, WorkloadRequest
 from loong.workloads.workload import endless_workload
 
@@ -37,13 +38,16 @@ class Served:
     """What servers take and complete. `max_tokens` is of a prompt and its answer, None if no server says it.
 
     `capacity` chooses the lengths. `rate_capacity`, where it is better known but costly, chooses the rate.
-    `source` says where the rate's capacity comes from: "the cost model predicts".
+    `source` says where the rate's capacity comes from: "the cost model predicts". `work_of` is by the cost
+    model of our servers, which have `num_devices`; None of others.
     """
 
     max_tokens: int | None
     capacity: Capacity
     source: str
     rate_capacity: Capacity | None = None
+    work_of: WorkOf | None = None
+    num_devices: int | None = None
 
 
 def choose_load(

@@ -147,6 +147,16 @@ def add_goal_flags(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_class_flag(group: argparse._ActionsContainer) -> None:
+    """Add the flag for the harder goal."""
+    group.add_argument(
+        "--per-class",
+        action="store_true",
+        help="a run attains only if enough requests of every length class (< 4k, 4-32k, 32-128k, > 128k; of "
+        "20 requests or more) meet the SLO and the backlog of work does not grow",
+    )
+
+
 def add_output_flags(group: argparse._ActionsContainer) -> None:
     """Where results go, and in which form."""
     group.add_argument(

@@ -110,10 +110,8 @@ class MeasuredServer:
         ]
         return PrefillProbe(tuple(lengths), tuple(seconds), fit_prefill(lengths, seconds))
 
-    async def run(
-        self, requests: Sequence[WorkloadRequest], progress: RunProgress, max_misses: float = inf
-    ) -> Measurement:
-        """Send the requests, until the end or until more than `max_misses` have missed; return what happened.
+    async def run(self, requests: Sequence[WorkloadRequest], progress: RunProgress) -> Measurement:
+        """Send the requests, until the end or until more have missed than may; return what happened.
 
         `progress` has the requests that have ended at any time, also if the run is interrupted.
 
@@ -131,7 +129,7 @@ class MeasuredServer:
                 fresh,
                 max_concurrency=self._config.load.max_concurrency,
                 on_record=take,
-                is_hopeless=lambda: progress.num_missed > max_misses,
+                is_hopeless=progress.is_hopeless,
                 in_flight=progress.in_flight,
             )
         counters, history = ServerCounters(), None

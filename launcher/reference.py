@@ -41,30 +41,42 @@ def run(args: argparse.Namespace) -> int:
 
 
 def reference(commands: dict[str, CommandParser]) -> str:
-    """A section a command, in it a table a group of flags, and examples."""
+    """Return a section for each command: a table for each group of flags, and examples."""
+    first_in: dict[str, str] = {}
     return "\n".join(
-        [_INTRODUCTION, *(line for parser in commands.values() for line in _section(parser, "##"))]
+        [_INTRODUCTION, *(line for parser in commands.values() for line in _section(parser, "##", first_in))]
     )
 
 
-def _section(parser: CommandParser, heading: str) -> Iterator[str]:
+def _section(parser: CommandParser, heading: str, first_in: dict[str, str]) -> Iterator[str]:
+    """Yield a command's lines. `first_in` maps each row already written to its command, and grows."""
     yield f"{heading} {parser.prog}\n"
     if parser.description:
         yield f"{parser.description}\n"
     for title, actions in parser.groups.items():
-        yield from _table(title, actions)
+        yield from _table(title, actions, parser.prog, first_in)
     for nested in parser.commands:
-        yield from _section(nested, f"{heading}#")
+        yield from _section(nested, f"{heading}#", first_in)
     if parser.epilog:
         examples = "\n".join(line.strip() for line in parser.epilog.splitlines()[1:] if line.strip())
         yield f"```bash\n{examples}\n```\n"
 
 
-def _table(title: str, actions: list[argparse.Action]) -> Iterator[str]:
-    yield f"| {title} | meaning |\n|---|---|"
-    for action in actions:
-        yield f"| {_written(action)} | {_meaning(action)} |"
-    yield ""
+def _table(title: str, actions: list[argparse.Action], prog: str, first_in: dict[str, str]) -> Iterator[str]:
+    """Yield a table of the flags that no earlier command has, then the names of the others."""
+    rows = {f"|{_written(action)}|{_meaning(action)}|": action for action in actions}
+    new = [row for row in rows if row not in first_in]
+    if new:
+        yield f"|{title}|meaning|\n|---|---|"
+        yield from new
+        yield ""
+    known: dict[str, list[str]] = {}
+    for row, action in rows.items():
+        if row in first_in:
+            known.setdefault(first_in[row], []).append(f"`{(action.option_strings or [_value(action)])[0]}`")
+    for command, names in known.items():
+        yield f"{title.capitalize()}, as in `{command}`: {', '.join(names)}.\n"
+    first_in |= dict.fromkeys(new, prog)
 
 
 def _written(action: argparse.Action) -> str:

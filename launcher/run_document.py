@@ -47,7 +47,7 @@ def slo_json(rule: SLORule) -> dict[str, JSON]:
     }
 
 
-def goodput_json(goodputs: Sequence[Goodput[A]]) -> JSON:
+def goodput_json(goodputs: Sequence[Goodput[A]], *, is_per_class: bool = False) -> JSON:
     """The goodputs, with how many rates were tried."""
     return [
         {
@@ -55,6 +55,7 @@ def goodput_json(goodputs: Sequence[Goodput[A]]) -> JSON:
             "slo": g.rule.describe(),
             "request_rate": g.rate,
             "too_high_rate": g.too_high_rate,
+            "is_per_class": is_per_class,
             "rates": len(g.points),
         }
         for g in goodputs

@@ -35,8 +35,17 @@ def line(run: Run) -> str:
     verdict = "attains" if run.attains else "misses"
     return (
         f"{run.policy} at {run.rate:.4g} req/s, seed {run.asked.seed}: {verdict}, {_attainment([run])} % of "
-        f"{metrics.num_sent} within the SLO; {latencies or 'none completed'}"
+        f"{metrics.num_sent} within the SLO{_by_class(run)}; {latencies or 'none completed'}"
     )
+
+
+def _by_class(run: Run) -> str:
+    """What a run that is judged by length class is judged by, unless it was cut off."""
+    if not run.asked.is_per_class or run.is_cut_off:
+        return ""
+    shares = [f"{b.name}: {_percent(b.attainment)}" for b in run.metrics.buckets if b.num_sent]
+    grows = {True: "is stable", False: "grows", None: "is of too few requests to judge"}[run.is_stable]
+    return f" ({', '.join(shares)}; the backlog {grows})"
 
 
 def attainment_by_length(runs: Sequence[Run]) -> str:
@@ -59,8 +68,9 @@ def attainment_by_length(runs: Sequence[Run]) -> str:
     return table(("by unscaled prompt: SLO %", "all", *(names[i] for i in sent)), rows)
 
 
-def goodput(goodputs: Sequence[Goodput[A]], goal: float) -> str:
+def goodput(goodputs: Sequence[Goodput[A]], goal: float, *, is_per_class: bool = False) -> str:
     """One row a policy: the highest rate that attains, also relative to the best, if the best was found."""
+    name = f"all-class goodput ({goal * 100:.0f} % of each)" if is_per_class else f"P{goal * 100:.0f} goodput"
     best = max(goodputs, key=lambda g: g.rate)
     is_known = best.best is not None and all(g.too_high_rate is not None for g in goodputs)
     rows = [
@@ -72,7 +82,7 @@ def goodput(goodputs: Sequence[Goodput[A]], goal: float) -> str:
         )
         for g in goodputs
     ]
-    return table((f"P{goal * 100:.0f} goodput", "req/s", "of best", "rates"), rows)
+    return table((name, "req/s", "of best", "rates"), rows)
 
 
 def rate_found(rate: float, too_high_rate: float | None) -> str:

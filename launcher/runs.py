@@ -1,11 +1,23 @@
 """One run of a benchmark or a simulation: what both of them tell people and programs."""
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
+from loong.core.errors import ConfigError
+from loong.workloads.backlog import UsedCapacity
 from loong.workloads.counters import ServerCounters
-from loong.workloads.metrics import Metrics, run_attains
-from loong.workloads.result import JSON, metrics_json
+from loong.workloads.metrics import (
+    MIN_CLASS_REQUESTS,
+    Metrics,
+    class_edges,
+    every_class_attains,
+    run_attains,
+)
+from loong.workloads.misses import Misses
+from loong.workloads.request import WorkloadRequest
+from loong.workloads.result import JSON, backlog_json, metrics_json
 from loong.workloads.slo import Judged, SLORule
 
 
@@ -13,8 +25,8 @@ from loong.workloads.slo import Judged, SLORule
 class Asked:
     """What is run: a policy, or a server by its name, under a rule, at so many requests a second.
 
-    A run attains if the share `goal` of its requests meet the rule. `repeat` counts runs that differ in
-    nothing but their `seed`.
+    A run attains if the share `goal` of its requests meet the rule; or, `is_per_class`, of those of every
+    length class, and its backlog is stable. `repeat` counts runs that differ in nothing but their `seed`.
     """
 
     policy: str
@@ -23,17 +35,22 @@ class Asked:
     goal: float = 0.9
     seed: int = 0
     repeat: int = 0
+    is_per_class: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it. A run that was cut off does not attain, nobody knows by how much."""
+    """What came of it. A run that was cut off does not attain, nobody knows by how much.
+
+    `used` is None where the work of a request is not known.
+    """
 
     asked: Asked
     metrics: Metrics
     columns: dict[str, JSON]
     counters: ServerCounters
     is_cut_off: bool
+    used: UsedCapacity | None
 
     @property
     def policy(self) -> str:
@@ -55,7 +72,16 @@ class Run:
     @property
     def attains(self) -> bool:
         """Whether the run met its rule."""
-        return not self.is_cut_off and run_attains(self.metrics, self.asked.rule, self.asked.goal)
+        if self.is_cut_off:
+            return False
+        if self.asked.is_per_class:
+            return self.is_stable is not False and every_class_attains(self.metrics, self.asked.goal)
+        return run_attains(self.metrics, self.asked.rule, self.asked.goal)
+
+    @property
+    def is_stable(self) -> bool | None:
+        """Whether the backlog of work did not grow; None if that is not known."""
+        return None if self.used is None else self.used.backlog.is_stable
 
     def as_json(self) -> dict[str, JSON]:
         """Return the run as in `docs/benchmarking.md`, but for what only its kind has."""
@@ -67,17 +93,51 @@ class Run:
             "seed": self.asked.seed,
             "attains": self.attains,
             "is_cut_off": self.is_cut_off,
+            "is_per_class": self.asked.is_per_class,
+            "is_stable": self.is_stable,
+            "capacity_share": None if self.used is None else self.used.share,
+            "backlog": None if self.used is None else backlog_json(self.used.backlog),
             **metrics_json(self.metrics),
             **self.counters.as_json(),
             **self.columns,
         }
 
 
-def max_misses_of(num_requests: int, asked: Asked) -> float:
-    """How many requests may miss before it is clear that the run does not attain; of means, all may."""
+def allowed_misses(requests: Sequence[WorkloadRequest], asked: Asked, length_scale: float) -> Misses:
+    """Return how many may miss before it is clear that the run does not attain; of means, all may."""
     if asked.rule.judged is Judged.MEAN:
-        return inf
-    return num_requests - ceil(asked.goal * num_requests)
+        return Misses()
+    if not asked.is_per_class:
+        return Misses((_allowed(len(requests), asked.goal),))
+    edges = class_edges(length_scale)
+    counts = _class_counts(requests, edges)
+    return Misses(
+        tuple(_allowed(count, asked.goal) if count >= MIN_CLASS_REQUESTS else inf for count in counts), edges
+    )
+
+
+def check_classes(rules: Iterable[SLORule], requests: Sequence[WorkloadRequest], length_scale: float) -> None:
+    """Raise `ConfigError` if such runs cannot be judged by length class."""
+    for rule in rules:
+        if rule.judged is Judged.MEAN:
+            raise ConfigError(f"--per-class judges each request, and --slo {rule.name} the means of a run")
+    counts = _class_counts(requests, class_edges(length_scale))
+    if max(counts) < MIN_CLASS_REQUESTS:
+        raise ConfigError(
+            f"--per-class judges classes of at least {MIN_CLASS_REQUESTS} requests, and the largest has "
+            f"{max(counts)}; give more --num-requests"
+        )
+
+
+def _class_counts(requests: Sequence[WorkloadRequest], edges: Sequence[float]) -> list[int]:
+    counts = [0] * (len(edges) + 1)
+    for request in requests:
+        counts[bisect_right(edges, request.num_prompt_tokens)] += 1
+    return counts
+
+
+def _allowed(num_requests: int, goal: float) -> int:
+    return num_requests - ceil(goal * num_requests)
 
 
 def finite(value: float | None) -> JSON:

@@ -70,9 +70,7 @@ class Engine:
         params = request.sampling_params
         try:
             encode(params)
-            prepared = (
-                None if params.json_schema is None else self._executor.prepare_grammar(params.json_schema)
-            )
+            prepared = None if params.grammar is None else self._executor.prepare_grammar(params.grammar)
         except (OverflowError, TypeError, ValueError):  # of what cannot be encoded
             logger.exception("request %s cannot be sent to workers", request.request_id)
             put(ClusterError("the request cannot be sent to workers; the server's log says why"))

@@ -16,6 +16,7 @@ import msgspec
 
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
+from loong.core.grammar import Grammar
 from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, RunScoredBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
@@ -35,10 +36,10 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class PrepareGrammar:
-    """A request with this JSON schema is to come; the command is done when the worker has a grammar."""
+    """A request with this grammar is to come; the command is done when the worker has compiled it."""
 
     number: int
-    json_schema: str
+    grammar: Grammar
 
 
 @dataclass(frozen=True, slots=True)

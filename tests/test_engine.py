@@ -14,6 +14,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import BatchFinished, Drained, Event, InstanceLost, ProducedToken, TokensProduced
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
 from loong.core.plan import Failure, IterationPlan, Transfer
@@ -53,9 +54,9 @@ class IdleWorkers:
     def submit(self, instructions: Iterable[Instruction]) -> None:
         pass
 
-    def prepare_grammar(self, json_schema: str) -> asyncio.Future[None]:
+    def prepare_grammar(self, grammar: Grammar) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.grammars[json_schema] = done
+        self.grammars[grammar.text] = done
         return done
 
 
@@ -86,8 +87,8 @@ async def running_engine(workers: IdleWorkers, policy: Policy = no_plan) -> Asyn
 
 
 def with_schema(request_id: str, num_choices: int = 1) -> Request:
-    """A request whose schema is its id."""
-    params = SamplingParams(max_tokens=5, json_schema=request_id)
+    """A request whose grammar is named by its id."""
+    params = SamplingParams(max_tokens=5, grammar=Grammar(GrammarKind.REGEX, request_id))
     return Request(request_id, (1, 2, 3), params, arrival_time=0.0, num_choices=num_choices)
 
 
@@ -171,7 +172,7 @@ async def test_what_a_policy_fails_ends_with_its_reason() -> None:
 async def test_a_request_that_cannot_be_encoded_fails_alone() -> None:
     workers = IdleWorkers(now=1e6)
     async with running_engine(workers) as engine:
-        params = SamplingParams(json_schema='{"const": "\ud800"}')  # half of a surrogate pair
+        params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "\ud800"))  # half of a surrogate pair
         with pytest.raises(ClusterError, match="cannot be sent to workers"):
             await first_token(engine, replace(REQUEST, sampling_params=params))
         asking = asyncio.create_task(first_token(engine))
@@ -236,8 +237,8 @@ async def test_a_request_whose_grammar_cannot_be_made_fails_alone() -> None:
         asking = asyncio.create_task(first_token(engine, with_schema("bad", num_choices=2)))
         other = asyncio.create_task(first_token(engine))
         await until_waiting(engine, 1)
-        workers.grammars["bad"].set_exception(ClusterError("instance 1 could not make a grammar"))
-        with pytest.raises(ClusterError, match="instance 1 could not make a grammar"):
+        workers.grammars["bad"].set_exception(ClusterError("instance 1 could not compile a grammar"))
+        with pytest.raises(ClusterError, match="instance 1 could not compile a grammar"):
             await asking
         assert not other.done()
         assert engine.snapshot().stats.num_arrived == 1

@@ -39,10 +39,18 @@ class Target:
 
 @dataclass(slots=True)
 class InFlight:
-    """The requests that are sent and have not ended: without any output yet, and with some."""
+    """The requests that are sent and have not ended: without any output yet, and with some.
 
-    num_waiting: int = 0
+    Those that wait are there by identity, with the time at which they were sent, in seconds of the run.
+    """
+
+    waiting: dict[int, tuple[WorkloadRequest, float]] = field(default_factory=dict)
     num_answered: int = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without any output yet."""
+        return len(self.waiting)
 
 
 async def run_load(
@@ -51,15 +59,16 @@ async def run_load(
     *,
     max_concurrency: int | None = None,
     on_record: Callable[[RequestRecord], None] | None = None,
-    is_hopeless: Callable[[], bool] | None = None,
+    is_hopeless: Callable[[float], bool] | None = None,
     in_flight: InFlight | None = None,
 ) -> list[RequestRecord]:
     """Send every request at its arrival time and return one record each, in the order of `requests`.
 
     At most `max_concurrency` requests are in flight; one that is due waits for its turn. Failures are
     recorded, never raised. Bodies are encoded before the clock starts, 4 to 8 bytes a token, so that
-    encoding long prompts delays nothing. Once `is_hopeless`, asked after every record, no more is sent and
-    what is in flight is given up: these records say so. `in_flight` is kept up to date meanwhile.
+    encoding long prompts delays nothing. `is_hopeless` is asked after every record, with the time of the run.
+    Once it says so, no more is sent and what is in flight is given up: these records tell it. `in_flight` is
+    kept up to date meanwhile.
     """
     wire = wire_of(target.backend)
     headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"}
@@ -91,7 +100,7 @@ class _Run:
         pool: ConnectionPool,
         slots: asyncio.Semaphore,
         on_record: Callable[[RequestRecord], None] | None,
-        is_hopeless: Callable[[], bool] | None,
+        is_hopeless: Callable[[float], bool] | None,
         in_flight: InFlight,
     ) -> None:
         self._target, self._wire, self._pool, self._slots = target, wire, pool, slots
@@ -153,10 +162,10 @@ class _Run:
         """Send one request and follow its stream to the end; the slot it holds is released."""
         sent_time = self.now()
         answer = Answer()
-        self._in_flight.num_waiting += 1
+        self._in_flight.waiting[id(request)] = request, sent_time
         try:
             async with asyncio.timeout(self._target.timeout):
-                await self._follow(post, answer)
+                await self._follow(request, post, answer)
         except TimeoutError:
             answer.fail("no end within the time limit")
         except asyncio.CancelledError:
@@ -167,10 +176,8 @@ class _Run:
             answer.fail(f"{type(error).__name__}: {error}")
         finally:
             self._slots.release()
-            if answer.token_times:
-                self._in_flight.num_answered -= 1
-            else:
-                self._in_flight.num_waiting -= 1
+            self._in_flight.num_answered -= bool(answer.token_times)
+            self._in_flight.waiting.pop(id(request), None)
         record = RequestRecord(
             request=request,
             due_time=due_time,
@@ -184,7 +191,7 @@ class _Run:
         self._tell(record)
         return record
 
-    async def _follow(self, post: bytes, answer: Answer) -> None:
+    async def _follow(self, request: WorkloadRequest, post: bytes, answer: Answer) -> None:
         decoder = EventDecoder()
         take = self._wire.take
 
@@ -194,7 +201,7 @@ class _Run:
             for event in decoder.feed(received):
                 take(answer, event, now)
             if had_none and answer.token_times:
-                self._in_flight.num_waiting -= 1
+                del self._in_flight.waiting[id(request)]
                 self._in_flight.num_answered += 1
             return answer.error is not None
 
@@ -205,7 +212,7 @@ class _Run:
     def _tell(self, record: RequestRecord) -> None:
         if self._on_record is not None and not self._cut_off.is_set():
             self._on_record(record)
-        if self._is_hopeless is not None and self._is_hopeless():
+        if self._is_hopeless is not None and self._is_hopeless(self.now()):
             self._cut_off.set()
 
     def _unsent(self, request: WorkloadRequest) -> RequestRecord:

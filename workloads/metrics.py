@@ -13,6 +13,7 @@ from loong.workloads.slo import Judged, LimitsOf, SLORule
 STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 BUCKET_EDGES = (0, 4_096, 32_768, 131_072, math.inf)
 BUCKET_NAMES = ("< 4k", "4-32k", "32-128k", "> 128k")
+MIN_CLASS_REQUESTS = 20  # of a class of prompt length that is judged by itself: fewer say little about 90 %
 
 Distribution: TypeAlias = Mapping[str, float]
 """Each of `STATISTICS` of some samples, in their unit."""
@@ -178,6 +179,20 @@ def run_attains(metrics: Metrics, rule: SLORule, goal: float) -> bool:
             return metrics.num_failed == 0 and _means_are_met(metrics.latencies, rule)
         case _:
             assert_never(rule.judged)
+
+
+def every_class_attains(metrics: Metrics, goal: float) -> bool:
+    """Whether the share `goal` of every class of prompt length that is judged met the rule.
+
+    A class of fewer than `MIN_CLASS_REQUESTS` requests is not judged; without any that is, none attains.
+    """
+    judged = [bucket for bucket in metrics.buckets if bucket.num_sent >= MIN_CLASS_REQUESTS]
+    return bool(judged) and all((bucket.attainment or 0.0) >= goal for bucket in judged)
+
+
+def class_edges(length_scale: float) -> tuple[float, ...]:
+    """Return the prompt lengths at which the second and each later class begins, where lengths are scaled."""
+    return tuple(edge * length_scale for edge in BUCKET_EDGES[1:-1])
 
 
 def _means_are_met(latencies: Latencies, rule: SLORule) -> bool:

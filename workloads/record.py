@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from loong.workloads.request import WorkloadRequest
 
 CUT_OFF = "the run was cut off: too many had missed already"
+TOO_LATE = "it had not ended when the run was over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class RequestRecord:
     def is_completed(self) -> bool:
         """Whether the answer came to its regular end."""
         return self.error is None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server was done with it, with success or without."""
+        return self.error not in (CUT_OFF, TOO_LATE)
 
     @property
     def lateness(self) -> float:

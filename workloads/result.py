@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TypeAlias
 
+from loong.workloads.backlog import Backlog
 from loong.workloads.metrics import STATISTICS, Latencies, Metrics, slo_ratio
 from loong.workloads.record import RequestRecord
 from loong.workloads.slo import LimitsOf
@@ -12,6 +13,7 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | dict[str, JSON] |
 
 SECONDS_DIGITS = 6
 RATIO_DIGITS = 4
+WORK_DIGITS = 4  # of device seconds, behind the point
 
 
 def columns_json(records: Sequence[RequestRecord], limits_of: LimitsOf | None) -> dict[str, JSON]:
@@ -62,6 +64,17 @@ def metrics_json(metrics: Metrics) -> dict[str, JSON]:
             }
             for bucket in metrics.buckets
         ],
+    }
+
+
+def backlog_json(backlog: Backlog) -> dict[str, JSON]:
+    """Return the backlog over time, and what `is_stable` compares."""
+    return {
+        "times": [round(time, WORK_DIGITS) for time in backlog.times],
+        "device_seconds": [round(work, WORK_DIGITS) for work in backlog.device_seconds],
+        "at_half": backlog.at_half,
+        "at_end": backlog.at_end,
+        "allowance": backlog.allowance,
     }
 
 

@@ -35,6 +35,7 @@ class GoodputRow(msgspec.Struct, frozen=True):
     slo: str
     request_rate: float
     too_high_rate: float | None = None
+    is_per_class: bool = False
 
 
 class TraceOfRun(msgspec.Struct, frozen=True):

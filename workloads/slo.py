@@ -139,12 +139,14 @@ def _means(workload: str, total_ms: float, input_ms: float, output_ms: float) ->
 
 
 MEANS_RULE = "loongserve-10"
+# `interactive` is for chats and coding agents, at 65 tokens a second or more.
 # LoongServe's evaluation: 25 times the unloaded prefill, never under 15 s, for nine in ten (its figure 12),
 # and means under so many ms a token, by workload (its figure 10).
 NAMED_RULES = {
     rule.name: rule
     for rule in (
         SLORule("tight", ttft=1.0, tpot=0.050, prefill_factor=5.0),
+        SLORule("interactive", ttft=0.5, tpot=0.015, prefill_factor=3.0),
         SLORule("loongserve-12", ttft=15.0, tpot=0.050, prefill_factor=25.0),
         _means("sharegpt", 92, 20, 320),
         _means("leval", 3.5, 1.8, 320),
@@ -152,7 +154,8 @@ NAMED_RULES = {
         _means("mixed", 70, 90, 360),
     )
 }
-RULE_NAMES = ("tight", "loongserve-12", MEANS_RULE)  # as users are told of them
+RULE_NAMES = ("tight", "interactive", "loongserve-12", MEANS_RULE)  # as users are told of them
+FACTOR = "factor"  # of the unloaded prefill, beside the bounds in ms
 
 _METRICS = ("ttft", "tpot", "e2el")
 _BOUND = re.compile(r"([a-z0-9]+):([0-9]+(?:\.[0-9]+)?)")
@@ -161,18 +164,47 @@ _BOUND = re.compile(r"([a-z0-9]+):([0-9]+(?:\.[0-9]+)?)")
 def parse_slo(text: str, *, scale: float = 1.0, workload: str = "") -> SLORule:
     """Read a rule's name, or bounds in milliseconds such as `ttft:2000 tpot:50`.
 
-    `loongserve-10` alone is the one for `workload`, a name or a spec that begins with one.
+    `tight,tpot:10` is a rule with other targets: `tpot` and `e2el` in ms, `ttft` the least TTFT bound in ms,
+    `factor` the multiple of the unloaded prefill. `loongserve-10` alone is the one for `workload`, a name or
+    a spec that begins with one.
 
     Raises:
         ConfigError: an unknown name, metric or number, a metric given twice, or a scale not above 0.
     """
-    name = f"{MEANS_RULE}-{workload.partition('@')[0]}" if text == MEANS_RULE else text
+    name, comma, targets = text.partition(",")
+    if name == MEANS_RULE:
+        name = f"{MEANS_RULE}-{workload.partition('@')[0]}"
     if name in NAMED_RULES:
-        return replace(NAMED_RULES[name], scale=scale)
+        rule = replace(NAMED_RULES[name], scale=scale)
+        return _varied(rule, targets, text) if comma else rule
     if text == MEANS_RULE:
         named = ", ".join(name for name in NAMED_RULES if name.startswith(MEANS_RULE))
         raise ConfigError(f"SLO {text} has no bounds for workload {workload!r}; name one of {named}")
     return SLORule("absolute", **_bounds(text), judged=Judged.EACH, scale=scale)
+
+
+def _varied(rule: SLORule, targets: str, text: str) -> SLORule:
+    """Return a rule with some of its targets replaced, named by the text that says so."""
+    if rule.judged is Judged.MEAN:
+        raise ConfigError(f"SLO {text!r} changes targets of {rule.name}, which judges the means of a run")
+    parts = targets.split(",")
+    factors = [part for part in parts if part.partition(":")[0] == FACTOR]
+    bounds = [part for part in parts if part not in factors]
+    if len(factors) > 1:
+        raise ConfigError(f"SLO {text!r} gives {FACTOR} twice")
+    changed = _bounds(" ".join(bounds)) if bounds else {}
+    for part in factors:
+        match = _BOUND.fullmatch(part)
+        if match is None or not float(match[2]) > 0:
+            raise ConfigError(f"SLO {part!r} is no {FACTOR} above 0, such as {FACTOR}:3")
+        rule = replace(rule, prefill_factor=float(match[2]))
+    return replace(
+        rule,
+        name=text,
+        ttft=changed.get("ttft", rule.ttft),
+        tpot=changed.get("tpot", rule.tpot),
+        e2el=changed.get("e2el", rule.e2el),
+    )
 
 
 def _bounds(text: str) -> dict[str, float]:

@@ -147,7 +147,10 @@ def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
             )
         else:
             words.append(f"{policy} up to {row.request_rate:.3g} req/s")
-    return f"For {share(runs.goal)} of all requests, the SLO was met by {'; '.join(words)}."
+    whom = "all requests"
+    if any(row.is_per_class for row in runs.goodput):
+        whom = "the requests of every length class, with a stable backlog"
+    return f"For {share(runs.goal)} of {whom}, the SLO was met by {'; '.join(words)}."
 
 
 def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:

@@ -47,7 +47,8 @@ def add_parser(subparsers: "Subparsers") -> None:
         nargs="+",
         default=[],
         metavar="RULE",
-        help="judge what was measured under these rules, too: tight, loongserve-12, or 'ttft:2000 tpot:50'",
+        help="judge what was measured under these rules, too: tight, interactive, tight,tpot:10 or "
+        "'ttft:2000 tpot:50'",
     )
     parser.add_argument(
         "--window", type=_window, metavar="A:B", help="seconds of the timeline to show closely (chosen)"

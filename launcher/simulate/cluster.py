@@ -6,11 +6,14 @@ from functools import cache
 from loong.core.cost_model import CostModel
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.work import InstanceWork
 from loong.launcher.cost_model_file import CostModelFile
 from loong.launcher.memory import MAX_AUTO_TOKENS
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import POLICIES, admissible_tokens
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
+from loong.workloads.backlog import WorkOf
+from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import PrefillTime
 
 
@@ -64,6 +67,15 @@ class Hardware:
         """Seconds of a prefill that has the cluster to itself, at its best DoP: the same for all policies."""
         return unloaded_prefill(self._cost_model(self.tp_size), self.num_instances)
 
+    def unloaded_work(self) -> WorkOf:
+        """Device seconds of a request that has an instance to itself: the same for all policies."""
+        return unloaded_work(self._cost_model(self.tp_size), self.tp_size)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all instances."""
+        return self.num_instances * self.tp_size
+
     def _check_one(self, policy: str, tp_size: int) -> None:
         try:
             self.shape.check_cut(tp_size)
@@ -102,3 +114,22 @@ def unloaded_prefill(cost_model: CostModel, num_instances: int) -> PrefillTime:
         return min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
 
     return seconds
+
+
+def unloaded_work(cost_model: CostModel, tp_size: int) -> WorkOf:
+    """Return the device seconds of a request: its prefill on one instance, and what its output adds.
+
+    A token of output counts as what it adds to a decode step that runs anyway, as steps are shared: its
+    computation, and the keys and values that it reads.
+    """
+    terms = cost_model.prefill_terms(1)
+    nothing = cost_model.instance_time(InstanceWork(num_tokens=1))
+
+    def device_seconds(request: WorkloadRequest) -> float:
+        num_prompt, num_output = request.num_prompt_tokens, request.num_output_tokens
+        prefill = terms.time(num_prompt, 0, num_prompt**2)
+        keys = num_prompt + num_output // 2
+        reading = cost_model.instance_time(InstanceWork(num_tokens=1, num_decode_keys=keys)) - nothing
+        return tp_size * (prefill + (num_output - 1) * (terms.per_token + reading))
+
+    return device_seconds

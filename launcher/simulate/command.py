@@ -16,6 +16,7 @@ from loong.launcher.rates import parse_rates
 from loong.launcher.run_logs import LogFiles
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
 from loong.launcher.simulate.config import (
+    CLASS_REQUESTS,
     DEFAULT_DURATION,
     MIN_REQUESTS,
     Host,
@@ -44,6 +45,7 @@ examples:
   loong simulate --workload mixed --rate 0.5 --policy esp,tp --output-dir report
   loong simulate --workload sharegpt --rate 20:200:20 --policy esp,replicas --jobs 2
   loong simulate --workload lveval --model lwm-1m --goodput --slo tight --slo loongserve-12
+  loong simulate --workload zipf1.0 --policy esp,replicas --find-goodput --per-class
   loong simulate --workload 'trace:azure.csv@replay(2)' --policy esp,replicas
   loong simulate --replay events.jsonl   # of `loong serve --event-log events.jsonl`
 """
@@ -99,7 +101,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         load=LoadConfig(
             args.workload,
             args.seed,
-            MIN_REQUESTS if is_chosen and not (args.num_requests or args.duration) else args.num_requests,
+            _num_requests(args, is_chosen=is_chosen),
             args.duration or DEFAULT_DURATION,
             pace.burstiness,
             args.length_scale,
@@ -107,6 +109,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         ),
         precision=args.goodput,
         goal=args.attainment / 100,
+        is_per_class=args.per_class,
         policy=policy_config(args),
         host=Host(args.num_cores or inf, args.plan_time or 0.0, args.noise or 0.0),
         num_jobs=args.jobs or num_processors(),
@@ -116,6 +119,15 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
     )
     _check(config)
     return _with_chosen_rates(config) if is_chosen else config
+
+
+def _num_requests(args: argparse.Namespace, *, is_chosen: bool) -> int | None:
+    """Return how many requests are sent; None if --duration says it."""
+    if args.per_class:
+        if args.duration:
+            raise ConfigError("--per-class sends the same requests at every rate; give no --duration")
+        return args.num_requests or CLASS_REQUESTS
+    return MIN_REQUESTS if is_chosen and not (args.num_requests or args.duration) else args.num_requests
 
 
 def _with_chosen_rates(config: SimulateConfig) -> SimulateConfig:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from loong.core.errors import ConfigError
 from loong.launcher.run_logs import LogFiles
+from loong.launcher.runs import check_classes
 from loong.launcher.simulate.cluster import Hardware
 from loong.scheduler.config import PolicyConfig
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import SLORule
 from loong.workloads.workload import endless_workload
 
+CLASS_REQUESTS = 400  # of a run that is judged by length class: the same ones at every rate
 MIN_REQUESTS = 200  # of a run of a duration: with fewer, 90 % is within the noise
 DEFAULT_DURATION = 300.0
 
@@ -84,7 +86,8 @@ class Host:
 class SimulateConfig:
     """One `loong simulate`: every policy under every rule, at `rates` or (`precision`) in search of goodput.
 
-    A run attains if the share `goal` of its requests meet the rule. `precision` is how far apart, relative to
+    A run attains if the share `goal` of its requests meet the rule; or, `is_per_class`, of those of every
+    length class, and its backlog is stable. `precision` is how far apart, relative to
     the lower, the last rate that attains and the first that does not may be.
     """
 
@@ -96,6 +99,7 @@ class SimulateConfig:
     load: LoadConfig
     precision: float | None = None
     goal: float = 0.9
+    is_per_class: bool = False
     host: Host = field(default_factory=Host)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     num_jobs: int = 1
@@ -107,6 +111,8 @@ class SimulateConfig:
     def __post_init__(self) -> None:
         if not 0 < self.goal <= 1:
             raise ConfigError(f"--attainment {self.goal * 100:g} is not above 0 and at most 100")
+        if self.is_per_class:
+            check_classes(self.rules, self.load.at(1.0).measured, self.load.length_scale)
         num_runs = len(self.policies) * len(self.rules) if self.is_single else 2
         for flag, path in (("--event-log", self.logs.events), ("--decision-log", self.logs.decisions)):
             if path is not None and num_runs > 1:

@@ -16,7 +16,11 @@ def summary_json(
     config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput[PointResult]]
 ) -> dict[str, JSON]:
     """What came of it, in short: attainment where each policy ran at one rate, else goodput."""
-    found = {"goodput": goodput_json(goodputs)} if goodputs else {"attainment": _attainment_json(results)}
+    found = (
+        {"goodput": goodput_json(goodputs, is_per_class=config.is_per_class)}
+        if goodputs
+        else {"attainment": _attainment_json(results)}
+    )
     return {"workload": config.load.workload, "seed": config.load.seed, **found}
 
 
@@ -44,6 +48,7 @@ def configuration_json(config: SimulateConfig) -> dict[str, JSON]:
         "output_scale": load.output_scale,
         "rates": list(config.rates),
         "precision": config.precision,
+        "is_per_class": config.is_per_class,
         "slos": [rule.describe() for rule in config.rules],
         "policies": list(config.policies),
         "policy": msgspec.to_builtins(config.policy),

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from loong.launcher.flags import (
+    add_class_flag,
     add_goal_flags,
     add_output_flags,
     add_workload_flags,
@@ -110,10 +111,11 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         "--slo",
         action="append",
         metavar="RULE",
-        help=f"{', '.join(RULE_NAMES)}, or bounds in ms such as 'ttft:2000 tpot:50'; may be given "
-        f"repeatedly ({DEFAULT_SLO})",
+        help=f"{', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or bounds in "
+        f"ms such as 'ttft:2000 tpot:50'; may be given repeatedly ({DEFAULT_SLO})",
     )
     add_goal_flags(group)
+    add_class_flag(group)
     group.add_argument(
         "--goodput",
         "--find-goodput",

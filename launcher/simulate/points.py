@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 
 import loong
@@ -11,12 +10,13 @@ from loong.core.snapshot import ClusterStats
 from loong.core.timeline import ClusterHistory, Timeline
 from loong.launcher import run_tables
 from loong.launcher.run_logs import run_logs
-from loong.launcher.runs import Asked, Run, max_misses_of
+from loong.launcher.runs import Asked, Run, allowed_misses
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.parallel import in_order
 from loong.launcher.simulate.run import simulate
 from loong.recording.lines import VERSION, Setting
 from loong.scheduler.policy import make_policy
+from loong.workloads.backlog import used_capacity
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
 from loong.workloads.result import columns_json
@@ -45,7 +45,7 @@ def run_point(
     """
     load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy)
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
-    max_misses = max_misses_of(len(load.measured), asked)
+    work_of = config.hardware.unloaded_work()
     timeline = Timeline()
     setting = Setting(
         VERSION, loong.__version__, cluster.instances, asked.policy, config.policy, cluster.cost_model
@@ -61,7 +61,8 @@ def run_point(
             limits_of,
             host=config.host,
             observers=(timeline, *observers) if keeps_history else observers,
-            max_misses=max_misses if cuts_off else inf,
+            misses=allowed_misses(load.measured, asked, config.load.length_scale) if cuts_off else None,
+            work_of=work_of if cuts_off and asked.is_per_class else None,
         )
     metrics = compute_metrics(run.records, limits_of, length_scale=config.load.length_scale)
     result = PointResult(
@@ -70,6 +71,7 @@ def run_point(
         columns_json(run.records, limits_of),
         counters_of(run.stats),
         run.is_cut_off,
+        used_capacity(run.records, work_of, run.end, config.hardware.num_devices),
         run.num_events,
         timeline.history() if keeps_history else None,
         logs.decisions,
@@ -81,7 +83,7 @@ def run_point(
 
 def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) -> Asked:
     """What is to be run at a rate."""
-    return Asked(policy, rule, rate, config.goal, config.load.seed)
+    return Asked(policy, rule, rate, config.goal, config.load.seed, is_per_class=config.is_per_class)
 
 
 def all_asked(config: SimulateConfig) -> list[Asked]:

@@ -106,7 +106,7 @@ def _report(folder: Path, config: SimulateConfig, command: str, found: _Found, w
     print(f"{num_events:,} events in {wall_seconds:.1f} s of {config.num_jobs} process(es)", file=sys.stderr)
     document: dict[str, JSON] = {
         **document_head("simulate", command, configuration_json(config), config.rules, config.goal),
-        "goodput": goodput_json(goodputs),
+        "goodput": goodput_json(goodputs, is_per_class=config.is_per_class),
         "wall_seconds": wall_seconds,
         "missing_runs": [*missing],
     }
@@ -133,7 +133,7 @@ def _print_tables(
         blocks = [f"SLO: {rule.describe()}", run_tables.attainment_by_rate(config.policies, of_rule)]
         if shown:
             blocks.append(run_tables.attainment_by_length(shown))
-        blocks.append(run_tables.goodput(of_policies, config.goal))
+        blocks.append(run_tables.goodput(of_policies, config.goal, is_per_class=config.is_per_class))
         print("\n\n".join(blocks), end="\n\n")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain, takewhile
-from math import inf
 
 from loong.core.cluster_state import ClusterState
 from loong.core.foresight import Lead
@@ -19,6 +18,8 @@ from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.watch import Watch
 from loong.scheduler.policy import Policy
 from loong.scheduling import Observer, Scheduling
+from loong.workloads.backlog import WorkOf
+from loong.workloads.misses import Misses
 from loong.workloads.record import CUT_OFF, RequestRecord, Usage
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import LimitsOf
@@ -28,12 +29,16 @@ REFUSED = "needs more KV than the policy gives one request"
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """What became of every measured request, in virtual time. `is_cut_off`: more missed than might."""
+    """What became of every measured request, in virtual time, until `end`.
+
+    `is_cut_off`: more missed than might, or the backlog grew.
+    """
 
     records: list[RequestRecord]
     stats: ClusterStats
     num_events: int
     is_cut_off: bool
+    end: float
 
 
 def simulate(
@@ -44,10 +49,12 @@ def simulate(
     *,
     host: Host | None = None,
     observers: Sequence[Observer] = (),
-    max_misses: float = inf,
+    misses: Misses | None = None,
+    work_of: WorkOf | None = None,
 ) -> SimulatedRun:
-    """Send `load` to an empty cluster, and run until all has ended, or more than `max_misses` came too late.
+    """Send `load` to an empty cluster, and run until all has ended, or more have missed than `misses` allow.
 
+    Given `work_of`, a backlog that has grown when all have arrived ends the run as well.
     Requests bring their limits as their SLO. Those that need more KV than the policy could ever give are
     refused, as a server would. What follows the measured requests is sent until each of these has ended or
     missed, so that a backlog is not worked off in peace.
@@ -56,7 +63,12 @@ def simulate(
     host = host or Host()
     numbered = {request_id_of(number): sent for number, sent in enumerate(load.measured)}
     admitted = {request_id: sent for request_id, sent in numbered.items() if is_admissible(sent, cluster)}
-    watch = Watch(max_misses - (len(numbered) - len(admitted)), admitted)
+    misses = misses or Misses()
+    for request_id, sent in numbered.items():
+        if request_id not in admitted:
+            misses.add(sent.num_prompt_tokens)
+    works = None if work_of is None else {name: work_of(sent) for name, sent in admitted.items()}
+    watch = Watch(misses, admitted, works)
     executor = SimulatedExecutor(
         cluster.cost_model,
         _arrivals(load, cluster, limits_of, watch),
@@ -73,7 +85,9 @@ def simulate(
         has_ended = len(times) == sent.num_output_tokens
         error = None if has_ended else CUT_OFF if request_id in admitted else REFUSED
         records.append(record_of(request_id, sent, times, error))
-    return SimulatedRun(records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless)
+    return SimulatedRun(
+        records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless, executor.now
+    )
 
 
 async def _drain(scheduling: Scheduling, watch: Watch) -> None:

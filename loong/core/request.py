@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.errors import InvalidRequestError
+from loong.core.grammar import Grammar
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.value import value
 
@@ -49,7 +50,7 @@ _ALWAYS_GIVEN = (
 class FinishReason(Enum):
     """Why a request ended; the values are the OpenAI API's, `abort` and `error` are vLLM's, `stuck` is ours.
 
-    A request is stuck where its schema allows no token.
+    A request is stuck where its grammar allows no token.
     """
 
     STOP = "stop"
@@ -66,8 +67,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` None keeps all. `seed` fixes every draw of the request, whatever
     batch, instance or DoP computes it. `stop_token_ids` holds every token that ends the output, the
     model's end-of-sequence tokens included; they cannot be drawn before `min_tokens`.
-    `num_logprobs` None asks for none. `logit_bias` is added to the logits of these tokens. `json_schema` is
-    the text of a JSON schema that the output is held to; `stop_token_ids` may end it only where it is whole.
+    `num_logprobs` None asks for none. `logit_bias` is added to the logits of these tokens. The
+    output is held to the `grammar`; `stop_token_ids` may end it only where it is whole.
     """
 
     max_tokens: int = 16
@@ -83,7 +84,7 @@ class SamplingParams:
     stop_token_ids: tuple[TokenId, ...] = ()
     num_logprobs: int | None = None
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
-    json_schema: str | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         # A worker does this for each of its requests with every step.
@@ -119,7 +120,7 @@ class SamplingParams:
     @property
     def needs_output(self) -> bool:
         """Whether the choice depends on the output so far, by itself or through the host."""
-        return self.has_penalties or self.json_schema is not None
+        return self.has_penalties or self.grammar is not None
 
     def finish_reason(self, num_output_tokens: int, token_id: TokenId) -> FinishReason | None:
         """Whether the request ends with `token_id` as its output token number `num_output_tokens`."""

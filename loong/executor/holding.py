@@ -92,11 +92,11 @@ class Holding:
         followed = self._told.get(followed_id)
         if followed is None or followed_id in self._tokens:
             return False
-        has_schema = given.sampling_params is not None and given.sampling_params.json_schema is not None
+        has_grammar = given.sampling_params is not None and given.sampling_params.grammar is not None
         master_id = told.plan.blocks_of(given.request_id)[0].master_id
         is_next = self._latest.get(master_id) == followed_id  # what else came between may have ended first
         sampler_id = max(followed.plan.blocks_of(given.request_id), key=_last_position).master_id
-        return has_schema or master_id != sampler_id or not is_next
+        return has_grammar or master_id != sampler_id or not is_next
 
     def _open(self, told: RunBatch) -> None:
         self._batch_of.update(dict.fromkeys(told.plan.request_ids, told.batch_id))

@@ -22,6 +22,7 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.foresight import Lead
+from loong.core.grammar import Grammar
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
@@ -265,13 +266,13 @@ class WorkersExecutor:
             self._drain()  # what came during a pause of this process
         self.lose(lost, f"it was silent for {self._heartbeats.silent_seconds:g} s")
 
-    def prepare_grammar(self, json_schema: str) -> asyncio.Future[None]:
-        """Let all workers compile a schema, before a request that needs it is planned.
+    def prepare_grammar(self, grammar: Grammar) -> asyncio.Future[None]:
+        """Let all workers compile a grammar, before a request that needs it is planned.
 
         The future is done when all have, and raises `ClusterError` if one cannot, or not in time.
         """
-        number, done = self._answers.expect("make a grammar of the schema", MAX_GRAMMAR_SECONDS)
-        self._send(self._endpoints.commands, encode(PrepareGrammar(number, json_schema)))
+        number, done = self._answers.expect("compile a grammar", MAX_GRAMMAR_SECONDS)
+        self._send(self._endpoints.commands, encode(PrepareGrammar(number, grammar)))
         return done
 
     async def start_traces(self) -> None:

@@ -1,1 +1,1 @@
-"""Answers that a JSON schema allows: which tokens may come next."""
+"""Tokens that a grammar allows next, such as one of a JSON schema."""

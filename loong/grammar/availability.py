@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-ARE_REFUSED = "response_format json_object and json_schema are refused"
+ARE_REFUSED = "response_format, structured_outputs and guided fields are refused"
 NOT_INSTALLED = "xgrammar is not installed; pip install xgrammar"
 _MAX_REASON = 200  # characters
 

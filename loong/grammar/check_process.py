@@ -1,7 +1,7 @@
-"""A process that tries schemas, so that a schema that takes for ever, or all memory, takes only this process.
+"""A process that tries grammars, so that one that takes for ever, or all memory, takes only this process.
 
-It reads one JSON string a line, a schema, and answers with one: empty if a grammar was made, else why not.
-An answer before the first schema is empty if it can make grammars, else it says why not and the process ends.
+It reads one grammar a line as JSON, and answers with a JSON string: empty if it compiled, else why not.
+An answer before the first grammar is empty if it can compile any, else it says why not and the process ends.
 """
 
 import os
@@ -9,19 +9,28 @@ import resource
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from loong.core.errors import InvalidRequestError
+from loong.core.grammar import Grammar, GrammarKind
 from loong.grammar.availability import import_failure
-from loong.grammar.json_grammar import GrammarCompiler, allows_anything
+from loong.grammar.compiler import GrammarCompiler, allows_anything
 
 MAX_GRAMMAR_BYTES = 2**24  # each worker keeps some dozens
 _MAX_EXTRA_MEMORY = 2**29  # bytes
-_MAX_SECONDS = 60  # for one schema, should nobody be left to end the process
-_MAX_ANSWER = 1000  # characters: a schema may name things as long as itself
+_MAX_SECONDS = 60  # for one grammar, should nobody be left to end the process
+_MAX_ANSWER = 1000  # characters: a grammar may name things as long as itself
 _WARNING = "Warning: "
+_NAMES: Mapping[GrammarKind, str] = {  # as messages call what a client sent
+    GrammarKind.JSON_SCHEMA: "the schema",
+    GrammarKind.REGEX: "the regular expression",
+    GrammarKind.CHOICE: "the choices",
+    GrammarKind.EBNF: "the rules",
+    GrammarKind.LARK: "the rules",
+}
 
 
 def main() -> None:
@@ -45,40 +54,44 @@ def main() -> None:
             os.ftruncate(warnings.fileno(), 0)
             os.lseek(warnings.fileno(), 0, os.SEEK_SET)
             signal.alarm(_MAX_SECONDS)
-            why = _try(compiler, msgspec.json.decode(line, type=str), int(vocab_size))
+            grammar = msgspec.json.decode(line, type=Grammar)
+            why = _try(compiler, grammar, int(vocab_size))
             signal.alarm(0)
             if not why:
                 os.lseek(warnings.fileno(), 0, os.SEEK_SET)
-                why = _told(os.read(warnings.fileno(), 4096).decode(errors="replace"))
+                why = _told(grammar, os.read(warnings.fileno(), 4096).decode(errors="replace"))
             os.write(answers, msgspec.json.encode(_cut(why)) + b"\n")
 
 
-def _try(compiler: GrammarCompiler, schema: str, vocab_size: int) -> str:
+def _try(compiler: GrammarCompiler, grammar: Grammar, vocab_size: int) -> str:
+    """Return why answers cannot be held to a grammar, empty if they can."""
+    name = _NAMES[grammar.kind]
     try:
-        grammar = compiler.compile(schema)
-        num_bytes, is_possible = grammar.memory_size_bytes, allows_anything(grammar, vocab_size)
+        compiled = compiler.compile(grammar)
+        num_bytes, is_possible = compiled.memory_size_bytes, allows_anything(compiled, vocab_size)
     except InvalidRequestError as error:
         return str(error)
     except (RuntimeError, MemoryError, msgspec.DecodeError) as error:
         lines = str(error).strip().splitlines()
-        reason = lines[-1].rsplit(": ", 1)[-1] if lines else type(error).__name__
-        return f"no grammar can be made of the schema: {reason}"
+        line = 0 if grammar.kind is GrammarKind.LARK else -1  # the others show the place
+        reason = lines[line].rsplit(": ", 1)[-1] if lines else type(error).__name__
+        return f"no grammar can be made of {name}: {reason}"
     if num_bytes > MAX_GRAMMAR_BYTES:
         most = f"{MAX_GRAMMAR_BYTES} are the most"
-        return f"the schema's grammar takes {num_bytes} bytes, and {most}"
-    return "" if is_possible else "no answer fits the schema"
+        return f"the grammar of {name} takes {num_bytes} bytes, and {most}"
+    return "" if is_possible else f"no answer fits {name}"
 
 
 def _cut(why: str) -> str:
     return why if len(why) <= _MAX_ANSWER else f"{why[:_MAX_ANSWER]} ..."
 
 
-def _told(warnings: str) -> str:
-    """What the compiler left out of the grammar, which is all that it warns of."""
+def _told(grammar: Grammar, warnings: str) -> str:
+    """Return what the compiler left out of the grammar, which is all that it warns of."""
     if _WARNING not in warnings:
         return ""
     what = warnings.split(_WARNING, 1)[1].splitlines()[0]
-    return f"the schema cannot be kept to: {what}"
+    return f"{_NAMES[grammar.kind]} cannot be kept to: {what}"
 
 
 def _limit_memory() -> None:

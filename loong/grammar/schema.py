@@ -48,7 +48,7 @@ class UnsupportedSchemaError(InvalidRequestError):
     """A schema says something that answers could not be held to."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"the schema {why}, at {path}", param="response_format")
+        super().__init__(f"the schema {why}, at {path}")
 
 
 def supported(schema: object) -> object:

@@ -14,8 +14,11 @@ _NEVER_IN_JSON = frozenset(range(0x20)) - {*b"\r\n"}  # and tabs only where blan
 _FALLBACK_BYTE = "<0x00>"  # a vocabulary that has it writes bytes so
 
 
-def read_vocabulary(folder: Path, vocab_size: int) -> "TokenizerInfo":
-    """The tokens of a model folder's tokenizer, for a model of `vocab_size`: ids beyond them never come."""
+def read_vocabulary(folder: Path, vocab_size: int, *, is_json: bool) -> "TokenizerInfo":
+    """Return the tokens of a model folder's tokenizer, for a model of `vocab_size`: others never come.
+
+    In JSON, tokens with control characters never come either.
+    """
     from xgrammar import TokenizerInfo, VocabType  # an extra, and slow to import
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -31,8 +34,9 @@ def read_vocabulary(folder: Path, vocab_size: int) -> "TokenizerInfo":
     elif '"ByteLevel"' in msgspec.json.encode(msgspec.json.decode(tokenizer.to_str())["decoder"]).decode():
         kind = VocabType.BYTE_LEVEL
     written = TokenizerInfo(tokens, kind, stop_token_ids=[]).decoded_vocab
+    never = _NEVER_IN_JSON if is_json else frozenset[int]()
     texts = [
-        _NEVER if token in special or not _NEVER_IN_JSON.isdisjoint(text) else token
+        _NEVER if token in special or not never.isdisjoint(text) else token
         for token, text in zip(tokens, written, strict=True)
     ]
     return TokenizerInfo(texts, kind, vocab_size=vocab_size, stop_token_ids=[])

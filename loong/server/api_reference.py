@@ -1,6 +1,7 @@
 """The API as Markdown, which is docs/api.md, made of the same schemas as `/openapi.json`."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -14,58 +15,48 @@ Json: TypeAlias = Mapping[str, Any]
 _INTRODUCTION = """\
 # The API
 
-Written by `loong reference --api > docs/api.md`; a server tells the same, for programs, at `/openapi.json`.
-[clients.md](clients.md) shows clients at work. Names, meanings and defaults are the OpenAI API's, and
-vLLM's for what that does not have; `slo` and what a `priority` does are loong's own.
+Written by `loong reference --api > docs/api.md`. A server has the same, with the schemas of all answers, at
+`/openapi.json`. [clients.md](clients.md) shows clients. Names, meanings and defaults are the OpenAI API's, or
+else vLLM's; `slo` and the effect of `priority` are loong's own.
 
-- Bodies are JSON objects, of the Content-Type `application/json` (or `application/*+json`); others get 415.
-  A field that is null counts as absent. **What is not listed here is refused by name**, never ignored, but
-  for `store`, `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which change no answer.
-  Every number has bounds; one beyond them is refused too.
-- Inside messages, where clients keep what other servers answered, unknown keys are ignored, and the log warns
-  once of each. Tool calls, audio and refusals are refused by name, since the turn would lose them.
-- Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault, and both numbers
-  where a limit is passed.
-- Every answer to a request has an `X-Request-Id`: the client's own, if that is at most 128 characters of
-  printable ASCII, else the `id` of the completion, else a new one. The log names failed requests by it.
-- With `--api-key` every request but for `/health`, `/ping`, `/version`, `/metrics` and the pages at `/` and
-  `/dashboard` carries `Authorization: Bearer KEY`. Where there are several keys, `--fairness user` shares
-  between keys, and `--max-requests-per-key` bounds each.
-- Browser pages may use the server only if it serves them itself or `--allowed-origins` names their origin.
-  What others send gets 403. Without an API key, a server that listens on loopback also refuses a Host that is
-  not `localhost`, a loopback address, its `--host`, or the host of an allowed origin.
-- A stream's headers come when the request is admitted, comments (`: keep-alive`) while nothing else does,
-  then an event a token, and `[DONE]`. What fails later is an event with an error. The text of all events is
-  the text of the same answer unstreamed.
-- A client that leaves ends its request, and its KV is freed when the step in flight ends.
-- `response_format` needs xgrammar (`pip install xgrammar`) and is refused where it cannot be imported, which
-  the log says at the start. A schema is tried before its request is queued, and refused by name if it says
-  what answers could not be held to, has more than 64 KiB, or its grammar takes more than 2 s or 16 MiB.
-  Grammars let bytes pass that are no UTF-8; models that write text do not.
-- Special tokens in messages are plain text, so nothing in them can end a turn or begin one; in prompts of
-  `/v1/completions` they are what they are. Where a model's template writes turns as plain text (`[INST]`),
-  nothing can keep messages from doing so too.
-- Not supported: tools, images and sound, a `best_of` above `n`, `suffix`, log probabilities of prompts,
-  several models, embeddings.
+- Bodies are JSON objects of the Content-Type `application/json` or `application/*+json`. A field that is
+  null counts as absent. **Fields that are not listed here are refused by name**, except for `store`,
+  `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Every
+  number has bounds.
+- Inside messages, unknown keys are ignored with a warning in the log. Tool calls, audio and refusals are
+  refused.
+- Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault.
+- Every answer has an `X-Request-Id`: the client's own, if it is printable ASCII of at most 128
+  characters, else the completion's `id`. The log names failed requests by it.
+- With `--api-key`, every request but for `/health`, `/ping`, `/version`, `/metrics`, `/` and the bare
+  page of `/dashboard` carries `Authorization: Bearer KEY`.
+- Pages in browsers need `--allowed-origins` ([operations.md](operations.md#web-pages)).
+- A stream's headers come when the request is admitted, `: keep-alive` comments while nothing else does,
+  then an event for each token, and `[DONE]`. Later failures are events with an error.
+- A client that leaves ends its request. Its KV is released after the step in flight.
+- `response_format`, `structured_outputs` and the `guided_` fields need xgrammar. A grammar is refused if
+  answers cannot be held to it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB.
+- Special tokens in messages are plain text, so they cannot end or begin a turn. In prompts of
+  `/v1/completions` they are special.
+- Not supported: tools, images and sound, a `best_of` above `n`, `suffix`, several models, embeddings.
 """
 
 
 _TO_TRY = """\
-The examples below are for `loong serve` as it starts without a flag, and tests try them all; its tiny model
-writes random text. A server with keys wants `-H 'Authorization: Bearer KEY'` too.
+The examples work with `loong serve` as it starts without a flag; its tiny model writes random text.
 """
 
 
 def api_reference() -> str:
-    """A section an endpoint, then the objects they speak of."""
+    """Return a section for each endpoint, then the objects that requests contain."""
     components = document()["components"]["schemas"]
     shared = _shared(components)
     lines = [_INTRODUCTION, _TO_TRY, "## Fields of completions and chats\n", *_fields(shared, ())]
     for operation in OPERATIONS:
         lines += _section(operation, components, shared)
     lines.append("## Objects\n")
-    told = {operation.request.__name__ for operation in OPERATIONS if operation.request is not None}
-    for name in sorted(components.keys() - told):
+    bodies = {operation.request.__name__ for operation in OPERATIONS if operation.request is not None}
+    for name in sorted(_parts(bodies, components) - bodies):
         schema = components[name]
         if schema.get("properties"):
             lines += [f"### {name}\n", f"{schema.get('description', '')}\n"]
@@ -73,8 +64,19 @@ def api_reference() -> str:
     return "\n".join(lines)
 
 
+def _parts(names: set[str], components: Json) -> set[str]:
+    """Return the names of all schemas that those of `names` contain, themselves included."""
+    found: set[str] = set()
+    ahead = set(names)
+    while ahead:
+        found |= ahead
+        texts = (json.dumps(components[name]) for name in ahead)
+        ahead = {name for text in texts for name in re.findall(r'"#/components/schemas/(\w+)"', text)} - found
+    return found
+
+
 def _shared(components: Json) -> Json:
-    """The fields that both kinds of completion have, but for those of no effect."""
+    """Return the fields that both kinds of completion have, but for those of no effect."""
     one, other = (components[name]["properties"] for name in ("CompletionFields", "ChatFields"))
     return {
         name: field
@@ -85,8 +87,8 @@ def _shared(components: Json) -> Json:
 
 def _section(operation: Operation, components: Json, shared: Json) -> Iterator[str]:
     yield f"## {operation.method.upper()} {operation.path}\n"
-    answer = operation.answer if isinstance(operation.answer, str) else _link(operation.answer.__name__)
-    streamed = f", or streamed {_link(operation.event.__name__)}" if operation.event is not None else ""
+    answer = operation.answer if isinstance(operation.answer, str) else f"`{operation.answer.__name__}`"
+    streamed = f", or streamed `{operation.event.__name__}`" if operation.event is not None else ""
     errors = ", ".join(map(str, sorted(operation.errors)))
     yield f"{operation.summary} Answers {answer}{streamed}{f'; errors {errors}' if errors else ''}.\n"
     for example in EXAMPLES[operation.method, operation.path]:
@@ -111,11 +113,11 @@ def _example(operation: Operation, example: Example) -> Iterator[str]:
 
 
 def _fields(properties: Json, required: Iterable[str]) -> Iterator[str]:
-    yield "| field | type | default | meaning |\n|---|---|---|---|"
+    yield "|field|type|default|meaning|\n|---|---|---|---|"
     for name, field in properties.items():
         default = "required" if name in required else _default(field)
         meaning = " ".join(field.get("description", "").split()).replace("|", "\\|")
-        yield f"| `{name}` | {_type(field)} | {default} | {meaning} |"
+        yield f"|`{name}`|{_type(field)}|{default}|{meaning}|"
     yield ""
 
 

@@ -10,7 +10,7 @@ from loong.server.cluster_app import add_cluster, cluster_of
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
 from loong.server.engine_client import Engine, EngineClient, Tracing
-from loong.server.grammar_checker import SchemaChecker
+from loong.server.grammar_checker import GrammarChecker
 from loong.server.insight import Insight
 from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics import MetricFamilies
@@ -69,8 +69,8 @@ def create_api(
         middlewares.append(note_traceparent)
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
     app.on_response_prepare.append(add_request_id)
-    schemas = SchemaChecker(tokenizer.folder, engine.limits.vocab_size)
-    app.on_cleanup.append(lambda _: schemas.close())
+    grammars = GrammarChecker(tokenizer.folder, engine.limits.vocab_size)
+    app.on_cleanup.append(lambda _: grammars.close())
     app.on_response_prepare.append(allow_reading)
     app[EVENT_WRITES] = EventWrites()
     app[SERVER] = Server(
@@ -79,7 +79,7 @@ def create_api(
         settings=settings,
         metrics=RequestMetrics(MetricFamilies(registry, settings.served_model_name)),
         bodies=Bodies(settings),
-        schemas=schemas,
+        grammars=grammars,
     )
     app.add_routes(
         [

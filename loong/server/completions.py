@@ -7,9 +7,11 @@ from typing import NamedTuple
 from aiohttp import web
 
 from loong.core.events import Logprobs
+from loong.core.grammar import Grammar
 from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
 from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
+from loong.server.asked_grammar import asked_grammar
 from loong.server.callers import KEY_NUMBER, user_of
 from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
@@ -122,7 +124,8 @@ async def complete(
     answer_id = f"{shape_type.id_prefix}-{new_id()}"
     note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
-    by_prompt = _choices(server, fields, prompts, answer_id, user)
+    held_to = asked_grammar(fields, server.tokenizer.eos_token_ids)
+    by_prompt = _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
     asked = Asked(
         answer_id,
         server.settings.served_model_name,
@@ -135,11 +138,15 @@ async def complete(
         num_echoed_logprobs=fields.num_echoed_logprobs,
         is_prompt_only=num_asked_tokens(fields) == 0,
     )
-    if (schema := asked.choices[0].request.sampling_params.json_schema) is not None:
-        await server.schemas.check(schema)
+    if held_to is not None:
+        await server.grammars.check(held_to.grammar, held_to.field)
     shape = shape_type(asked, server.tokenizer)
     options = OutputOptions(
-        tuple(fields.stop), tuple(fields.stop_token_ids), fields.skip_special_tokens, asked.is_prompt_only
+        tuple(fields.stop),
+        tuple(fields.stop_token_ids),
+        fields.skip_special_tokens,
+        asked.is_prompt_only,
+        held_to and held_to.field,
     )
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
@@ -151,7 +158,12 @@ async def complete(
 
 
 def _choices(
-    server: Server, fields: GenerationFields, prompts: Sequence[Prompt], answer_id: str, user: str
+    server: Server,
+    fields: GenerationFields,
+    prompts: Sequence[Prompt],
+    answer_id: str,
+    user: str,
+    grammar: Grammar | None,
 ) -> list[Choices]:
     """What the engine is asked, checked against its limits."""
     limits, eos_token_ids = server.engine.limits, server.tokenizer.eos_token_ids
@@ -162,6 +174,7 @@ def _choices(
             max_tokens=max_output_tokens(fields, prompt, limits),
             eos_token_ids=eos_token_ids,
             vocab_size=limits.vocab_size,
+            grammar=grammar,
         )
         request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
         request = Request(

@@ -7,7 +7,7 @@ from aiohttp import web
 from loong.server.body import Bodies
 from loong.server.engine_client import EngineClient
 from loong.server.errors import ApiError
-from loong.server.grammar_checker import SchemaChecker
+from loong.server.grammar_checker import GrammarChecker
 from loong.server.ignored_keys import IgnoredKeys
 from loong.server.parsing import short
 from loong.server.request_metrics import RequestMetrics
@@ -24,7 +24,7 @@ class Server:
     settings: ServerSettings
     metrics: RequestMetrics
     bodies: Bodies
-    schemas: SchemaChecker
+    grammars: GrammarChecker
     ignored_keys: IgnoredKeys = field(default_factory=IgnoredKeys)
 
     def check_model(self, name: str | None) -> None:

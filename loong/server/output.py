@@ -39,6 +39,7 @@ class OutputOptions:
     stop_token_ids: tuple[TokenId, ...] = ()  # those the client named
     skip_special_tokens: bool = True
     is_prompt_only: bool = False
+    grammar_field: str | None = None  # of the request, whose grammar the answer is held to
 
 
 class Output:
@@ -58,11 +59,12 @@ class Output:
     def add(self, token: ProducedToken) -> Delta:
         """Take the next token.
 
-        Raises `ClusterError` if it says that the request failed, `InvalidRequestError` if its schema is why.
+        Raises `ClusterError` if it says that the request failed, `InvalidRequestError` if its grammar is why.
         """
         if token.finish_reason is FinishReason.STUCK:
-            message = f"response_format: the schema allows no token after {self.num_tokens} of the answer"
-            raise InvalidRequestError(message, param="response_format")
+            field = self._options.grammar_field
+            message = f"{field}: the grammar allows no token after {self.num_tokens} of the answer"
+            raise InvalidRequestError(message, param=field)
         if token.finish_reason is FinishReason.ERROR:
             raise ClusterError(f"request {token.request_id} failed after {self.num_tokens} tokens")
         self.num_tokens += 1

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 
+from loong.core.grammar import Grammar
 from loong.core.request import NUM_SEEDS, SamplingParams, TokenId
 from loong.server.engine_client import EngineLimits
 from loong.server.errors import ApiError, bad_request
@@ -15,7 +16,12 @@ _MAX_SHOWN = 8  # wrong names
 
 
 def sampling_params(
-    fields: GenerationFields, *, max_tokens: int, eos_token_ids: tuple[TokenId, ...], vocab_size: int
+    fields: GenerationFields,
+    *,
+    max_tokens: int,
+    eos_token_ids: tuple[TokenId, ...],
+    vocab_size: int,
+    grammar: Grammar | None,
 ) -> SamplingParams:
     """The engine's parameters; a request without a seed draws one, and end-of-sequence tokens stop it.
 
@@ -41,7 +47,7 @@ def sampling_params(
         stop_token_ids=tuple(dict.fromkeys((*fields.stop_token_ids, *eos))),
         num_logprobs=fields.num_logprobs,
         logit_bias=_logit_bias(fields, vocab_size),
-        json_schema=_json_schema(fields, eos_token_ids),
+        grammar=grammar,
     )
 
 
@@ -64,19 +70,6 @@ def _is_token_id(name: str, vocab_size: int) -> bool:
         and int(name) < vocab_size
         and name == str(int(name))
     )
-
-
-def _json_schema(fields: GenerationFields, eos_token_ids: Sequence[TokenId]) -> str | None:
-    """The schema asked for, if nothing else asked for contradicts that an answer ends where it is whole."""
-    if (schema := fields.response_format.schema_text) is None:
-        return None
-    if not eos_token_ids:
-        message = "response_format needs a model with an end-of-sequence token, which this one lacks"
-        raise bad_request(message, "response_format", "unsupported_parameter")
-    for name in ("ignore_eos", "min_tokens", "stop_token_ids"):
-        if getattr(fields, name):
-            raise bad_request(f"{name} cannot be used with response_format, which says where to end", name)
-    return schema
 
 
 def num_asked_tokens(fields: GenerationFields) -> int | None:

@@ -21,7 +21,13 @@ from loong.core.request import MAX_TOKEN_ID, NUM_SEEDS
 from loong.server.errors import bad_request
 from loong.server.free_json import FreeObject
 from loong.server.schema_base import Schema, within
-from loong.server.structured_outputs import ResponseFormat
+from loong.server.structured_outputs import (
+    Alternatives,
+    JsonSchema,
+    ResponseFormat,
+    Source,
+    StructuredOutputs,
+)
 
 MAX_PROMPTS = 256  # in one request
 MAX_STOP_STRINGS = 16
@@ -123,7 +129,17 @@ class GenerationFields(Schema, ABC):
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence token."""
     response_format: ResponseFormat = ResponseFormat()
-    """What the answer is held to."""
+    """What the answer is held to. Of this field and the next five, a request may have one."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the answer is held to, as vLLM writes it."""
+    guided_json: JsonSchema | None = None
+    """A JSON schema that the answer is held to, as an object or as text."""
+    guided_regex: Source | None = None
+    """A regular expression that the whole answer matches. It has no lookaround, flags or back references."""
+    guided_choice: Alternatives | None = None
+    """The answer is one of these texts."""
+    guided_grammar: Source | None = None
+    """Rules that the answer is held to, in the EBNF of GBNF files, or in Lark's notation."""
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
     """Whom the request is for: `--fairness user` shares between users, or between API keys where there are
     several."""

@@ -1,6 +1,6 @@
-"""Which tokens a request's schema allows next, for any request, in whatever order steps come.
+"""Tokens that a request's grammar allows next, for any request, in whatever order steps come.
 
-What is allowed follows from the schema and the output so far alone, so it does not matter which instance
+What is allowed follows from the grammar and the output so far alone, so it does not matter which instance
 computed the output, or whether it was computed twice.
 """
 
@@ -17,24 +17,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from loong.core.grammar import Grammar
 from loong.core.request import RequestId, TokenId
-from loong.grammar.json_grammar import GrammarCompiler
+from loong.grammar.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarMatcher
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 2**28  # of grammars, as xgrammar counts them, with their schemas
+MAX_BYTES = 2**28  # of grammars, as xgrammar counts them, with their sources
 NUM_MATCHERS = 1024
 _BITS = 32  # of a word of a mask
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far a request's output has come in the grammar of its schema."""
+    """How far a request's output has come in the grammar of its grammar."""
 
-    schema: str
+    grammar: Grammar
     matcher: "GrammarMatcher"
     num_tokens: int
 
@@ -52,27 +53,27 @@ class Constraints:
         self._compiler: GrammarCompiler | None = None
         self._thread = ThreadPoolExecutor(1)
         self._lock = Lock()  # guards all below
-        self._grammars: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
-        self._sizes: dict[str, int] = {}  # in bytes, of grammars that are compiled
+        self._grammars: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
+        self._sizes: dict[Grammar, int] = {}  # in bytes, of grammars that are compiled
         self._progress: OrderedDict[RequestId, _Progress] = OrderedDict()
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all grammars that are kept, with their schemas."""
+        """Return the bytes of all grammars that are kept, with their sources."""
         return sum(self._sizes.values())
 
-    def prepare(self, schema: str) -> "Future[CompiledGrammar]":
-        """Begin to compile a schema's grammar, unless it is there; from any thread."""
+    def prepare(self, grammar: Grammar) -> "Future[CompiledGrammar]":
+        """Begin to compile a grammar, unless it is there; from any thread."""
         with self._lock:
-            if schema not in self._grammars:
-                self._grammars[schema] = self._thread.submit(self._compile, schema)
-            self._grammars.move_to_end(schema)
-            return self._grammars[schema]
+            if grammar not in self._grammars:
+                self._grammars[grammar] = self._thread.submit(self._compile, grammar)
+            self._grammars.move_to_end(grammar)
+            return self._grammars[grammar]
 
     def allowed(
         self,
         request_id: RequestId,
-        schema: str,
+        grammar: Grammar,
         output_token_ids: Sequence[TokenId],
         stop_token_ids: Sequence[TokenId],
     ) -> Tensor:
@@ -83,9 +84,9 @@ class Constraints:
         """
         words = torch.zeros(1, -(-self._vocab_size // _BITS), dtype=torch.int32)
         try:
-            matcher = self._matcher(request_id, schema, output_token_ids, stop_token_ids)
+            matcher = self._matcher(request_id, grammar, output_token_ids, stop_token_ids)
         except (RuntimeError, ValueError, OSError, ImportError) as error:
-            logger.warning("request %s cannot keep to its schema: %s", request_id, error)
+            logger.warning("request %s cannot keep to its grammar: %s", request_id, error)
             return words[0]
         if matcher.is_terminated():
             return words[0]
@@ -101,42 +102,42 @@ class Constraints:
     def _matcher(
         self,
         request_id: RequestId,
-        schema: str,
+        grammar: Grammar,
         output_token_ids: Sequence[TokenId],
         stop_token_ids: Sequence[TokenId],
     ) -> "GrammarMatcher":
         """The request's, brought to the end of its output."""
         from xgrammar import GrammarMatcher  # an extra, and slow to import
 
-        grammar = self.prepare(schema).result()
+        compiled = self.prepare(grammar).result()
         with self._lock:
             progress = self._progress.pop(request_id, None)
         if progress is None or progress.num_tokens > len(output_token_ids):
-            matcher = GrammarMatcher(grammar, override_stop_tokens=list(stop_token_ids))
-            progress = _Progress(schema, matcher, 0)
+            matcher = GrammarMatcher(compiled, override_stop_tokens=list(stop_token_ids))
+            progress = _Progress(grammar, matcher, 0)
         for token_id in output_token_ids[progress.num_tokens :]:
             if not progress.matcher.accept_token(token_id):
-                raise ValueError(f"its output has token {token_id}, which the schema does not allow")
+                raise ValueError(f"its output has token {token_id}, which the grammar does not allow")
         with self._lock:
-            if schema in self._grammars:  # else it was dropped meanwhile
-                self._progress[request_id] = _Progress(schema, progress.matcher, len(output_token_ids))
+            if grammar in self._grammars:  # else it was dropped meanwhile
+                self._progress[request_id] = _Progress(grammar, progress.matcher, len(output_token_ids))
             if len(self._progress) > NUM_MATCHERS:
                 self._progress.popitem(last=False)
         return progress.matcher
 
-    def _compile(self, schema: str) -> "CompiledGrammar":
+    def _compile(self, grammar: Grammar) -> "CompiledGrammar":
         try:
-            grammar = self._grammar_compiler().compile(schema)
+            compiled = self._grammar_compiler().compile(grammar)
         except BaseException:
             with self._lock:
-                del self._grammars[schema]  # at another time it may succeed
+                del self._grammars[grammar]  # at another time it may succeed
             raise
         with self._lock:
-            self._sizes[schema] = grammar.memory_size_bytes + getsizeof(schema)
+            self._sizes[grammar] = compiled.memory_size_bytes + getsizeof(grammar.text)
             while self.num_bytes > self._max_bytes and len(self._sizes) > 1:
-                others = (other for other in self._grammars if other in self._sizes and other != schema)
+                others = (other for other in self._grammars if other in self._sizes and other != grammar)
                 self._drop(next(others))
-        return grammar
+        return compiled
 
     def _grammar_compiler(self) -> GrammarCompiler:
         if self._compiler is None:
@@ -145,8 +146,8 @@ class Constraints:
             self._compiler = GrammarCompiler(self._folder, self._vocab_size)
         return self._compiler
 
-    def _drop(self, schema: str) -> None:
+    def _drop(self, grammar: Grammar) -> None:
         """Drop a grammar, and the matchers that hold it."""
-        del self._grammars[schema], self._sizes[schema]
-        for request_id in [i for i, progress in self._progress.items() if progress.schema == schema]:
+        del self._grammars[grammar], self._sizes[grammar]
+        for request_id in [i for i, progress in self._progress.items() if progress.grammar == grammar]:
             del self._progress[request_id]

@@ -170,7 +170,7 @@ class Worker:
             reports.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
             reports.close()
 
-        self._constraints.prepare(command.json_schema).add_done_callback(tell)
+        self._constraints.prepare(command.grammar).add_done_callback(tell)
 
     def _release(self, command: ReleaseKV) -> None:
         if command.positions is None:  # it has ended, or will be computed again

@@ -45,8 +45,8 @@ def sampling_input(
     params = drawn.sampling_params
     output = (*given.output_token_ids, *new_token_ids) if params.needs_output else ()
     allowed = None
-    if (schema := params.json_schema) is not None:
-        allowed = constraints.allowed(drawn.request_id, schema, output, params.stop_token_ids)
+    if (grammar := params.grammar) is not None:
+        allowed = constraints.allowed(drawn.request_id, grammar, output, params.stop_token_ids)
     num_output_tokens = given.num_output_tokens + len(new_token_ids)
     return SamplingInput(
         params=params,

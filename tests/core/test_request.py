@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from loong.core.errors import InvalidRequestError
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.placement import striped
 from loong.core.request import (
     MAX_CHOICES,
@@ -65,7 +66,7 @@ def test_the_bounds_themselves_are_taken() -> None:
         {"num_logprobs": 0},
         {"logit_bias": ((3, 1.0),)},
         {"presence_penalty": 0.1},
-        {"json_schema": "{}"},
+        {"grammar": Grammar(GrammarKind.REGEX, "a")},
     ],
     ids=str,
 )

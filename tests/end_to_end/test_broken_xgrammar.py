@@ -44,7 +44,7 @@ def test_requests_with_a_schema_are_refused_and_the_log_says_so_at_the_first(
                 assert error["message"] == f"response_format: {reason}"
         lines = [line for line in server.log.splitlines() if "xgrammar" in line]
         assert 1 <= len(lines) <= 2  # one of each process that answers clients
-        assert all(line.endswith(f"json_object and json_schema are refused: {reason}") for line in lines)
+        assert all(line.endswith(f"guided fields are refused: {reason}") for line in lines)
         answer = server.client.completions.create(model="loong-tiny", prompt="hi", max_tokens=1)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 1

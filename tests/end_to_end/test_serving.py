@@ -159,7 +159,7 @@ def test_a_schema_that_comes_to_a_dead_end_is_the_clients_error(server: Served, 
         for _ in answer:
             pass
 
-    with pytest.raises(openai.APIError, match="the schema allows no token") as refusal:
+    with pytest.raises(openai.APIError, match="the grammar allows no token") as refusal:
         answered()
     assert refusal.value.type == "invalid_request_error"
     assert refusal.value.param == "response_format"

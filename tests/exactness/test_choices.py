@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, object]] = {
     "min tokens": {"temperature": 1.0, "min_tokens": 3, "stop_token_ids": tuple(range(2, 60))},
     "logprobs": {"temperature": 1.0, "num_logprobs": 2},
     "bias": {"temperature": 1.0, "logit_bias": ((5, 4.0), (40, 4.0), (41, -100.0))},
-    "schema": {"temperature": 3.0, "json_schema": SCHEMA, "stop_token_ids": (2,)},
+    "schema": {"temperature": 3.0, "grammar": SCHEMA, "stop_token_ids": (2,)},
 }
 POLICIES: dict[str, Policy] = {
     "alone": in_group(0),

@@ -35,7 +35,7 @@ KINDS: tuple[dict[str, object], ...] = (
     {"seed": 4, "presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.1},
     {"seed": 5, "min_tokens": 8, "stop_token_ids": tuple(range(0, 97, 3))},
     {"seed": 6, "stop_token_ids": tuple(range(0, 97, 8))},
-    {"seed": 7, "temperature": 3.0, "json_schema": SCHEMA, "stop_token_ids": (2,)},
+    {"seed": 7, "temperature": 3.0, "grammar": SCHEMA, "stop_token_ids": (2,)},
 )
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.plan import Transfer
 from loong.core.request import FinishReason
 from loong.scheduler.policy import Policy
@@ -28,7 +29,12 @@ WAYS: dict[str, dict[str, object]] = {
     "frequency": {"temperature": 0.7, "frequency_penalty": 1.0},
     "repetition": {"temperature": 1.0, "repetition_penalty": 1.7},
     "bias": {"temperature": 1.0, "logit_bias": ((5, 4.0), (40, 4.0), (41, -100.0))},
-    "schema": {"temperature": 1.0, "json_schema": SCHEMA, "stop_token_ids": (2,)},
+    "schema": {"temperature": 1.0, "grammar": SCHEMA, "stop_token_ids": (2,)},
+    "regex": {
+        "temperature": 1.0,
+        "grammar": Grammar(GrammarKind.REGEX, "([a-f]{2}|[0-9])+"),
+        "stop_token_ids": (2,),
+    },
     "min tokens": {"temperature": 1.0, "min_tokens": 6, "stop_token_ids": tuple(range(2, 60))},
 }
 POLICIES: tuple[Policy, ...] = (
@@ -56,7 +62,7 @@ def test_a_seed_gives_the_same_tokens_at_any_dop_in_any_chunks_and_when_computed
 
 
 def test_an_output_that_keeps_to_a_schema_is_json_and_ends_there(cluster: Cluster) -> None:
-    params = {"temperature": 3.0, "json_schema": SCHEMA, "stop_token_ids": (2,)}
+    params = {"temperature": 3.0, "grammar": SCHEMA, "stop_token_ids": (2,)}
     requests = [sampled_request(PROMPT, 60, seed=seed, **params) for seed in range(6)]
     outputs = cluster.run(requests, in_group(0, 3, 1, chunk=20, num_steps=5))
     for *tokens, last in outputs.values():
@@ -68,8 +74,9 @@ def test_an_output_that_keeps_to_a_schema_is_json_and_ends_there(cluster: Cluste
 
 
 def test_a_request_whose_schema_is_none_never_arrives_and_harms_no_other(cluster: Cluster) -> None:
-    wrong = sampled_request(PROMPT, NUM_TOKENS, json_schema='{"not":{}}', stop_token_ids=(2,))
-    with pytest.raises(ClusterError, match="could not make a grammar"):
+    no_schema = Grammar(GrammarKind.JSON_SCHEMA, '{"not":{}}')
+    wrong = sampled_request(PROMPT, NUM_TOKENS, grammar=no_schema, stop_token_ids=(2,))
+    with pytest.raises(ClusterError, match="could not compile a grammar"):
         cluster.run([wrong], in_group(1, 2))
     assert not cluster.log
     right = sampled_request(PROMPT, NUM_TOKENS, temperature=0.0)

@@ -7,6 +7,7 @@ from plans import decode, prefill
 from snapshots import decoding, waiting
 
 from loong.core.events import ProducedToken
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.instance import ESPGroup
 from loong.core.instructions import (
     ExtendLease,
@@ -34,9 +35,9 @@ def prompt(*group: InstanceId) -> RunBatch:
     return RunBatch(1, plan, (RequestInput("r", (1, 2, 3, 4), 4, 0, VIEW.placement, SamplingParams()),))
 
 
-def following(master_id: InstanceId, *, json_schema: str | None = None, batch_id: int = 2) -> RunBatch:
+def following(master_id: InstanceId, *, grammar: Grammar | None = None, batch_id: int = 2) -> RunBatch:
     """A step of r, whose newest token comes of batch 1."""
-    params = SamplingParams(json_schema=json_schema)
+    params = SamplingParams(grammar=grammar)
     given = RequestInput("r", (), 4, 1, VIEW.placement, params, follows=1)
     return RunBatch(batch_id, decode([VIEW], (0, 1), {"r": master_id}), (given,))
 
@@ -54,7 +55,11 @@ def test_a_batch_may_be_told_at_once_where_its_master_samples_what_it_follows() 
     assert holding.end(1, [TOKEN]) == []
 
 
-@pytest.mark.parametrize("told", [following(1), following(0, json_schema="{}")], ids=["elsewhere", "schema"])
+@pytest.mark.parametrize(
+    "told",
+    [following(1), following(0, grammar=Grammar(GrammarKind.REGEX, "a"))],
+    ids=["elsewhere", "grammar"],
+)
 def test_a_batch_waits_for_a_token_that_its_master_cannot_know(told: RunBatch) -> None:
     holding = Holding()
     holding.take(prompt(0))

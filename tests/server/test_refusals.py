@@ -73,7 +73,6 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("best_of", 3),
         ("length_penalty", True),  # which equals 1
         ("suffix", "x"),
-        ("guided_regex", "a*"),
         ("stream_options", {"include_usage": 1}),
         ("stream_options", {"nonsense": True}),
         ("stream_options", {"include_usage": True}),  # of what is no stream

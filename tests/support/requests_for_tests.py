@@ -12,10 +12,13 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from loong.core.events import ProducedToken
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, Request, RequestId, SamplingParams
 
-SCHEMA = '{"type":"array","items":{"type":"integer"},"minItems":2}'  # which a tiny model can keep to
+SCHEMA = Grammar(  # which a tiny model can keep to
+    GrammarKind.JSON_SCHEMA, '{"type":"array","items":{"type":"integer"},"minItems":2}'
+)
 
 _numbers = count()
 

@@ -1,6 +1,7 @@
 """One message of every kind that engine and workers send."""
 
 from loong.core.events import Logprobs, ProducedToken
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.instance import ESPGroup
 from loong.core.instructions import (
     ExtendLease,
@@ -56,7 +57,7 @@ COMMANDS: tuple[Command, ...] = (
     MoveKV(2, KVMigration(SEGMENT, 0)),
     ReleaseKV("r", (0, 2)),
     ReleaseKV("r", (0,), range(3)),
-    PrepareGrammar(3, '{"type":"object"}'),
+    PrepareGrammar(3, Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')),
     StartTrace(4),
     EndTrace(5, "trace.json"),
     EndTrace(6, None),

@@ -10,6 +10,7 @@ import pytest
 import zmq
 from socket_worlds import run_in_world
 
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.instance import ESPGroup
 from loong.core.instructions import ReleaseKV, RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
@@ -45,8 +46,12 @@ def live_matchers(replace: Callable[[str, object], None]) -> "weakref.WeakSet[ob
     return found
 
 
-def schema(number: int) -> str:
-    return json.dumps({"type": "object", "properties": {f"p{number}": {"type": "string"}}})
+def as_grammar(content: object) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(content))
+
+
+def schema(number: int) -> Grammar:
+    return as_grammar({"type": "object", "properties": {f"p{number}": {"type": "string"}}})
 
 
 def test_grammars_take_no_more_than_their_bound_whatever_requests_need(
@@ -79,7 +84,7 @@ def test_a_grammar_larger_than_the_bound_is_kept_alone(tmp_path: Path) -> None:
 def test_a_grammar_that_cannot_be_made_is_not_kept(tmp_path: Path) -> None:
     constraints = Constraints(tiny_model(tmp_path), CONFIG.vocab_size)
     for _ in range(2):
-        assert constraints.prepare('{"not":{}}').exception() is not None
+        assert constraints.prepare(as_grammar({"not": {}})).exception() is not None
     assert constraints.num_bytes == 0
 
 
@@ -120,7 +125,7 @@ def first_token_of(request_id: str) -> RunBatch:
         (QueryBlock(request_id, positions, 0, Transfer.KV),),
         (KVSegment(request_id, positions, 0),),
     )
-    params = SamplingParams(max_tokens=9, stop_token_ids=STOPS, json_schema=schema(0))
+    params = SamplingParams(max_tokens=9, stop_token_ids=STOPS, grammar=schema(0))
     return RunBatch(1, plan, (RequestInput(request_id, (5, 6, 7), 3, 0, Placement(), params),))
 
 

@@ -135,7 +135,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "least length": {"min_tokens": 7, "stop_token_ids": tuple(range(0, 97, 2))},
     "least length passed": {"min_tokens": 1, "stop_token_ids": (5,)},
     "bias": {"logit_bias": ((5, 9.0), (6, 9.0), (40, -100.0))},
-    "schema": {"json_schema": SCHEMA, "temperature": 3.0, "stop_token_ids": (2,)},
+    "schema": {"grammar": SCHEMA, "temperature": 3.0, "stop_token_ids": (2,)},
     "all": {
         "num_logprobs": 5,
         "presence_penalty": -0.5,
@@ -143,7 +143,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
         "min_tokens": 6,
         "stop_token_ids": (2,),
         "logit_bias": ((5, 2.0),),
-        "json_schema": SCHEMA,
+        "grammar": SCHEMA,
         "temperature": 2.0,
     },
 }
@@ -180,7 +180,7 @@ def test_a_request_whose_schema_nothing_can_keep_to_fails_alone(
     fabric: SocketFabric, folder: Path, leases: list[RunBatch]
 ) -> None:
     """A bare instance has no tokenizer."""
-    begun = {"json_schema": SCHEMA, "temperature": 0.0}
+    begun = {"grammar": SCHEMA, "temperature": 0.0}
     waiting, not_waiting = run(fabric, folder, None, (13, 13), begun, {"seed": 1})
     assert len(leases) == 1
     assert told(not_waiting) == told(waiting)

@@ -285,7 +285,7 @@ async def test_a_hopeless_run_is_cut_off_and_says_so_of_every_request_that_is_le
     requests = [make_request(n, at=at) for n, at in ((4, 0.0), (9, 0.0), (4, 0.01), (4, 3600.0))]
     async with serve_script(some) as base_url:
         records = await run_load(
-            target(base_url), requests, on_record=count, is_hopeless=lambda: num_told == 2
+            target(base_url), requests, on_record=count, is_hopeless=lambda _: num_told == 2
         )
     assert [record.error for record in records] == [None, CUT_OFF, None, CUT_OFF]
     assert [record.request for record in records] == requests

@@ -57,6 +57,22 @@ def test_a_scale_multiplies_every_bound(text: str, scale: float, num_prompt_toke
     )
 
 
+def test_an_interactive_request_has_half_a_second_and_15_ms_a_token() -> None:
+    rule = parse_slo("interactive")
+    assert rule.limits(100, prefill_time) == SLOLimits(ttft=0.5, tpot=0.015, e2el=math.inf)
+    assert rule.limits(1_000, prefill_time).ttft == 3.0
+
+
+def test_one_target_of_a_rule_can_be_varied() -> None:
+    tight, varied = NAMED_RULES["tight"], parse_slo("tight,tpot:10", scale=2)
+    assert varied == replace(tight, name="tight,tpot:10", tpot=0.010, scale=2)
+    assert varied.describe() == (
+        "tight,tpot:10 (TTFT <= max(5 x unloaded prefill, 1 s), TPOT <= 10 ms, all x 2)"
+    )
+    several = parse_slo("interactive,ttft:250,factor:2.5")
+    assert (several.ttft, several.prefill_factor, several.tpot) == (0.25, 2.5, 0.015)
+
+
 def test_the_report_names_the_rule_its_bounds_and_its_scale() -> None:
     assert parse_slo("tight", scale=2).describe() == (
         "tight (TTFT <= max(5 x unloaded prefill, 1 s), TPOT <= 50 ms, all x 2)"
@@ -74,6 +90,14 @@ def test_the_report_names_the_rule_its_bounds_and_its_scale() -> None:
         ("ttft:0", "not above 0"),
         ("latency:5", "the metrics are ttft, tpot, e2el"),
         ("ttft:5 ttft:6", "twice"),
+        ("tight,", "empty"),
+        ("tight,tpot", "neither a rule"),
+        ("tight,latency:5", "the metrics are ttft, tpot, e2el"),
+        ("tight,tpot:5,tpot:6", "twice"),
+        ("tight,factor:2,factor:3", "twice"),
+        ("tight,factor:0", "factor above 0"),
+        ("fast,tpot:10", "neither a rule"),
+        ("loongserve-10-mixed,tpot:10", "means of a run"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_what_would_work(text: str, complaint: str) -> None:

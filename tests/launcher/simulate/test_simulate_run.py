@@ -13,6 +13,7 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
 from loong.workloads.metrics import compute_metrics
+from loong.workloads.misses import Misses
 from loong.workloads.record import CUT_OFF
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.slo import parse_slo
@@ -36,7 +37,12 @@ def run(
     cluster = SimulatedCluster(instances_with([1000, 1000]), WorkCostModel(), max_request_tokens=1000)
     plan = make_policy(policy, PolicyConfig())
     return simulate(
-        plan, cluster, Load(load, following), parse_slo(slo).limits_of(None), host=host, max_misses=max_misses
+        plan,
+        cluster,
+        Load(load, following),
+        parse_slo(slo).limits_of(None),
+        host=host,
+        misses=Misses((max_misses,)),
     )
 
 

@@ -84,3 +84,25 @@ def test_a_load_that_attains_at_any_rate_is_told_to_be_at_least_the_highest() ->
     assert all(point.attains for point in found.points)
     assert (found.rate, found.too_high_rate) == (found.points[-1].rate, None)
     assert goodput_cells(found) == ["replicas", ">=", f"{found.rate:.4g}", "-", str(len(found.points))]
+
+
+def test_the_all_class_goodput_is_no_higher_than_the_rate_at_which_enough_of_all_attain() -> None:
+    load = LoadConfig("mixed", num_requests=90)
+    whole = search(config(load=load), "esp", TIGHT, precision=0.5)
+    by_class = search(config(load=load, is_per_class=True), "esp", TIGHT, precision=0.5)
+    assert by_class.best is not None
+    assert by_class.best.asked.is_per_class
+    assert by_class.rate <= whole.rate * 1.5
+    found = by_class.best.as_json()
+    assert (found["is_per_class"], found["is_stable"]) == (True, True)
+    share = found["capacity_share"]
+    assert isinstance(share, float)
+    assert 0 < share < 1
+
+
+def test_requests_and_their_order_are_the_same_at_every_rate() -> None:
+    slow, fast = (LoadConfig("mixed", num_requests=50).at(rate).measured for rate in (1.0, 4.0))
+    assert [request.shape for request in slow] == [request.shape for request in fast]
+    assert [request.arrival_time for request in slow] == pytest.approx(
+        [4 * request.arrival_time for request in fast]
+    )

@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loong.core.grammar import Grammar, GrammarKind
 from loong.model.tiny import CONFIG, tiny_model
 from loong.worker.constraints import Constraints
 
@@ -26,19 +28,23 @@ def constraints() -> Constraints:
     return Constraints(tiny_model(Path(mkdtemp())), CONFIG.vocab_size)
 
 
-def allowed(request_id: str, schema: str, output: list[int]) -> list[int]:
-    words = constraints().allowed(request_id, schema, output, STOPS)
+def of_schema(schema: object) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, msgspec.json.encode(schema).decode())
+
+
+def allowed(request_id: str, grammar: Grammar, output: list[int]) -> list[int]:
+    words = constraints().allowed(request_id, grammar, output, STOPS)
     bits = (words.unsqueeze(1) >> torch.arange(32, dtype=torch.int32)) & 1
     told = bits.flatten()[: CONFIG.vocab_size].tolist()
     return [token_id for token_id, bit in enumerate(told) if bit]
 
 
-def random_output(schema: str, seed: int) -> bytes:
+def random_output(grammar: Grammar, seed: int) -> bytes:
     """A walk through the tokens allowed, which hurries to the end."""
     chance = random.Random(seed)
     output: list[int] = []
     while True:
-        tokens = allowed(f"{schema}-{seed}", schema, output)
+        tokens = allowed(f"{grammar.text}-{seed}", grammar, output)
         assert tokens, bytes(output)
         assert len(output) < MAX_TOKENS, bytes(output)
         endings = [token_id for token_id in (*STOPS, *b'}]",') if token_id in tokens]
@@ -101,30 +107,76 @@ schemas = st.recursive(leaves, within, max_leaves=5)
 @settings(max_examples=60)
 @given(schemas, st.integers(0, 2**32))
 def test_any_walk_through_the_tokens_allowed_ends_in_json_of_the_schema(schema: Any, seed: int) -> None:
-    output = random_output(msgspec.json.encode(schema).decode(), seed)
+    output = random_output(of_schema(schema), seed)
     value = json.loads(output)
     jsonschema_rs.validate(schema, value)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_json_object_is_any_object(seed: int) -> None:
-    assert isinstance(msgspec.json.decode(random_output('{"type":"object"}', seed)), dict)
+    assert isinstance(msgspec.json.decode(random_output(of_schema({"type": "object"}), seed)), dict)
 
 
 def test_what_is_allowed_depends_on_schema_and_output_alone() -> None:
-    schema = '{"type":"array","items":{"enum":["ab","ba"]}}'
+    grammar = of_schema({"type": "array", "items": {"enum": ["ab", "ba"]}})
     output = [*b'["ab","ba"']
-    stepwise = [allowed("one", schema, output[:n]) for n in range(len(output) + 1)]
-    assert [allowed("two", schema, output)] == stepwise[-1:]
-    assert [allowed("one", schema, output[:n]) for n in (3, 1, 8)] == [stepwise[n] for n in (3, 1, 8)]
+    stepwise = [allowed("one", grammar, output[:n]) for n in range(len(output) + 1)]
+    assert [allowed("two", grammar, output)] == stepwise[-1:]
+    assert [allowed("one", grammar, output[:n]) for n in (3, 1, 8)] == [stepwise[n] for n in (3, 1, 8)]
     constraints().forget("one")
-    assert allowed("one", schema, output) == stepwise[-1]
+    assert allowed("one", grammar, output) == stepwise[-1]
 
 
 def test_only_the_end_may_follow_what_is_whole() -> None:
-    assert allowed("whole", '{"const":1}', [*b"1"]) == [*STOPS]
+    assert allowed("whole", of_schema({"const": 1}), [*b"1"]) == [*STOPS]
 
 
-@pytest.mark.parametrize(("schema", "output"), [('{"not":{}}', b""), ("[", b""), ('{"const":1}', b"2")])
-def test_nothing_is_allowed_where_there_is_no_grammar_or_no_way_on(schema: str, output: bytes) -> None:
-    assert allowed("bad", schema, [*output]) == []
+@pytest.mark.parametrize(
+    ("grammar", "output"),
+    [
+        (of_schema({"not": {}}), b""),
+        (Grammar(GrammarKind.JSON_SCHEMA, "["), b""),
+        (Grammar(GrammarKind.REGEX, "("), b""),
+        (Grammar(GrammarKind.EBNF, "answer ::= 1"), b""),
+        (of_schema({"const": 1}), b"2"),
+    ],
+)
+def test_nothing_is_allowed_where_there_is_no_grammar_or_no_way_on(grammar: Grammar, output: bytes) -> None:
+    assert allowed("bad", grammar, [*output]) == []
+
+
+patterns = st.recursive(
+    st.sampled_from(["a", "é", "[^a]", r"\d", "[x-z]{2}", ".", r"\.", "\\n"]),
+    lambda inner: (
+        st.tuples(inner, inner).map("".join)
+        | st.tuples(inner, inner).map(lambda pair: f"(?:{pair[0]}|{pair[1]})")
+        | st.tuples(inner, st.sampled_from(["?", "{1,3}", "+"])).map(lambda pair: f"({pair[0]}){pair[1]}")
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60)
+@given(patterns, st.integers(0, 2**32))
+def test_any_walk_ends_in_a_text_that_the_regular_expression_matches(pattern: str, seed: int) -> None:
+    output = random_output(Grammar(GrammarKind.REGEX, pattern), seed)
+    assert re.fullmatch(pattern, output.decode(errors="replace"), re.DOTALL)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.text(max_size=4), min_size=1, max_size=4), st.integers(0, 2**32))
+def test_any_walk_ends_in_one_of_the_choices(choices: list[str], seed: int) -> None:
+    grammar = Grammar(GrammarKind.CHOICE, msgspec.json.encode(choices).decode())
+    assert random_output(grammar, seed).decode() in choices
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules"),
+    [
+        (GrammarKind.EBNF, 'root ::= number ("+" number)*\nnumber ::= [1-9] [0-9]*'),
+        (GrammarKind.LARK, 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[1-9][0-9]*/'),
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_any_walk_ends_in_a_text_of_the_rules(kind: GrammarKind, rules: str, seed: int) -> None:
+    assert re.fullmatch(rb"[1-9]\d*(\+[1-9]\d*)*", random_output(Grammar(kind, rules), seed))
