@@ -171,7 +171,7 @@ async def serve(
 ) -> Served:
     """Serve all requests as they come, then run the same batches again."""
     sent = [request_of(number, request) for number, request in enumerate(requests)]
-    async with local_workers(config, lead=None) as executor:  # one by one, as they are told again
+    async with local_workers(config, lookahead=None) as executor:  # one by one, as they are told again
         watch, noted = Watch(make_policy(policy_name, PolicyConfig()), executor), NotingExecutor(executor)
         scheduling = Scheduling(ClusterState(config.instances), watch.plan, model, noted, (watch,))
         async for _ in served(scheduling, executor, sent):

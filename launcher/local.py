@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from loong.core.errors import ConfigError
-from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
+from loong.core.lookahead import LookaheadMargin
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.child_processes import ChildProcess, guarded, how_it_ended, stop
@@ -21,7 +21,7 @@ from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_LEAD = Lead()
+DEFAULT_LOOKAHEAD = LookaheadMargin()
 _WORKER = "loong.worker.process"
 MAX_SOCKET_PATH = 107
 _LAST_WORDS_SECONDS = 0.3
@@ -76,7 +76,7 @@ class ClusterConfig:
 
 @asynccontextmanager
 async def local_workers(
-    config: ClusterConfig, lead: Lead | None = DEFAULT_LEAD
+    config: ClusterConfig, lookahead: LookaheadMargin | None = DEFAULT_LOOKAHEAD
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
 
@@ -86,7 +86,7 @@ async def local_workers(
     with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
         _check_socket_path(Path(directory))
         endpoints = _endpoints(config, Path(directory))
-        executor = WorkersExecutor(endpoints, lead, config.heartbeat)
+        executor = WorkersExecutor(endpoints, lookahead, config.heartbeat)
         processes: list[ChildProcess] = []
         is_ready = False
         tasks = [

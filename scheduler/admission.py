@@ -259,7 +259,7 @@ class KVForecast:
     """
 
     planning_view: PlanningView
-    refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, forks
+    refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, siblings
     taken: list[RequestView] = field(default_factory=list)
     future: FutureKV | None = None  # with as many of `taken`
     num_counted: int = 0
@@ -273,12 +273,16 @@ class KVForecast:
         """Admit a request, if it has room to its declared end with all that were taken."""
         peak = self.bound + view.num_final_tokens
         if peak > self.planning_view.capacity:
-            remaining, known, num_forks = view.num_remaining_tokens, view.num_known_tokens, view.num_forks
-            if any(remaining >= r and known >= k and num_forks >= f for r, k, f in self.refused):
+            remaining, known, num_siblings = (
+                view.num_remaining_tokens,
+                view.num_known_tokens,
+                view.num_siblings,
+            )
+            if any(remaining >= r and known >= k and num_siblings >= f for r, k, f in self.refused):
                 return False  # no less than one that did not fit: no need to update_costs
             peak = self._peak_with(view)
             if peak > self.planning_view.capacity:
-                self.refused.append((remaining, known, num_forks))
+                self.refused.append((remaining, known, num_siblings))
                 return False
         self.taken.append(view)
         self.bound = peak

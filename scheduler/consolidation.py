@@ -77,4 +77,4 @@ class KVConsolidation:
 
 def _tying(instance_set: InstanceSet) -> Iterator[RequestView]:
     """Yield the decodes that tie an instance set together and share no KV with others."""
-    return (v for v in instance_set.decodes if len(v.placement.instance_ids) > 1 and v.family_id is None)
+    return (v for v in instance_set.decodes if len(v.placement.instance_ids) > 1 and v.primary_id is None)

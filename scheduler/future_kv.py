@@ -75,7 +75,7 @@ class FutureKV:
 
     @classmethod
     def of(cls, lengths: Lengths) -> "FutureKV":
-        """Of requests and their forks: c is all of the known tokens that need KV, computed or not.
+        """Of requests and their siblings: c is all of the known tokens that need KV, computed or not.
 
         KV that several hold is that of the last of them to end.
         """
@@ -83,9 +83,9 @@ class FutureKV:
         shared = shared_by_last(lengths.kin.values(), attrgetter("num_remaining_tokens"))
         for place, view in lengths.kin.items():
             current[place] += shared.get(view.request_id, 0) - view.shared.num_tokens
-        if forks := [v.num_remaining_tokens for v in lengths.kin.values() for _ in range(v.num_forks)]:
-            remaining = np.concatenate((remaining, forks))
-            current = np.concatenate((current, np.zeros_like(forks)))
+        if siblings := [v.num_remaining_tokens for v in lengths.kin.values() for _ in range(v.num_siblings)]:
+            remaining = np.concatenate((remaining, siblings))
+            current = np.concatenate((current, np.zeros_like(siblings)))
         order = remaining.argsort(kind="stable")
         remaining, current = remaining[order], current[order]
         num_alive = np.arange(len(remaining), 0, -1)
@@ -105,9 +105,9 @@ class FutureKV:
         return int(self.remaining[place]), int(self.usage[place])
 
     def adding(self, view: RequestView) -> "FutureKV":
-        """With one more request, which shares nothing yet, and its forks."""
+        """With one more request, which shares nothing yet, and its siblings."""
         future = self._adding(view.num_remaining_tokens, view.num_known_tokens - 1)
-        for _ in range(view.num_forks):
+        for _ in range(view.num_siblings):
             future = future._adding(view.num_remaining_tokens, 0)
         return future
 
@@ -117,7 +117,7 @@ class FutureKV:
         step, peak = self._busiest
         if num_remaining >= step and (at_peak := peak + num_current + step) > limit:
             return at_peak  # it is there then: no need to look at other steps
-        for _ in range(view.num_forks):
+        for _ in range(view.num_siblings):
             future = future._adding(num_remaining, 0)
         index, own = future._usage_at_end_of(num_remaining, num_current)
         before = future.remaining[:index] + future.usage[:index]

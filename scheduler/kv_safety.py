@@ -1,6 +1,6 @@
 """Who may take slots now, so that all who hold any can end in some order: Dijkstra's banker's algorithm.
 
-Admission foresees that every request goes on at one pace. They do not: a prompt may wait for its instances
+Admission predicts that every request goes on at one pace. They do not: a prompt may wait for its instances
 while others decode. So when slots are few, some wait with what they have until others have ended, rather than
 that all are stuck together and one must be computed again.
 """
@@ -133,7 +133,7 @@ def _paused_prompts(
 
 
 def _kv_needs(lengths: Lengths, planning_view: PlanningView) -> KVNeeds:
-    """What each holds and needs; what a family shares is free when the one that needs most has ended."""
+    """What each holds and needs; what choices share is free when the one that needs most has ended."""
     request_ids = [view.request_id for view in lengths.views]
     num_reserved = _reserved(planning_view).get
     held = [view.placement.num_tokens + num_reserved(view.request_id, 0) for view in lengths.views]

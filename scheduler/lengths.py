@@ -13,7 +13,7 @@ from loong.core.request import RequestView
 class Lengths:
     """Tokens of each of `views`: those known, those it may still produce, and those it ends with.
 
-    `kin` are, by their places, those that share KV or are to fork; most requests are alone.
+    `kin` are, by their places, those that share KV or have siblings; most requests are alone.
     """
 
     views: Sequence[RequestView]
@@ -28,7 +28,7 @@ class Lengths:
         prompt = np.array([view.num_prompt_tokens for view in views], np.int64)
         output = np.array([view.num_output_tokens for view in views], np.int64)
         most = np.array([view.max_tokens for view in views], np.int64)
-        kin = {i: view for i, view in enumerate(views) if view.num_forks or view.family_id is not None}
+        kin = {i: view for i, view in enumerate(views) if view.num_siblings or view.primary_id is not None}
         final = prompt + most - 1
         for place, view in kin.items():
             final[place] = view.num_final_tokens

@@ -34,8 +34,8 @@ class InstanceSet:
 
     @classmethod
     def of_idle(cls, instance_id: InstanceId, snapshot: Snapshot) -> "InstanceSet":
-        """An instance that a plan can use, at once or when its batch has ended as foreseen."""
-        ends_at = snapshot.foreseen_ends.get(instance_id, snapshot.now)
+        """An instance that a plan can use, at once or when its batch has ended as predicted."""
+        ends_at = snapshot.predicted_ends.get(instance_id, snapshot.now)
         return cls((instance_id,), available_in=max(0.0, ends_at - snapshot.now))
 
     @classmethod

@@ -88,7 +88,7 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
 
 def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
     """The plan without preemptions on instances whose batch is ending, and what needs the room of these."""
-    ending_on = snapshot.foreseen_ends.keys()
+    ending_on = snapshot.predicted_ends.keys()
     victims = [snapshot.request[preemption.request_id] for preemption in plan.preemptions]
     spared = [view for view in victims if not ending_on.isdisjoint(view.placement.instance_ids)]
     spared_ids = {view.request_id for view in spared}

@@ -8,11 +8,11 @@ from loong.core.request import RequestId, RequestView
 def shared_by_last(
     views: Iterable[RequestView], num_to_come: Callable[[RequestView], int]
 ) -> dict[RequestId, int]:
-    """What each family shares, by the one of it with most to come, which is the last to hold it."""
+    """What the choices of each prompt share, by the one with most to come, which is the last to hold it."""
     last: dict[RequestId, RequestView] = {}
     for view in views:
-        if view.family_id is not None:
-            other = last.get(view.family_id)
+        if view.primary_id is not None:
+            other = last.get(view.primary_id)
             if other is None or num_to_come(view) > num_to_come(other):
-                last[view.family_id] = view
+                last[view.primary_id] = view
     return {view.request_id: view.shared.num_tokens for view in last.values()}

@@ -15,7 +15,7 @@ from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.errors import InvalidPlanError
 from loong.core.events import Event, TokensProduced
-from loong.core.foresight import Lead
+from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan, Preemption
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
@@ -81,7 +81,7 @@ def run(spoil: Spoil, requests: list[Request], folder: Path) -> tuple[dict[str, 
 async def drain(
     policy: Policy, requests: list[Request], refusals: Refusals
 ) -> tuple[dict[str, int], dict[str, str]]:
-    executor = SimulatedExecutor(SETTING.cost_model, requests, lead=Lead())
+    executor = SimulatedExecutor(SETTING.cost_model, requests, lookahead=LookaheadMargin())
     state, failures = ClusterState(SETTING.instances), Failures()
     num_tokens: dict[str, int] = {}
     scheduling = Scheduling(state, policy, SETTING.cost_model, executor, (failures,), refusals)

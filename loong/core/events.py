@@ -56,7 +56,7 @@ class TokensProduced:
 
 
 @dataclass(frozen=True, slots=True)
-class EndForeseen:
+class BatchEndPredicted:
     """A batch is to end at `ends_at`, as its plan says, so that what comes then can be planned now."""
 
     time: float
@@ -116,7 +116,7 @@ Event: TypeAlias = (
     RequestArrived
     | BatchStarted
     | TokensProduced
-    | EndForeseen
+    | BatchEndPredicted
     | BatchFinished
     | MigrationFinished
     | RequestAborted

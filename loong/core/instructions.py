@@ -12,7 +12,7 @@ from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import RequestId, SamplingParams, TokenId
 
 
-class Fork(NamedTuple):
+class Sibling(NamedTuple):
     """A request that begins with the KV of another's prompt, in the same slots, but draws its own token."""
 
     request_id: RequestId
@@ -26,10 +26,10 @@ class RequestInput(NamedTuple):
     exists before the batch. `sampling_params` is None where the batch does not reach the last known token, so
     that nothing is sampled. `prompt_token_ids` are given only if there is a repetition penalty, and
     `output_token_ids` only if the draw needs them.
-    `forks` begin when the batch ends, with all KV that the request then has.
+    `siblings` begin when the batch ends, with all KV that the request then has.
     `follows` is the batch before, which is to sample the newest token, if nobody knew it yet when this was
     told: `num_output_tokens` counts it, but no ids hold it. The same instance samples it, in a step that is
-    neither of a lease nor the end of a prompt with forks.
+    neither of a lease nor the end of a prompt with siblings.
     """
 
     request_id: RequestId
@@ -40,7 +40,7 @@ class RequestInput(NamedTuple):
     sampling_params: SamplingParams | None
     prompt_token_ids: Sequence[TokenId] = ()
     output_token_ids: Sequence[TokenId] = ()
-    forks: tuple[Fork, ...] = ()
+    siblings: tuple[Sibling, ...] = ()
     follows: int | None = None
 
     def following(self, token: ProducedToken) -> "RequestInput":

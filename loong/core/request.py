@@ -231,9 +231,9 @@ class RequestView:
     """What a policy sees of a live request. Known tokens are the prompt's and those produced so far.
 
     `first_token_time` is that of the event that told the first output token, `last_token_time` that of the
-    newest; a preemption keeps both.
-    `num_forks` is how many requests are to begin with the KV of its prompt, once that is computed; policies
-    see them from then on. `shared` is what of its KV others of the family hold too, in the same slots.
+    newest; a preemption keeps both. `num_siblings` is how many requests are to begin with the KV of its
+    prompt, once that is computed; policies see them from then on. `shared` is what of its KV other choices
+    hold too, in the same slots.
     """
 
     request_id: RequestId
@@ -248,8 +248,8 @@ class RequestView:
     has_ended: bool = False  # finished or aborted, and waiting for its batch to end
     user: str = ""
     first_token_time: float | None = None
-    num_forks: int = 0
-    family_id: RequestId | None = None  # None unless something is shared
+    num_siblings: int = 0
+    primary_id: RequestId | None = None  # None unless something is shared
     shared: Placement = NOTHING
     priority: int = 0
     last_token_time: float | None = None
@@ -281,11 +281,11 @@ class RequestView:
 
     @property
     def num_final_tokens(self) -> int:
-        """Tokens whose KV exists when it ends at its declared maximum, as all its forks do.
+        """Tokens whose KV exists when it ends at its declared maximum, as all its siblings do.
 
         The last token of each needs none.
         """
-        return self.num_prompt_tokens + (1 + self.num_forks) * (self.max_tokens - 1)
+        return self.num_prompt_tokens + (1 + self.num_siblings) * (self.max_tokens - 1)
 
     @property
     def num_own_tokens(self) -> int:

@@ -18,11 +18,11 @@ class Part:
 
 
 class SharedKV:
-    """Which requests of a family hold what; a slot is free again when its last holder has let go of it."""
+    """Which requests of one prompt hold what; a slot is free again when its last holder has let go of it."""
 
-    def __init__(self, family_id: OwnerId, placement: Placement, holder_ids: Iterable[OwnerId]) -> None:
+    def __init__(self, primary_id: OwnerId, placement: Placement, holder_ids: Iterable[OwnerId]) -> None:
         holders = frozenset(holder_ids)
-        self.family_id = family_id
+        self.primary_id = primary_id
         self.parts = [Part(s.positions, s.instance_id, holders) for s in placement.segments]
 
     @property

@@ -17,9 +17,9 @@ EXTENSION_STEPS = 8  # before the end of a lease a policy is asked whether it is
 class RunningBatch:
     """A batch in flight.
 
-    `started_at` is foreseen until the batch `has_started`. `stepped_at` is when the step that runs now began,
-    as the tokens of the one before told. `last_step` is the step before which its lease is to end. A group
-    that hears of it too late goes beyond, but never beyond `plan.num_steps`.
+    `started_at` is predicted until the batch `has_started`. `stepped_at` is when the step that runs now
+    began, as the tokens of the one before told. `last_step` is the step before which its lease is to end. A
+    group that hears of it too late goes beyond, but never beyond `plan.num_steps`.
     """
 
     batch_id: int
@@ -87,8 +87,8 @@ class Snapshot:
     the order in which they began. `recent_prompt_lengths` are those of the last arrivals, latest last: the
     best guess at what comes next. `version` is that of the state: each event and each plan makes another.
 
-    Batches that are `ending` run as well, but all else is as it will be when they have ended as foreseen, but
-    for the room that then comes free: `leaving` is what is held by requests that end with them, of which
+    Batches that are `ending` run as well, but all else is as it will be when they have ended as predicted,
+    but for the room that then comes free: `leaving` is what is held by requests that end with them, of which
     there are no views. What is planned for their instances begins after them.
     """
 
@@ -126,7 +126,7 @@ class Snapshot:
 
     @cached_property
     def most_tokens(self) -> int:
-        """So many tokens, or fewer, is the KV of what any live request and its forks come to."""
+        """So many tokens, or fewer, is the KV of what any live request and its siblings come to."""
         return max((view.num_final_tokens for view in (*self.waiting, *self.running)), default=0)
 
     @cached_property
@@ -142,7 +142,7 @@ class Snapshot:
         return plan.lengthened(extension.num_steps, stops)
 
     @cached_property
-    def foreseen_ends(self) -> dict[InstanceId, float]:
+    def predicted_ends(self) -> dict[InstanceId, float]:
         """When the batches that are ending leave their instances."""
         return {
             instance_id: batch.step_ends_at

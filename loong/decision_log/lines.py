@@ -1,4 +1,4 @@
-"""What the lines of a decision log say; docs/decisions.md shows one of each.
+"""What the lines of a decision log say; docs/decisions.md shows some of them.
 
 Times are seconds of the executor's clock, other durations seconds, sizes tokens. Batches and migrations have
 the ids that the executor knows them by. What has its default is left out of a line.
@@ -16,7 +16,7 @@ EventName: TypeAlias = Literal[
     "batch_started",
     "tokens_produced",
     "lease_ending",
-    "end_foreseen",
+    "batch_end_predicted",
     "batch_finished",
     "migration_finished",
     "instance_lost",

@@ -10,9 +10,9 @@ import msgspec
 
 from loong.core.decision import Decision, DecisionKind
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
-    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -80,7 +80,7 @@ class DecisionLog:
                 self._start_batch(event)
             case BatchFinished():
                 self._end_batch(event)
-            case EndForeseen():
+            case BatchEndPredicted():
                 pass
             case MigrationFinished():
                 self._write(lines.MigrationEnded(event.time, event.migration_id, event.is_committed))

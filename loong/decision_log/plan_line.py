@@ -5,9 +5,9 @@ from typing import assert_never
 
 from loong.core.decision import Decision
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
-    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -76,8 +76,8 @@ def _cause(event: Event) -> Cause:
             return Cause("tokens_produced" if has_ended else "lease_ending", batch_id=event.batch_id)
         case BatchStarted():
             return Cause("batch_started", batch_id=event.batch_id)
-        case EndForeseen():
-            return Cause("end_foreseen", batch_id=event.batch_id)
+        case BatchEndPredicted():
+            return Cause("batch_end_predicted", batch_id=event.batch_id)
         case BatchFinished():
             return Cause("batch_finished", batch_id=event.batch_id)
         case MigrationFinished():

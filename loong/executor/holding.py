@@ -1,8 +1,8 @@
 """Instructions that nobody can carry out before a batch has ended.
 
-What is planned when an end is foreseen mostly can be told at once: workers take up one batch after the other,
-and whoever samples a token knows it. But KV of a request moves when its batch has made all of it; and a token
-that another instance samples, or that a schema is to be told of first, must come from there.
+What is planned when an end is predicted mostly can be told at once: workers take up one batch after the
+other, and whoever samples a token knows it. But KV of a request moves when its batch has made all of it; and
+a token that another instance samples, or that a schema is to be told of first, must come from there.
 """
 
 from collections.abc import Callable, Iterable

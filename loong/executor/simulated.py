@@ -11,9 +11,9 @@ from typing import TypeAlias, assert_never
 from loong.core.cost_model import CostModel
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
-    EndForeseen,
     Event,
     InstanceLost,
     MigrationFinished,
@@ -21,9 +21,9 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.foresight import Lead
 from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
@@ -86,13 +86,14 @@ class _Running:
 class SimulatedExecutor:
     """An `Executor` without workers: deterministic, and as quick as its policy.
 
-    Requests arrive at their `arrival_time`, and are drawn one by one in that order (or `InvalidEventError`
-    is raised); `incidents` (aborts, losses, joins) happen at theirs. Every request produces its `max_tokens`:
+    Requests arrive at their `arrival_time`, and are drawn one by one in that order (or `InvalidEventError` is
+    raised); `incidents` (aborts, losses, joins) happen at theirs. Every request produces its `max_tokens`:
     the ids of its output tokens count up from 0 and stop nothing. Whatever is told to the executor starts
     `plan_time` seconds later, and a batch when its instances have ended those before. A batch takes as long
     as the cost model says, but for `noise`: the standard deviation of the logarithm of a factor that is drawn
-    for each batch, whose median is 1. Ends are foreseen by `lead` before they are predicted to come; without
-    it, none is. What is told while another batch runs takes less, by up to `HIDDEN_SHARE` of telling it.
+    for each batch, whose median is 1. Ends are predicted by `lookahead` before they are predicted to come;
+    without it, none is. What is told while another batch runs takes less, by up to `HIDDEN_SHARE` of telling
+    it.
     """
 
     def __init__(
@@ -104,10 +105,10 @@ class SimulatedExecutor:
         processors: Processors | None = None,
         plan_time: float = 0.0,
         noise: float = 0.0,
-        lead: Lead | None = None,
+        lookahead: LookaheadMargin | None = None,
     ) -> None:
         self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
-        self._lead, self._holding, self._in_order = lead, Holding(), InOrder()
+        self._lookahead, self._holding, self._in_order = lookahead, Holding(), InOrder()
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
@@ -177,7 +178,7 @@ class SimulatedExecutor:
                 if self._running.pop(event.batch_id, None) is None:
                     return None
                 self._end_batch(event.batch_id)
-            case BatchStarted() | EndForeseen():
+            case BatchStarted() | BatchEndPredicted():
                 if event.batch_id not in self._running:
                     return None
             case MigrationFinished():
@@ -221,7 +222,9 @@ class SimulatedExecutor:
             if given.sampling_params is not None
         ]
         sampled += [
-            (fork.request_id, 0, fork.sampling_params.max_tokens) for given in inputs for fork in given.forks
+            (sibling.request_id, 0, sibling.sampling_params.max_tokens)
+            for given in inputs
+            for sibling in given.siblings
         ]
         slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
         self._running[told.batch_id] = _Running(
@@ -238,7 +241,10 @@ class SimulatedExecutor:
         running.work = LeaseWork(plan, running.placements, starts_idle=starts_idle)
         self._schedule(self._now, BatchStarted(self._now, batch_id))
         self._start_step(batch_id, running, self._hidden(running))
-        if self._lead is not None and (end := self._lead.foresee(batch_id, plan, self._now)) is not None:
+        if (
+            self._lookahead is not None
+            and (end := self._lookahead.predict_end(batch_id, plan, self._now)) is not None
+        ):
             self._schedule(end.time, end)
 
     def _end_batch(self, batch_id: int) -> None:

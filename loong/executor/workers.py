@@ -12,18 +12,18 @@ import zmq
 
 from loong.core.errors import ClusterError
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
     Drained,
-    EndForeseen,
     Event,
     InstanceLost,
     MigrationFinished,
     TokensProduced,
 )
-from loong.core.foresight import Lead
 from loong.core.grammar import Grammar
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.prompt_logprobs import PromptLogprobs
@@ -67,14 +67,17 @@ MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have the
 class WorkersExecutor:
     """An `Executor` whose events are what the workers report, and what `post` adds.
 
-    Ends are foreseen by `lead` before they come; without it, none is. Workers send a heartbeat every
+    Ends are predicted by `lookahead` before they come; without it, none is. Workers send a heartbeat every
     `heartbeat` seconds.
     """
 
     def __init__(
-        self, endpoints: Endpoints, lead: Lead | None = None, heartbeat: float = HEARTBEAT_SECONDS
+        self,
+        endpoints: Endpoints,
+        lookahead: LookaheadMargin | None = None,
+        heartbeat: float = HEARTBEAT_SECONDS,
     ) -> None:
-        self._endpoints, self._lead = endpoints, lead
+        self._endpoints, self._lookahead = endpoints, lookahead
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
         self._reports.setsockopt(zmq.RCVHWM, 0)
@@ -87,7 +90,7 @@ class WorkersExecutor:
         self._outstanding = Outstanding()
         self._holding = Holding()
         self._in_order = InOrder()
-        self._to_foresee: dict[int, BatchPlan] = {}  # batches in flight
+        self._to_predict: dict[int, BatchPlan] = {}  # batches in flight
         self._alarms: dict[int, asyncio.TimerHandle] = {}
         self._not_ready = set(endpoints.commands)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -197,18 +200,21 @@ class WorkersExecutor:
         self._send(workers, encode(instruction))
 
     def _begin_batch(self, told: RunBatch) -> None:
-        self._to_foresee[told.batch_id] = told.plan
+        self._to_predict[told.batch_id] = told.plan
         if self._in_order.tell(told.batch_id, told.plan.group.instance_ids):
             self._set_alarm(told.batch_id)
 
     def _set_alarm(self, batch_id: int) -> None:
-        """A batch begins now; its end is foreseen in time."""
-        plan, now = self._to_foresee[batch_id], self.now
-        if self._lead is not None and (end := self._lead.foresee(batch_id, plan, now)) is not None:
+        """A batch begins now; its end is predicted in time."""
+        plan, now = self._to_predict[batch_id], self.now
+        if (
+            self._lookahead is not None
+            and (end := self._lookahead.predict_end(batch_id, plan, now)) is not None
+        ):
             loop = asyncio.get_running_loop()
-            self._alarms[batch_id] = loop.call_later(end.time - now, self._foresee, end)
+            self._alarms[batch_id] = loop.call_later(end.time - now, self._predict_end, end)
 
-    def _foresee(self, end: EndForeseen) -> None:
+    def _predict_end(self, end: BatchEndPredicted) -> None:
         del self._alarms[end.batch_id]
         self.post(replace(end, time=self.now))
 
@@ -247,7 +253,7 @@ class WorkersExecutor:
     def _is_expected(self, report: Report) -> bool:
         """Return whether a report is of a worker of ours, and of work that it has not reported as done."""
         if isinstance(report, StepDone):  # first, as most are
-            return report.batch_id in self._to_foresee
+            return report.batch_id in self._to_predict
         worker_id = report.instance_id, report.tp_rank
         match report:
             case BatchBegun() | PromptScored() | BatchDone():
@@ -371,7 +377,7 @@ class WorkersExecutor:
         if last.tokens:
             self._tell_tokens(last)
         self.post(BatchFinished(self.now, batch_id, last.num_steps))
-        del self._to_foresee[batch_id]
+        del self._to_predict[batch_id]
         if (alarm := self._alarms.pop(batch_id, None)) is not None:
             alarm.cancel()
         for told in self._holding.end(batch_id, chain.from_iterable(report.tokens for report in reports)):

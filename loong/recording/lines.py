@@ -12,9 +12,9 @@ from typing import TypeAlias, assert_never
 import msgspec
 
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
-    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -77,10 +77,10 @@ class BatchBegan(_Line, frozen=True, tag="batch_started"):
     event: BatchStarted
 
 
-class Foreseen(_Line, frozen=True, tag="end_foreseen"):
+class EndPredicted(_Line, frozen=True, tag="batch_end_predicted"):
     """As the executor told it."""
 
-    event: EndForeseen
+    event: BatchEndPredicted
 
 
 class Finished(_Line, frozen=True, tag="batch_finished"):
@@ -128,7 +128,9 @@ class Refused(_Line, frozen=True, tag="refused"):
     plan: IterationPlan
 
 
-EventLine: TypeAlias = Arrived | BatchBegan | Produced | Foreseen | Finished | Moved | Aborted | Lost | Joined
+EventLine: TypeAlias = (
+    Arrived | BatchBegan | Produced | EndPredicted | Finished | Moved | Aborted | Lost | Joined
+)
 Line: TypeAlias = Setting | EventLine | Planned | Refused
 
 
@@ -154,8 +156,8 @@ def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
             return Produced(replace(event, tokens=tokens))
         case BatchStarted():
             return BatchBegan(event)
-        case EndForeseen():
-            return Foreseen(event)
+        case BatchEndPredicted():
+            return EndPredicted(event)
         case BatchFinished():
             return Finished(event)
         case MigrationFinished():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from loong.core.events import Logprobs
-from loong.core.instructions import Fork, RequestInput
+from loong.core.instructions import RequestInput, Sibling
 from loong.core.request import FinishReason, SamplingParams, TokenId
 from loong.kernels.draw_params import DrawParams
 from loong.worker.adjustments import Adjustments
@@ -97,7 +97,7 @@ class LeaseChoices:
 
     def _input(self, row: int) -> SamplingInput:
         given = self._given[row]
-        drawn = Fork(given.request_id, _params(given))
+        drawn = Sibling(given.request_id, _params(given))
         return sampling_input(drawn, given, self._new_token_ids[row], self._constraints)
 
     def _upload(self, rows: Sequence[int]) -> Tensor:

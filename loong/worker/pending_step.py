@@ -19,7 +19,7 @@ from loong.worker.step_inputs import DrawnIds, Progress
 
 
 class DrawnRow(NamedTuple):
-    """Who gets a token by a row; `progress` is None for a fork."""
+    """Who gets a token by a row; `progress` is None for a sibling."""
 
     request_id: RequestId
     given: SamplingInput

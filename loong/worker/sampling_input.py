@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from loong.core.instructions import Fork, RequestInput
+from loong.core.instructions import RequestInput, Sibling
 from loong.core.request import SamplingParams, TokenId
 from loong.worker.constraints import Constraints
 
@@ -39,9 +39,9 @@ class SamplingInput:
 
 
 def sampling_input(
-    drawn: Fork, given: RequestInput, new_token_ids: Sequence[TokenId], constraints: Constraints
+    drawn: Sibling, given: RequestInput, new_token_ids: Sequence[TokenId], constraints: Constraints
 ) -> SamplingInput:
-    """Of a request or a fork of it, `new_token_ids` after what its batch was given."""
+    """Of a request or a sibling of it, `new_token_ids` after what its batch was given."""
     params = drawn.sampling_params
     output = (*given.output_token_ids, *new_token_ids) if params.needs_output else ()
     allowed = None

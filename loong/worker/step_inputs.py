@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loong.core.instructions import Fork, RequestInput
+from loong.core.instructions import RequestInput, Sibling
 from loong.core.placement import Placement
 from loong.core.plan import QueryBlock
 from loong.core.request import RequestId, TokenId
@@ -45,10 +45,10 @@ class Progress:
         return self.given.num_prompt_tokens + self.given.num_output_tokens + len(self.new_token_ids)
 
     def sampling_inputs(self, constraints: Constraints) -> Iterator[tuple[RequestId, SamplingInput]]:
-        """How to draw the next token, and that of each fork; nothing if the batch stops short of it."""
+        """How to draw the next token, and that of each sibling; nothing if the batch stops short of it."""
         given = self.given
         if given.sampling_params is not None:
-            for drawn in (Fork(given.request_id, given.sampling_params), *given.forks):
+            for drawn in (Sibling(given.request_id, given.sampling_params), *given.siblings):
                 yield drawn.request_id, sampling_input(drawn, given, self.new_token_ids, constraints)
 
 

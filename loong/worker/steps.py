@@ -107,10 +107,10 @@ class Steps:
         return self._model.forward(token_ids, positions, lengths, attention)
 
     def _fork(self, request: Progress) -> None:
-        """Let forks begin with what this instance has of a request."""
-        for fork in request.given.forks:
+        """Let siblings begin with what this instance has of a request."""
+        for sibling in request.given.siblings:
             for positions in request.placement.on(self._instance_id):
-                self._pool.share(request.given.request_id, fork.request_id, positions)
+                self._pool.share(request.given.request_id, sibling.request_id, positions)
 
     def _sample(
         self,

@@ -281,7 +281,7 @@ def test_what_is_to_be_stored_fits_what_is_free() -> None:
 
 def test_a_request_that_goes_frees_nothing_that_others_hold_too() -> None:
     old = SNAPSHOT.request["old"]
-    sharing = replace(old, family_id="old", shared=striped("old", range(8), (0, 1)))
+    sharing = replace(old, primary_id="old", shared=striped("old", range(8), (0, 1)))
     snapshot = replace(SNAPSHOT, running=(sharing, *SNAPSHOT.running[1:]))
     preemption = (Preemption("old"),)
     check_plan(SNAPSHOT, IterationPlan((striped_chunk("huge", range(100), (1,)),), preemptions=preemption))

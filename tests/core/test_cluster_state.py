@@ -1,4 +1,4 @@
-"""Random policies, clients, faults and workers; the workers here keep their own books of slots."""
+"""Random policies, clients, faults and workers; the workers here keep their own accounts of slots."""
 
 from collections.abc import Callable
 from random import Random

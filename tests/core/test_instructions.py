@@ -2,9 +2,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.instance import ESPGroup
+from loong.core.live_request import LiveRequest
 from loong.core.placement import striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.records import LiveRequest
 from loong.core.request import Request, SamplingParams
 
 

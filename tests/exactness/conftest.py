@@ -12,17 +12,17 @@ from cluster import Cluster
 from families import write_tiny_model
 from leak_checks import shared_cluster
 
-from loong.core.foresight import Lead
+from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import BatchPlan
 from loong.launcher.local import ClusterConfig
 from loong.model.tiny import tiny_model
 
 
-class AtOnce(Lead):
-    """The end of every batch of one step is foreseen as soon as it has begun."""
+class AtOnce(LookaheadMargin):
+    """The end of every batch of one step is predicted as soon as it has begun."""
 
     def delay(self, plan: BatchPlan) -> float | None:
-        """See Lead."""
+        """See LookaheadMargin."""
         return 0.0 if plan.num_steps == 1 else None
 
 
@@ -41,18 +41,18 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def foreseeing(folder: Path) -> Iterator[Cluster]:
+def predicting(folder: Path) -> Iterator[Cluster]:
     """As `cluster`, but each batch that can be told while another runs is."""
     config = ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96)
-    with shared_cluster(config, lead=AtOnce()) as running:
+    with shared_cluster(config, lookahead=AtOnce()) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def sharded_foreseeing(folder: Path) -> Iterator[Cluster]:
+def sharded_overlapping(folder: Path) -> Iterator[Cluster]:
     """As `sharded`, but each batch that can be told while another runs is."""
     config = ClusterConfig(str(folder), num_instances=2, tp_size=2, kv_capacity=384, host_kv_capacity=96)
-    with shared_cluster(config, lead=AtOnce()) as running:
+    with shared_cluster(config, lookahead=AtOnce()) as running:
         yield running
 
 

@@ -26,14 +26,14 @@ def random_request(random: Random) -> Request:
 
 
 @pytest.mark.parametrize("policy", ["esp", "static-sp", "chunked"])
-def test_stories_of_policies_on_real_workers_are_true(foreseeing: Cluster, policy: str) -> None:
+def test_stories_of_policies_on_real_workers_are_true(predicting: Cluster, policy: str) -> None:
     requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in LENGTHS]
     anchor, *late = requests
     arrivals = {r.request_id: After(anchor.request_id, 1 + n) for n, r in enumerate(late)}
     config = PolicyConfig(max_num_batched_tokens=32, chunk_tokens=16, lease_steps=4)
     leaving = {late[-1].request_id: 3}
-    foreseeing.run(requests, make_policy(policy, config), arrivals=arrivals, leaving=leaving)
-    assert_true(foreseeing.lines, foreseeing.history)
+    predicting.run(requests, make_policy(policy, config), arrivals=arrivals, leaving=leaving)
+    assert_true(predicting.lines, predicting.history)
 
 
 def aborting(cluster: Cluster, policy: Policy, victims: set[RequestId], random: Random) -> Policy:
@@ -49,7 +49,7 @@ def aborting(cluster: Cluster, policy: Policy, victims: set[RequestId], random: 
     return plan
 
 
-@pytest.mark.parametrize("kind", ["cluster", "sharded", "foreseeing", "sharded_foreseeing"])
+@pytest.mark.parametrize("kind", ["cluster", "sharded", "predicting", "sharded_overlapping"])
 @pytest.mark.parametrize("seed", range(20))
 def test_any_valid_plans_give_the_tokens_of_transformers(
     request: pytest.FixtureRequest, kind: str, folder: Path, seed: int

@@ -100,9 +100,9 @@ def test_choices_have_the_prompt_in_common(cluster: Cluster, folder: Path) -> No
     run_exactly(cluster, folder, [request], in_group(2, 0, chunk=11))
 
 
-def test_batches_that_follow_others_are_scored_too(foreseeing: Cluster, folder: Path) -> None:
+def test_batches_that_follow_others_are_scored_too(predicting: Cluster, folder: Path) -> None:
     requests = [scored_request(90, 3), scored_request(40, 3), scored_request(5, 3, num_tokens=9)]
-    run_exactly(foreseeing, folder, requests, make_policy("esp", PolicyConfig(max_num_batched_tokens=32)))
+    run_exactly(predicting, folder, requests, make_policy("esp", PolicyConfig(max_num_batched_tokens=32)))
 
 
 @pytest.mark.parametrize("seed", range(8))

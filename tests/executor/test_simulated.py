@@ -12,9 +12,9 @@ from snapshots import waiting
 from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
-    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -23,8 +23,8 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.foresight import Lead
 from loong.core.instructions import StopLease
+from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseExtension
 from loong.core.request import FinishReason, Request
@@ -45,14 +45,14 @@ class Stage:
         incidents: Iterable[Event] = (),
         processors: Processors | None = None,
         plan_time: float = 0.0,
-        lead: Lead | None = None,
+        lookahead: LookaheadMargin | None = None,
         model: WorkCostModel = MODEL,
     ) -> None:
         self.state = ClusterState(instances_with([1000, 1000]))
         self._events: deque[Event] = deque()
         self.starts: list[BatchStarted] = []
         self.executor = SimulatedExecutor(
-            model, requests, incidents, processors=processors, plan_time=plan_time, lead=lead
+            model, requests, incidents, processors=processors, plan_time=plan_time, lookahead=lookahead
         )
 
     def next_event(self) -> Event | None:
@@ -283,31 +283,31 @@ def test_time_passes_only_while_nothing_is_due() -> None:
         executor.pause(1.0)
 
 
-LEAD = Lead(batch=1e-3, request=0.0)
+MARGIN = LookaheadMargin(batch=1e-3, request=0.0)
 
 
-def foreseen(stage: Stage, model: WorkCostModel = MODEL) -> tuple[float, float]:
-    """Let a prompt run until its end is foreseen; returns when it was, and when the end is to come."""
+def predicted(stage: Stage, model: WorkCostModel = MODEL) -> tuple[float, float]:
+    """Let a prompt run until its end is predicted; returns when it was, and when the end is to come."""
     stage.next_event()
     plan = prefill(stage.state.snapshot(0).waiting, (0,))
     seconds = model.step_time(step_work(plan, {"r000": Placement()}))
     stage.run(replace(plan, predicted_time=seconds))
     event = stage.next_event()
-    assert isinstance(event, EndForeseen)
+    assert isinstance(event, BatchEndPredicted)
     return event.time, event.ends_at
 
 
 def test_an_end_is_foreseen_by_the_lead_before_it_is_predicted() -> None:
-    time, ends_at = foreseen(stage := Stage([timed_request(0, 100, 9)], lead=LEAD))
-    assert time == pytest.approx(ends_at - LEAD.batch)
+    time, ends_at = predicted(stage := Stage([timed_request(0, 100, 9)], lookahead=MARGIN))
+    assert time == pytest.approx(ends_at - MARGIN.batch)
     produced, finished = stage.rest()
     assert produced.time == finished.time == pytest.approx(ends_at)
 
 
 def test_what_is_told_before_an_end_begins_with_it() -> None:
-    model = WorkCostModel(replace(MODEL.coefficients, batch=LEAD.batch))
-    stage = Stage([timed_request(0, 100, 9)], lead=LEAD, model=model)
-    _, ends_at = foreseen(stage, model)
+    model = WorkCostModel(replace(MODEL.coefficients, batch=MARGIN.batch))
+    stage = Stage([timed_request(0, 100, 9)], lookahead=MARGIN, model=model)
+    _, ends_at = predicted(stage, model)
     view = stage.state.snapshot(0).request["r000"]
     stage.run(plan := decode([view], (0, 1), {"r000": 0}))
     first = step_work(plan, {"r000": view.placement})
@@ -322,8 +322,8 @@ def test_what_is_told_before_an_end_begins_with_it() -> None:
 
 
 def test_kv_of_a_request_moves_when_its_batch_has_ended() -> None:
-    stage = Stage([timed_request(0, 100, 9)], lead=LEAD)
-    _, ends_at = foreseen(stage)
+    stage = Stage([timed_request(0, 100, 9)], lookahead=MARGIN)
+    _, ends_at = predicted(stage)
     segment = KVSegment("r000", range(100), 0)
     stage.commit(IterationPlan(migrations=(KVMigration(segment, 1),)))
     *_, moved = stage.rest()
@@ -337,9 +337,9 @@ def test_what_was_told_behind_a_batch_and_needs_an_instance_that_is_lost_is_neve
     lost_id: int, kind: str
 ) -> None:
     seconds = MODEL.step_time(step_work(prefill([waiting("r000", 100)], (0,)), {"r000": Placement()}))
-    lost = InstanceLost(seconds - LEAD.batch / 2, lost_id)
-    stage = Stage([timed_request(0, 100, 9)], [lost], lead=LEAD)
-    foreseen(stage)
+    lost = InstanceLost(seconds - MARGIN.batch / 2, lost_id)
+    stage = Stage([timed_request(0, 100, 9)], [lost], lookahead=MARGIN)
+    predicted(stage)
     view = stage.state.snapshot(0).request["r000"]
     if kind == "move":
         stage.commit(IterationPlan(migrations=(KVMigration(KVSegment("r000", range(100), 0), 1),)))

@@ -8,18 +8,18 @@ from reporting_workers import WORKERS, executor_and_reports
 
 from loong.core.errors import ClusterError, InvalidEventError
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
     Drained,
-    EndForeseen,
     Event,
     ProducedToken,
     RequestAborted,
     TokensProduced,
 )
-from loong.core.foresight import Lead
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
+from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import BatchPlan
 from loong.wire import (
     BatchBegun,
@@ -227,17 +227,17 @@ async def test_a_batch_starts_after_those_that_its_instances_were_told_before() 
 
 
 async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_comes() -> None:
-    with executor_and_reports(Lead()) as (executor, _):
+    with executor_and_reports(LookaheadMargin()) as (executor, _):
         executor.submit([batch(1, 0), batch(2, 0, 1), batch(3, 1, predicted_time=3600.0)])
-        (foreseen,) = await executor.next_events()
-        assert isinstance(foreseen, EndForeseen)
-        assert foreseen.batch_id == 1  # the others wait for it, and for one another
+        (predicted,) = await executor.next_events()
+        assert isinstance(predicted, BatchEndPredicted)
+        assert predicted.batch_id == 1  # the others wait for it, and for one another
         for rank in (0, 1):
             executor.receive(encode(BatchDone(1, 0, rank, 1)))
         assert [type(event) for event in await executor.next_events()] == [BatchStarted, BatchFinished]
-        (foreseen,) = await executor.next_events()
-        assert isinstance(foreseen, EndForeseen)
-        assert foreseen.batch_id == 2
+        (predicted,) = await executor.next_events()
+        assert isinstance(predicted, BatchEndPredicted)
+        assert predicted.batch_id == 2
         for worker_id in WORKERS:
             executor.receive(encode(BatchDone(2, *worker_id, 1)))
         for rank in (0, 1):  # long before its end
@@ -248,9 +248,11 @@ async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_come
         assert not await executor.next_events()
 
 
-@pytest.mark.parametrize(("lead", "kinds"), [(Lead(), [EndForeseen]), (None, [])])
-async def test_nothing_is_foreseen_without_a_lead(lead: Lead | None, kinds: list[type[Event]]) -> None:
-    with executor_and_reports(lead) as (executor, _):
+@pytest.mark.parametrize(("lookahead", "kinds"), [(LookaheadMargin(), [BatchEndPredicted]), (None, [])])
+async def test_nothing_is_foreseen_without_a_lead(
+    lookahead: LookaheadMargin | None, kinds: list[type[Event]]
+) -> None:
+    with executor_and_reports(lookahead) as (executor, _):
         executor.submit([batch(1, 0)])
         for _ in range(3):  # turns of the event loop
             await asyncio.sleep(0)

@@ -53,7 +53,7 @@ def test_every_choice_is_served_whatever_is_planned(seed: int) -> None:
 def sharing(request_id: str, num_prompt: int, num_output: int, max_tokens: int) -> RequestView:
     """One of a family whose prompt is on instance 0."""
     view = decoding(request_id, num_prompt, (0,), max_tokens, num_output)
-    return replace(view, family_id="a", shared=striped(request_id, range(num_prompt), (0,)))
+    return replace(view, primary_id="a", shared=striped(request_id, range(num_prompt), (0,)))
 
 
 def future_of(views: list[RequestView]) -> FutureKV:
@@ -68,7 +68,7 @@ def test_what_a_family_shares_counts_once_until_the_last_of_it_ends() -> None:
 
 
 def test_a_prompt_with_forks_is_to_come_to_what_all_of_them_will() -> None:
-    lone, prompt = waiting("b", 50, max_tokens=10), replace(waiting("a", 100, max_tokens=10), num_forks=3)
+    lone, prompt = waiting("b", 50, max_tokens=10), replace(waiting("a", 100, max_tokens=10), num_siblings=3)
     assert prompt.num_final_tokens == 100 + 4 * 9
     assert future_of([prompt]).peak == 99 + 4 * 10
     assert future_of([lone]).adding(prompt).peak == future_of([lone, prompt]).peak

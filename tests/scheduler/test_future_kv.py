@@ -96,9 +96,9 @@ def test_adding_one_by_one_is_as_good_as_all_at_once(
 
 @given(REQUESTS, REQUEST, st.integers(0, 3), st.integers(-20, 20))
 def test_the_peak_with_one_more_request_is_that_once_it_is_added(
-    requests: list[tuple[int, int]], request: tuple[int, int], num_forks: int, num_spare: int
+    requests: list[tuple[int, int]], request: tuple[int, int], num_siblings: int, num_spare: int
 ) -> None:
-    future, more = future_of(requests), replace(view(*request), num_forks=num_forks)
+    future, more = future_of(requests), replace(view(*request), num_siblings=num_siblings)
     peak = future.adding(more).peak
     assert future.peak_with(more) == peak
     found = future.peak_with(more, limit=peak + num_spare)

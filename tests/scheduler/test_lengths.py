@@ -13,8 +13,8 @@ VIEWS = st.lists(
     st.one_of(
         st.builds(waiting, st.text(max_size=2), st.integers(1, 99), st.integers(1, 99)),
         st.builds(decoding, st.just("d"), st.integers(1, 99), st.just((0,)), st.just(99), st.integers(1, 98)),
-        st.builds(lambda n: replace(waiting("leader", 9, 9), num_forks=n), st.integers(1, 3)),
-        st.just(replace(decoding("member", 9, (0,)), family_id="leader")),
+        st.builds(lambda n: replace(waiting("leader", 9, 9), num_siblings=n), st.integers(1, 3)),
+        st.just(replace(decoding("member", 9, (0,)), primary_id="leader")),
     )
 )
 
@@ -34,4 +34,4 @@ def test_columns_hold_what_each_view_says(views: list[RequestView]) -> None:
     assert lengths.known.tolist() == [view.num_known_tokens for view in views]
     assert lengths.remaining.tolist() == [view.num_remaining_tokens for view in views]
     assert lengths.final.tolist() == [view.num_final_tokens for view in views]
-    assert lengths.kin == {i: view for i, view in enumerate(views) if view.num_forks or view.family_id}
+    assert lengths.kin == {i: view for i, view in enumerate(views) if view.num_siblings or view.primary_id}

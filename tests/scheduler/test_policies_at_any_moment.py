@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import instances_with
 
-from loong.core.events import EndForeseen, RequestAborted
+from loong.core.events import BatchEndPredicted, RequestAborted
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
@@ -69,7 +69,7 @@ class PolicyMachine(ClusterMachine):
                 self.apply(RequestAborted(self.now(), request_id))
             case "end soon" if self.workers.batches:
                 batch_id = random.choice(sorted(self.workers.batches))
-                self.apply(EndForeseen(self.now(), batch_id, self.now() + 1.0))
+                self.apply(BatchEndPredicted(self.now(), batch_id, self.now() + 1.0))
             case "advance" if self.workers.batches:
                 self.advance(self.workers.first(random.choice(sorted(self.workers.batches))), random)
             case "migrate" if movable := self.movable():

@@ -12,9 +12,9 @@ from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.errors import ClusterError
 from loong.core.events import Drained, Event, ProducedToken
-from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
+from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
@@ -226,15 +226,17 @@ class _Clients:
 
 @contextmanager
 def running_cluster(
-    config: ClusterConfig, believed: tuple[ElasticInstance, ...] | None = None, lead: Lead | None = None
+    config: ClusterConfig,
+    believed: tuple[ElasticInstance, ...] | None = None,
+    lookahead: LookaheadMargin | None = None,
 ) -> Iterator[Cluster]:
-    """A cluster in a thread of its own, so that one serves many tests; ends are foreseen by `lead`.
+    """A cluster in a thread of its own, so that one serves many tests; ends are predicted by `lookahead`.
 
     The engine takes its instances for `believed`, if that is given: it may be wrong about their room.
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed
-    thread = threading.Thread(target=lambda: asyncio.run(_run(config, instances, lead, started)))
+    thread = threading.Thread(target=lambda: asyncio.run(_run(config, instances, lookahead, started)))
     thread.start()
     with ExitStack() as ending:
         ending.callback(thread.join)
@@ -246,11 +248,11 @@ def running_cluster(
 async def _run(
     config: ClusterConfig,
     instances: tuple[ElasticInstance, ...],
-    lead: Lead | None,
+    lookahead: LookaheadMargin | None,
     started: Future[Cluster],
 ) -> None:
     try:
-        async with local_workers(config, lead) as executor:
+        async with local_workers(config, lookahead) as executor:
             cluster = Cluster(executor, instances)
             started.set_result(cluster)
             await asyncio.wait([cluster.serving])

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidPlanError
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
-    EndForeseen,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -76,7 +76,9 @@ class ToyBatch:
     def sampled(self) -> list[RequestId]:
         """The requests that are to get a token in the next step."""
         given = (i for i in self.run.inputs if i.sampling_params is not None)
-        request_ids = [r for i in given for r in (i.request_id, *(fork.request_id for fork in i.forks))]
+        request_ids = [
+            r for i in given for r in (i.request_id, *(sibling.request_id for sibling in i.siblings))
+        ]
         return [request_id for request_id in request_ids if request_id not in self.left | self.void]
 
     @property
@@ -108,7 +110,7 @@ class ToyWorkers:
                     self.batches[instruction.batch_id] = ToyBatch(instruction, instruction.plan.num_steps)
                     for segment in instruction.plan.writes:
                         self.reserve(segment)
-                    self.fork(instruction)
+                    self.sibling(instruction)
                 case ExtendLease():
                     self.extend(self.batches[instruction.batch_id], instruction.num_steps)
                 case StopLease():
@@ -139,13 +141,13 @@ class ToyWorkers:
         assert slots.keys().isdisjoint(segment.positions), f"{segment} has slots already"
         slots.update(zip(segment.positions, self.slots, strict=False))
 
-    def fork(self, run: RunBatch) -> None:
+    def sibling(self, run: RunBatch) -> None:
         for given in run.inputs:
-            for fork in given.forks:
+            for sibling in given.siblings:
                 for instance_id in run.plan.group.instance_ids:
                     owners = self.held[instance_id]
-                    assert fork.request_id not in owners, f"{fork.request_id} begins twice"
-                    owners[fork.request_id] = owners[given.request_id].copy()
+                    assert sibling.request_id not in owners, f"{sibling.request_id} begins twice"
+                    owners[sibling.request_id] = owners[given.request_id].copy()
 
     def free(self, instance_id: InstanceId, owner_id: RequestId, positions: Iterable[int] | None) -> None:
         slots = self.held[instance_id][owner_id]
@@ -196,8 +198,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.outputs: defaultdict[RequestId, list[int]] = defaultdict(list)
         self.ended: set[RequestId] = set()
         self.gone: set[RequestId] = set()
-        self.unborn: set[RequestId] = set()  # forks that no policy has seen
-        self.scored: defaultdict[RequestId, set[int]] = defaultdict(set)  # positions of a family's prompt
+        self.unborn: set[RequestId] = set()  # siblings that no policy has seen
+        self.scored: defaultdict[RequestId, set[int]] = defaultdict(set)  # positions of a prompt with choices
 
     def apply(self, event: Event) -> None:
         self.time = event.time
@@ -266,7 +268,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for _ in range(num_turns):
             if self.workers.batches and random.random() < 0.2:
                 batch_id = random.choice(sorted(self.workers.batches))
-                self.apply(EndForeseen(self.now(), batch_id, self.now() + 1.0))
+                self.apply(BatchEndPredicted(self.now(), batch_id, self.now() + 1.0))
             elif self.workers.batches and random.random() < 0.6:
                 self.advance(self.workers.first(random.choice(sorted(self.workers.batches))), random)
             elif self.workers.migrations and random.random() < 0.3:
@@ -307,10 +309,10 @@ class ClusterMachine(RuleBasedStateMachine):
             needs_prompt, needs_output = params.repetition_penalty != 1, params.has_penalties
             assert given.prompt_token_ids == (prompt if is_sampled and needs_prompt else ())
             assert [*given.output_token_ids] == (outputs if is_sampled and needs_output else [])
-            if given.forks:
+            if given.siblings:
                 assert is_sampled
                 assert not outputs
-                assert {fork.request_id for fork in given.forks} <= self.unborn
+                assert {sibling.request_id for sibling in given.siblings} <= self.unborn
         self.check_scored(run)
 
     def check_scored(self, run: RunBatch) -> None:
@@ -423,15 +425,15 @@ class ClusterMachine(RuleBasedStateMachine):
         gone = self.requests.keys() - snapshot.request.keys() - self.unborn - leaving
         assert self.gone <= gone <= self.ended
         self.gone = gone
-        num_forks = sum(view.num_forks for view in snapshot.request.values())
-        num_live = len(snapshot.request) + len(leaving) + num_forks
+        num_siblings = sum(view.num_siblings for view in snapshot.request.values())
+        num_live = len(snapshot.request) + len(leaving) + num_siblings
         assert snapshot.stats.num_ended == len(self.requests) - num_live
-        assert self.unborn - self.ended == set() or num_forks
+        assert self.unborn - self.ended == set() or num_siblings
         for request_id, view in snapshot.request.items():
             assert view.has_ended == (request_id in self.ended)
-            assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_foreseen(request_id)
+            assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_predicted(request_id)
 
-    def is_foreseen(self, request_id: RequestId) -> bool:
+    def is_predicted(self, request_id: RequestId) -> bool:
         """Whether a batch that is ending is to give a request a token."""
         ending = (self.workers.batches[batch.batch_id] for batch in self.view().ending)
         return request_id not in self.ended and any(

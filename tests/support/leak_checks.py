@@ -9,8 +9,8 @@ from requests_for_tests import greedy_request, random_prompt
 
 from loong.core.cost_model import CostModel
 from loong.core.events import MigrationFinished
-from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
@@ -21,10 +21,12 @@ from loong.scheduler.policy import Policy
 
 @contextmanager
 def shared_cluster(
-    config: ClusterConfig, believed: tuple[ElasticInstance, ...] | None = None, lead: Lead | None = None
+    config: ClusterConfig,
+    believed: tuple[ElasticInstance, ...] | None = None,
+    lookahead: LookaheadMargin | None = None,
 ) -> Iterator[Cluster]:
     """A `running_cluster` for many tests; when they are done, no slot of any pool may have leaked."""
-    with running_cluster(config, believed, lead) as cluster:
+    with running_cluster(config, believed, lookahead) as cluster:
         yield cluster
         full = [i for i in config.instances if i.kind is InstanceKind.FULL]
         tiers = [i for i in config.instances if i.kind is InstanceKind.HOST]

@@ -9,9 +9,9 @@ from simulation import instances_with, timed_request
 
 from loong.core.cluster_state import ClusterState
 from loong.core.events import Event, InstanceJoined, InstanceLost, RequestAborted
-from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
+from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan
 from loong.core.request import SLO, Request
 from loong.core.snapshot import Snapshot
@@ -85,9 +85,9 @@ def recorded_run(
     *,
     noise: float = 0.3,
     plan_time: float = 0.0,
-    lead: Lead | None = None,
+    lookahead: LookaheadMargin | None = None,
 ) -> RecordedRun:
-    """Run a policy on two to four instances until all has ended; ends are foreseen."""
+    """Run a policy on two to four instances until all has ended; ends are predicted."""
     random, run = Random(seed), RecordedRun()
     kind = POLICIES.get(policy) if isinstance(policy, str) else None
     num_instances = (kind and kind.max_instances) or random.choice([2, 3, 4])
@@ -99,7 +99,12 @@ def recorded_run(
     recalibration, timeline = Recalibration(WorkCostModel()), Timeline()
     log = DecisionLog(None, listeners=[lambda line, _: run.lines.append(line)])
     executor = SimulatedExecutor(
-        WorkCostModel(), requests, incidents, plan_time=plan_time, noise=noise, lead=lead or Lead()
+        WorkCostModel(),
+        requests,
+        incidents,
+        plan_time=plan_time,
+        noise=noise,
+        lookahead=lookahead or LookaheadMargin(),
     )
     chosen = make_policy(policy, PolicyConfig(lease_steps=16)) if isinstance(policy, str) else policy
     model = RecalibratedCostModel(recalibration)

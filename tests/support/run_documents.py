@@ -1,4 +1,4 @@
-"""Documents of runs as `docs/benchmarking.md` has them, with numbers that a test can foresee."""
+"""Documents of runs as `docs/benchmarking.md` has them, with numbers that a test can predict."""
 
 import json
 from collections.abc import Sequence

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.events import Event, ProducedToken, TokensProduced
-from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import ClusterStats, Snapshot
@@ -60,7 +60,7 @@ def simulate(
     run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()
-    executor = SimulatedExecutor(model, requests, incidents, lead=Lead())
+    executor = SimulatedExecutor(model, requests, incidents, lookahead=LookaheadMargin())
 
     def recorded(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         state.check()

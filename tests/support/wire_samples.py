@@ -5,12 +5,12 @@ from loong.core.grammar import Grammar, GrammarKind
 from loong.core.instance import ESPGroup
 from loong.core.instructions import (
     ExtendLease,
-    Fork,
     MoveKV,
     ReleaseKV,
     RequestInput,
     RunBatch,
     RunScoredBatch,
+    Sibling,
     StopLease,
 )
 from loong.core.placement import KVSegment, Placement
@@ -47,7 +47,7 @@ INPUT = RequestInput(
     SamplingParams(stop_token_ids=(1, 2)),
     [5],
     [6],
-    (Fork("r-1", SamplingParams(seed=1)),),
+    (Sibling("r-1", SamplingParams(seed=1)),),
 )
 COMMANDS: tuple[Command, ...] = (
     RunBatch(1, PLAN, (INPUT,)),

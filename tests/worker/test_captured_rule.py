@@ -13,9 +13,9 @@ from requests_for_tests import greedy_request, random_prompt
 from loong.attention.step import Step
 from loong.core.captured import ON_GPUS
 from loong.core.instance import ESPGroup
+from loong.core.live_request import LiveRequest
 from loong.core.placement import striped
 from loong.core.plan import BatchPlan, Transfer
-from loong.core.records import LiveRequest
 from loong.core.work import step_work
 from loong.worker import mixed_inputs
 from loong.worker.kv_pool import KVPool

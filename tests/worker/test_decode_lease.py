@@ -12,8 +12,8 @@ from requests_for_tests import SCHEMA, random_prompt, sampled_request
 
 from loong.core.events import ProducedToken
 from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.live_request import LiveRequest
 from loong.core.plan import BatchPlan
-from loong.core.records import LiveRequest
 from loong.core.request import FinishReason
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
@@ -207,21 +207,21 @@ def test_forks_hold_the_slots_of_their_prompt_until_the_last_has_gone(
 ) -> None:
     instance = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases))
     request = replace(sampled_request(random_prompt(20, seed=1), 30, seed=7), num_choices=3)
-    leader, *forks = family = [LiveRequest(choice) for choice in request.choices()]
-    leader.forks = forks
-    first = prefill([leader.view()], (0,))
-    begun = instance.carry_out(command(0, first, leader))
-    assert [token.request_id for _, token in begun.tokens] == [live.request.request_id for live in family]
+    primary, *siblings = choices = [LiveRequest(choice) for choice in request.choices()]
+    primary.siblings = siblings
+    first = prefill([primary.view()], (0,))
+    begun = instance.carry_out(command(0, first, primary))
+    assert [token.request_id for _, token in begun.tokens] == [live.request.request_id for live in choices]
     assert begun.num_slots_used == 20
-    placement = leader.placement.adding(first.writes)
-    for live, (_, token) in zip(family, begun.tokens, strict=True):
+    placement = primary.placement.adding(first.writes)
+    for live, (_, token) in zip(choices, begun.tokens, strict=True):
         live.placement = placement.of(live.request.request_id)
         live.output_token_ids.append(token.token_id)
-    leader.forks = []
-    masters = {live.request.request_id: 0 for live in family}
-    lease = decode([live.view() for live in family], (0,), masters, num_steps=12)
-    assert instance.carry_out(command(1, lease, *family)).num_slots_used == 20 + 3 * 12
-    left = [instance.carry_out(ReleaseKV(live.request.request_id, (0,))) for live in family]
+    primary.siblings = []
+    masters = {live.request.request_id: 0 for live in choices}
+    lease = decode([live.view() for live in choices], (0,), masters, num_steps=12)
+    assert instance.carry_out(command(1, lease, *choices)).num_slots_used == 20 + 3 * 12
+    left = [instance.carry_out(ReleaseKV(live.request.request_id, (0,))) for live in choices]
     assert [outcome.num_slots_used for outcome in left] == [20 + 2 * 12, 20 + 12, 0]
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from loong.core.errors import InvalidPlanError
 from loong.core.events import ProducedToken
 from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.live_request import LiveRequest
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, Transfer
-from loong.core.records import LiveRequest
 from loong.core.request import FinishReason, RequestId
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
@@ -108,7 +108,7 @@ class OverlappingInstance(BareInstance):
 
 
 class Chain:
-    """Batches one after the other, told when all tokens before are `known`, or with the last `foreseen`.
+    """Batches one after the other, told when all tokens before are `known`, or with the last `predicted`.
 
     `tokens` are all that each request gets.
     """
@@ -116,7 +116,7 @@ class Chain:
     def __init__(self, lives: Sequence[LiveRequest], tokens: Tokens) -> None:
         self.lives, self._tokens = lives, tokens
         self.known: list[RunBatch] = []
-        self.foreseen: list[RunBatch] = []
+        self.predicted: list[RunBatch] = []
         self._masters: dict[RequestId, InstanceId] = {}
         self._unknown: set[RequestId] = set()  # got a token in the batch before
 
@@ -142,7 +142,7 @@ class Chain:
     def _tell(self, plan: BatchPlan, lives: Sequence[LiveRequest]) -> None:
         batch_id = 1 + len(self.known)
         known = [live.input_for(plan) for live in lives]
-        foreseen = [
+        predicted = [
             given._replace(
                 token_ids=given.token_ids[:-1],
                 output_token_ids=given.output_token_ids[:-1],
@@ -153,7 +153,7 @@ class Chain:
             for given in known
         ]
         self.known.append(RunBatch(batch_id, plan, tuple(known)))
-        self.foreseen.append(RunBatch(batch_id, plan, tuple(foreseen)))
+        self.predicted.append(RunBatch(batch_id, plan, tuple(predicted)))
         self._unknown = set()
         for live, given in zip(lives, known, strict=True):
             request_id, num_known = live.request.request_id, len(live.output_token_ids)
@@ -230,15 +230,15 @@ def test_batches_told_before_tokens_are_known_give_the_same_tokens(
     instance = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases))
     lives = live_requests(*PENALIZED)
     chain = all_ways_of_going_on(lives, all_tokens(instance, lives))
-    assert any(given.follows is not None for batch in chain.foreseen for given in batch.inputs)
+    assert any(given.follows is not None for batch in chain.predicted for given in batch.inputs)
     told = []
-    for number, commands in enumerate((chain.known, chain.foreseen)):
+    for number, commands in enumerate((chain.known, chain.predicted)):
         told.append([instance.carry_out(later(command, 10 + 10 * number)) for command in commands])
         for live in lives:
             instance.carry_out(ReleaseKV(live.request.request_id, (0,)))
-    known, foreseen = told
-    assert_same(by_batch(foreseen), by_batch(known))
-    assert [o.num_slots_used for o in foreseen] == [o.num_slots_used for o in known]
+    known, predicted = told
+    assert_same(by_batch(predicted), by_batch(known))
+    assert [o.num_slots_used for o in predicted] == [o.num_slots_used for o in known]
 
 
 def later(command: RunBatch, difference: int) -> RunBatch:
@@ -261,11 +261,11 @@ def test_so_they_do_on_groups(fabric: SocketFabric, folder: Path, takes_leases: 
     chain.tell((0, 1))
     chain.tell((1, 0), num_steps=3)
     chain.tell((0, 1))
-    known, foreseen = (
+    known, predicted = (
         run_commands(folder, 2, commands, takes_leases=takes_leases)
-        for commands in (chain.known, chain.foreseen)
+        for commands in (chain.known, chain.predicted)
     )
-    for ours, theirs in zip(foreseen, known, strict=True):
+    for ours, theirs in zip(predicted, known, strict=True):
         assert_same(by_batch(ours), by_batch(theirs))
         assert [o.num_slots_used for o in ours] == [o.num_slots_used for o in theirs]
 
@@ -281,10 +281,10 @@ def test_a_group_may_shrink_to_the_one_that_samples(
     chain.tell((0,))
     chain.tell((0,))
     chain.tell((0, 1))
-    assert [batch.inputs[0].follows for batch in chain.foreseen] == [None, 1, 2, 3, 4]
+    assert [batch.inputs[0].follows for batch in chain.predicted] == [None, 1, 2, 3, 4]
     (ours, _), (theirs, _) = (
         run_commands(folder, 2, commands, takes_leases=takes_leases)
-        for commands in (chain.foreseen, chain.known)
+        for commands in (chain.predicted, chain.known)
     )
     assert_same(by_batch(ours), by_batch(theirs))
 
@@ -301,11 +301,11 @@ def test_a_batch_that_begins_before_the_one_before_has_ended_gives_the_same_toke
     backend = LateBackend(takes_leases=takes_leases)
     overlapping = OverlappingInstance(fabric, folder, backend)
     backend.story.clear()
-    told = overlapping.carry_out_all([later(command, 20) for command in chain.foreseen])
+    told = overlapping.carry_out_all([later(command, 20) for command in chain.predicted])
     assert_same(told, by_batch(outcomes))
     assert overlapping.num_slots_used == outcomes[-1].num_slots_used
     done = [batch_id for batch_id in backend.story if batch_id is not None]
-    assert done == [20 + command.batch_id for command in chain.foreseen]
+    assert done == [20 + command.batch_id for command in chain.predicted]
     if params is PLAIN:
         assert backend.story[:9] == [None, None, 21, None, 22, None, 23, None, 24]
     for live in lives:
@@ -321,7 +321,7 @@ def test_so_do_chunks_that_sample_nothing(fabric: SocketFabric, folder: Path) ->
         chain.tell((0,))
     backend = LateBackend(takes_leases=True)
     told = OverlappingInstance(fabric, folder, backend).carry_out_all(
-        [later(command, 10) for command in chain.foreseen]
+        [later(command, 10) for command in chain.predicted]
     )
     assert [len(batch) for batch in told] == [0, 0, 1, 1, 1]
     assert of_request(live, told) == tokens[live.request.request_id][:3]
@@ -343,7 +343,7 @@ def test_a_request_that_ended_by_its_token_ends_with_one_more_and_others_go_on(
     for _ in range(3):
         chain.tell((0,))
     chain.tell((0,), num_steps=num_steps)
-    commands = [later(command, 10) for command in chain.foreseen]
+    commands = [later(command, 10) for command in chain.predicted]
     if is_overlapping:
         told = OverlappingInstance(fabric, folder, LateBackend(takes_leases=True)).carry_out_all(commands)
     else:
@@ -368,7 +368,7 @@ def test_who_is_to_follow_another_batch_than_the_last_is_refused(
     chain = Chain(lives, all_tokens(BareInstance(fabric, 0, folder, None, CpuBackend()), lives))
     for _ in range(3):
         chain.tell((0,))
-    first, second, third = (later(command, 10) for command in chain.foreseen)
+    first, second, third = (later(command, 10) for command in chain.predicted)
     instance.carry_out(first)
     instance.carry_out(second)
     (given,) = third.inputs
@@ -385,7 +385,7 @@ def test_who_is_to_follow_a_batch_that_did_not_sample_it_is_refused(
     chain = Chain(lives, all_tokens(serial, lives))
     chain.tell((0,))
     chain.tell((0,), num_present=1)
-    first, second = (later(command, 10) for command in chain.foreseen)
+    first, second = (later(command, 10) for command in chain.predicted)
     only_the_other = BatchPlan(first.plan.group, first.plan.queries[1:], first.plan.writes[1:])
     first = replace(first, plan=only_the_other, inputs=first.inputs[1:])
     serial.carry_out(first)

@@ -11,8 +11,8 @@ from plans import prefill
 from requests_for_tests import expected, greedy_request, random_prompt
 
 from loong.core.instructions import RunBatch
+from loong.core.live_request import LiveRequest
 from loong.core.placement import InstanceId
-from loong.core.records import LiveRequest
 from loong.fabric.traffic import Channel
 
 Group = tuple[InstanceId, ...]

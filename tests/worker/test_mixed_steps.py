@@ -12,9 +12,9 @@ from requests_for_tests import greedy_request, random_prompt
 from loong.core.captured import ON_GPUS
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunScoredBatch
+from loong.core.live_request import LiveRequest
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.records import LiveRequest
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.worker import mixed_inputs, mixed_steps

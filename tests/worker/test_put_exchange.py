@@ -16,9 +16,9 @@ from socket_worlds import Carrier, run_in_world
 from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.attention.put_exchange import PutExchange
 from loong.core.instructions import RunBatch
+from loong.core.live_request import LiveRequest
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, Transfer
-from loong.core.records import LiveRequest
 from loong.fabric.errors import PeerLostError
 from loong.fabric.protocol import Fabric
 from loong.fabric.symmetric import SymmetricFabric

@@ -12,8 +12,8 @@ from plans import decode, prefill
 from requests_for_tests import expected, greedy_request, random_prompt
 
 from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.live_request import LiveRequest
 from loong.core.plan import BatchPlan
-from loong.core.records import LiveRequest
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World

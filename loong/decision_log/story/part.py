@@ -63,7 +63,7 @@ def _num_steps_to(ended: Ended, ran: Ran, num_prompt_tokens: int) -> int:
     if isinstance(ran.part, Chunk):
         return 0 if ended.reason == ABORT else 1
     num_before = ran.part.first_position + 1 - num_prompt_tokens
-    return max(0, ended.num_output_tokens - num_before)  # one was foreseen, if its batch was lost
+    return max(0, ended.num_output_tokens - num_before)  # one was predicted, if its batch was lost
 
 
 def _cut_short_by(index: LogIndex, ran: Ran) -> tuple[Cause, ...]:

@@ -98,7 +98,7 @@ def _happening(cause: Cause) -> str:
             return f"batch {cause.batch_id} has few steps left"
         case "batch_started":
             return f"batch {cause.batch_id} starts"
-        case "end_foreseen":
+        case "batch_end_predicted":
             return f"batch {cause.batch_id} is about to end"
         case "batch_finished":
             return f"batch {cause.batch_id} ends"

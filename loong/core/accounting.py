@@ -1,4 +1,4 @@
-"""What `ClusterState` writes down, and the entries that keep it balanced."""
+"""The accounting of `ClusterState`: instances, requests, batches, and the KV slots that they use."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -7,21 +7,22 @@ from itertools import chain
 from operator import attrgetter
 
 from loong.core.attention_tasks import num_retained_tokens
+from loong.core.in_flight_batch import InFlightBatch
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction, ReleaseKV
+from loong.core.live_request import LiveRequest
 from loong.core.placement import InstanceId, KVSegment, Placement, tokens_by_instance
 from loong.core.plan import BatchPlan, KVMigration
-from loong.core.records import InFlightBatch, LiveRequest
 from loong.core.request import RequestId
-from loong.core.roll import Roll
 from loong.core.shared_kv import SharedKV
 from loong.core.snapshot import ClusterStats, Snapshot
+from loong.core.view_cache import RequestViewCache
 
 NUM_RECENT = 32  # arrivals of which the prompt lengths are kept
 
 
 @dataclass(slots=True)
-class Books:
+class Accounting:
     """Instances, live requests, batches and migrations in flight, and counts since the start.
 
     `kv_used` of an instance counts the KV of requests and what batches and migrations in flight have
@@ -42,16 +43,16 @@ class Books:
     counts: Counter[str] = field(default_factory=Counter)  # by their names in `ClusterStats`
     num_batches_by_dop: Counter[int] = field(default_factory=Counter)
     recent_prompt_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
-    roll: Roll = field(default_factory=Roll)
+    view_cache: RequestViewCache = field(default_factory=RequestViewCache)
 
     def snapshot(self, now: float, version: int) -> Snapshot:
-        """The books as values."""
-        self.roll.refresh()
+        """The accounting as values."""
+        self.view_cache.refresh()
         snapshot = Snapshot(
             now=now,
             instances=tuple(self.instances.values()),
-            waiting=tuple(self.roll.waiting.values()),
-            running=tuple(self.roll.running.values()),
+            waiting=tuple(self.view_cache.waiting.values()),
+            running=tuple(self.view_cache.running.values()),
             batches=tuple([batch.running for batch in self.batches.values()]),
             migrations=tuple(self.migrations.values()),
             stats=self.stats,
@@ -63,7 +64,7 @@ class Books:
         # What its properties would make, but copied whole instead of entry by entry.
         vars(snapshot).update(
             instance=self.instances.copy(),
-            request=self.roll.views.copy(),
+            request=self.view_cache.views.copy(),
             pools=self.pools.copy(),
             free=self.free.copy(),
             most_tokens=self.most_tokens,
@@ -86,18 +87,18 @@ class Books:
     def changing(self, request_id: RequestId) -> LiveRequest:
         """A live request, to be changed."""
         live = self.requests[request_id]
-        self.roll.note(live)
+        self.view_cache.mark_stale(live)
         return live
 
     def admit(self, live: LiveRequest) -> None:
-        """Take in a new request, with its forks."""
+        """Take in a new request, with its siblings."""
         self.recent_prompt_lengths.append(len(live.request.prompt_token_ids))
         self.most_tokens = max(self.most_tokens, live.view().num_final_tokens)
-        for new in (live, *live.forks):
+        for new in (live, *live.siblings):
             self.count(num_arrived=1)
             new.number = self.counts["num_arrived"]
             self.requests[new.request.request_id] = new
-            self.roll.note(new)
+            self.view_cache.mark_stale(new)
 
     def join(self, instance: ElasticInstance) -> None:
         """Take in a new instance."""
@@ -122,8 +123,8 @@ class Books:
         for request_id in plan.request_ids:
             live = self.changing(request_id)
             live.batch_id, live.last_dop = batch_id, plan.group.dop
-        for fork in batch.forks:
-            fork.batch_id, fork.last_dop = batch_id, plan.group.dop
+        for sibling in batch.siblings:
+            sibling.batch_id, sibling.last_dop = batch_id, plan.group.dop
 
     def extend_batch(self, batch: InFlightBatch, plan: BatchPlan) -> None:
         """Let a lease go on with `plan`, the same one with more steps, with room for them."""
@@ -131,7 +132,7 @@ class Books:
         batch.extend(plan)
 
     def close_batch(self, batch_id: int) -> tuple[LiveRequest, ...]:
-        """Take a batch out of flight, and return its requests; forks begin, whatever became of it.
+        """Take a batch out of flight, and return its requests; siblings begin, whatever became of it.
 
         What it made counts as their KV; of those that are about to release all, what it reserved does.
         """
@@ -145,8 +146,8 @@ class Books:
             lives.append(live)
         self.release(Counter(batch.plan.num_stored_tokens) - tokens_by_instance(all_stored))
         for live in tuple(lives):
-            if live.forks and live.request.request_id in batch.sampled:
-                lives += self._fork(live)
+            if live.siblings and live.request.request_id in batch.sampled:
+                lives += self._start_siblings(live)
         return tuple(lives)
 
     def _free_instances(self, batch_id: int) -> InFlightBatch:
@@ -155,7 +156,7 @@ class Books:
             self.instances[instance_id] = self.instances[instance_id].running(None)
         return batch
 
-    def foresee(self, batch_id: int, ends_at: float) -> None:
+    def predict_end(self, batch_id: int, ends_at: float) -> None:
         """Let all be as after the end of a batch, but its tokens have no ids, and nothing is released."""
         self.ending[batch_id] = batch = self._free_instances(batch_id)
         batch.ends_at = ends_at
@@ -164,7 +165,7 @@ class Books:
             live.batch_id, live.ending_id = None, batch_id
             live.placement = live.placement.adding(batch.plan.writes_of(request_id))
             if batch.num_tokens.get(request_id) == 0 and not live.has_ended:
-                live.foreseen_at = ends_at
+                live.predicted_token_time = ends_at
             if live.num_output_tokens >= live.request.sampling_params.max_tokens:
                 self._leave(live)
             self.leave_if_ending(live)
@@ -180,18 +181,22 @@ class Books:
 
     def _leave(self, live: LiveRequest) -> None:
         live.is_leaving = True
-        self.roll.drop(live)
+        self.view_cache.drop(live)
 
     def close_ending(self, batch_id: int) -> tuple[LiveRequest, ...]:
         """Take a batch out of flight that was ending, and return its requests."""
         batch = self.ending.pop(batch_id)
         lives = [self.requests[request_id] for request_id in batch.plan.request_ids]
         for live in lives:
-            live.ending_id, live.foreseen_at, live.is_leaving = None, None, live.has_ended and live.is_leaving
-            self.roll.note(live)
+            live.ending_id, live.predicted_token_time, live.is_leaving = (
+                None,
+                None,
+                live.has_ended and live.is_leaving,
+            )
+            self.view_cache.mark_stale(live)
         return tuple(lives)
 
-    def has_foreseeable_end(self, batch: InFlightBatch) -> bool:
+    def has_predictable_end(self, batch: InFlightBatch) -> bool:
         """Whether all that a batch leaves is known, but for which tokens it samples.
 
         Not how many steps a lease takes, what becomes of KV that several requests share, that moves meanwhile
@@ -201,7 +206,8 @@ class Books:
             return False
         lives = map(self.requests.__getitem__, batch.plan.request_ids)
         return not any(
-            live.migration_ids or live.has_lost_kv or live.forks or live.shared is not None for live in lives
+            live.migration_ids or live.has_lost_kv or live.siblings or live.shared is not None
+            for live in lives
         )
 
     def ending_on(self, plan: BatchPlan) -> dict[int, float]:
@@ -217,16 +223,19 @@ class Books:
         """Return whether each of these instances has a batch."""
         return all(self.instances[i].batch_id is not None for i in instance_ids)
 
-    def _fork(self, leader: LiveRequest) -> list[LiveRequest]:
-        """Let the forks of a request begin: all KV that it has is theirs too. Returns them."""
-        leader_id, forks = leader.request.request_id, leader.forks
-        fork_ids = [fork.request.request_id for fork in forks]
-        leader.forks, leader.shared = [], SharedKV(leader_id, leader.placement, (leader_id, *fork_ids))
-        for fork, fork_id in zip(forks, fork_ids, strict=True):
-            fork.batch_id, fork.leader, fork.shared = None, None, leader.shared
-            fork.placement = leader.placement.of(fork_id)
-            self.roll.note(fork)
-        return forks
+    def _start_siblings(self, primary: LiveRequest) -> list[LiveRequest]:
+        """Let the siblings of a request begin: all KV that it has is theirs too. Returns them."""
+        primary_id, siblings = primary.request.request_id, primary.siblings
+        sibling_ids = [sibling.request.request_id for sibling in siblings]
+        primary.siblings, primary.shared = (
+            [],
+            SharedKV(primary_id, primary.placement, (primary_id, *sibling_ids)),
+        )
+        for sibling, sibling_id in zip(siblings, sibling_ids, strict=True):
+            sibling.batch_id, sibling.primary, sibling.shared = None, None, primary.shared
+            sibling.placement = primary.placement.of(sibling_id)
+            self.view_cache.mark_stale(sibling)
+        return siblings
 
     def open_migration(self, migration_id: int, migration: KVMigration) -> None:
         """Take a migration into flight, with the room that it needs at its destination."""
@@ -250,23 +259,25 @@ class Books:
                 live.has_lost_kv = False
                 instructions += self.drop_kv(request_id)
                 if live.has_ended:
-                    self._leave_family(live)
+                    self._leave_siblings(live)
                     del self.requests[request_id]
-                    self.roll.drop(live)
+                    self.view_cache.drop(live)
                     self.count(num_ended=1)
         return tuple(instructions)
 
-    def _leave_family(self, live: LiveRequest) -> None:
-        """A fork that ends before it begins is its leader's no more; the forks of a leader get another."""
-        if live.leader is not None:
-            live.leader.forks = [fork for fork in live.leader.forks if fork is not live]
-            self.roll.note(live.leader)
-        elif live.forks:
-            heir, *rest = live.forks
-            heir.leader, heir.forks = None, rest
-            for fork in rest:
-                fork.leader = heir
-            self.roll.note(heir)
+    def _leave_siblings(self, live: LiveRequest) -> None:
+        """Drop a sibling that ends before it begins. If a primary ends, its first sibling
+        becomes the primary.
+        """
+        if live.primary is not None:
+            live.primary.siblings = [sibling for sibling in live.primary.siblings if sibling is not live]
+            self.view_cache.mark_stale(live.primary)
+        elif live.siblings:
+            new_primary, *rest = live.siblings
+            new_primary.primary, new_primary.siblings = None, rest
+            for sibling in rest:
+                sibling.primary = new_primary
+            self.view_cache.mark_stale(new_primary)
 
     def drop_kv(self, request_id: RequestId) -> tuple[Instruction, ...]:
         """Release all KV of a request not in flight."""

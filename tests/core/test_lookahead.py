@@ -1,4 +1,4 @@
-"""Ends that are foreseen: what is planned before they come, and what when they come otherwise."""
+"""Ends that are predicted: what is planned before they come, and what when they come otherwise."""
 
 from dataclasses import replace
 
@@ -8,25 +8,25 @@ from plans import both, decode, move, prefill
 from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     BatchStarted,
-    EndForeseen,
     InstanceLost,
     ProducedToken,
     RequestAborted,
     RequestArrived,
     TokensProduced,
 )
-from loong.core.foresight import Lead
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch
+from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, Failure, IterationPlan, Preemption
 from loong.core.request import FinishReason, Request, RequestId, RequestView, SamplingParams
 
 PROMPT = (50, 51, 52, 53)
 CAPACITY = 40
-LEAD = Lead()
+MARGIN = LookaheadMargin()
 
 
 def cluster(*request_ids: RequestId, max_tokens: int = 8, num_choices: int = 1) -> ClusterState:
@@ -64,11 +64,11 @@ def produced(
     return TokensProduced(5.0, batch_id, 0, (ProducedToken(request_id, token_id, reason),))
 
 
-def foreseen(max_tokens: int = 8) -> ClusterState:
-    """The prompt of r is batch 1, whose end is foreseen at 4.0."""
+def predicted(max_tokens: int = 8) -> ClusterState:
+    """The prompt of r is batch 1, whose end is predicted at 4.0."""
     state = cluster("r", max_tokens=max_tokens)
     commit(state, prompts(state, "r"))
-    assert state.apply(EndForeseen(3.0, 1, 4.0)) == ()
+    assert state.apply(BatchEndPredicted(3.0, 1, 4.0)) == ()
     state.check()
     return state
 
@@ -85,7 +85,7 @@ def test_what_is_foreseen_is_what_comes(num_tokens: int | None) -> None:
     state.apply(produced(1, request_id="s"))
     state.apply(BatchFinished(1.0, 1, 1))
     commit(state, both(step(state, request_id="s"), prompts(state, "r", num_tokens=num_tokens)))
-    state.apply(EndForeseen(4.0, 2, 5.0))
+    state.apply(BatchEndPredicted(4.0, 2, 5.0))
     before = state.snapshot(5.0)
     assert before.instances[0].is_idle
     assert before.request.keys() == {"r"}  # the other comes to its length
@@ -101,7 +101,7 @@ def test_what_is_foreseen_is_what_comes(num_tokens: int | None) -> None:
 
 
 def test_who_is_to_have_a_token_that_nobody_knows_follows_its_batch() -> None:
-    state = foreseen()
+    state = predicted()
     assert view(state).is_decoding
     assert view(state).first_token_time == view(state).last_token_time == 4.0
     (run,) = commit(state, step(state), now=3.0)
@@ -127,14 +127,14 @@ def test_who_is_to_have_a_token_that_nobody_knows_follows_its_batch() -> None:
 def test_of_a_prompt_that_goes_on_all_is_known() -> None:
     state = cluster("r")
     commit(state, prompts(state, "r", num_tokens=3))
-    state.apply(EndForeseen(3.0, 1, 4.0))
+    state.apply(BatchEndPredicted(3.0, 1, 4.0))
     (run,) = commit(state, prompts(state, "r"), now=3.0)
     assert isinstance(run, RunBatch)
     assert (run.inputs[0].token_ids, run.inputs[0].follows) == (PROMPT[3:], None)
 
 
 def test_a_batch_that_was_told_behind_another_starts_when_the_executor_says_so() -> None:
-    state = foreseen()
+    state = predicted()
     commit(state, step(state, (0, 1)), now=3.0)
     (running,) = state.snapshot(3.5).batches
     assert (running.started_at, running.stepped_at, running.has_started) == (4.0, 4.0, False)
@@ -150,7 +150,7 @@ def test_a_batch_that_was_told_behind_another_starts_when_the_executor_says_so()
 def test_a_batch_may_start_before_others_have_ended_the_one_before_but_only_once() -> None:
     state = cluster("r", "s")
     commit(state, prefill([view(state)], (0, 1), masters=(0,), keep_on=(0,)))
-    state.apply(EndForeseen(3.0, 1, 4.0))
+    state.apply(BatchEndPredicted(3.0, 1, 4.0))
     commit(state, prefill([view(state, "s")], (1,)), now=3.0)
     state.apply(BatchStarted(3.5, 2))  # instance 1 was done with batch 1 long before the other
     state.apply(produced(1))
@@ -164,26 +164,26 @@ def test_a_batch_may_start_before_others_have_ended_the_one_before_but_only_once
 
 
 def test_no_plan_is_called_for_when_an_end_is_as_foreseen_and_planned_for() -> None:
-    state = foreseen()
-    foresight = EndForeseen(3.0, 1, 4.0)
-    assert state.calls_for_a_plan(foresight)
+    state = predicted()
+    lookahead = BatchEndPredicted(3.0, 1, 4.0)
+    assert state.calls_for_a_plan(lookahead)
     commit(state, step(state), now=3.0)
     for event in (produced(1), BatchFinished(5.0, 1, 1)):
         state.apply(event)
         assert not state.calls_for_a_plan(event)
-    state.apply(foresight)  # too late
-    assert not state.calls_for_a_plan(foresight)
+    state.apply(lookahead)  # too late
+    assert not state.calls_for_a_plan(lookahead)
 
 
 def test_one_is_called_for_when_nothing_was_planned_or_room_comes_free() -> None:
-    state = foreseen()
+    state = predicted()
     state.apply(produced(1))
     end = BatchFinished(5.0, 1, 1)
     state.apply(end)
     assert state.calls_for_a_plan(end)
     state = cluster("r", "s", max_tokens=1)
     commit(state, prompts(state, "r"))
-    state.apply(EndForeseen(3.0, 1, 4.0))
+    state.apply(BatchEndPredicted(3.0, 1, 4.0))
     commit(state, prompts(state, "s"), now=3.0)
     state.apply(produced(1, reason=FinishReason.LENGTH))
     assert state.apply(end) == (ReleaseKV("r", (0,)),)
@@ -192,7 +192,7 @@ def test_one_is_called_for_when_nothing_was_planned_or_room_comes_free() -> None
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_who_ends_unforeseen_leaves_with_the_next_batch(num_steps: int) -> None:
-    state = foreseen()
+    state = predicted()
     commit(state, step(state, num_steps=num_steps), now=3.0)
     state.apply(produced(1, 0, FinishReason.STOP))
     assert state.apply(BatchFinished(5.0, 1, 1)) == ()
@@ -205,7 +205,7 @@ def test_who_ends_unforeseen_leaves_with_the_next_batch(num_steps: int) -> None:
 
 
 def test_who_is_aborted_meanwhile_leaves_when_nothing_touches_it() -> None:
-    state = foreseen()
+    state = predicted()
     assert state.apply(RequestAborted(3.0, "r")) == ()
     assert not state.snapshot(3.0).request
     assert state.snapshot(3.0).leaving == {0: len(PROMPT)}
@@ -214,13 +214,13 @@ def test_who_is_aborted_meanwhile_leaves_when_nothing_touches_it() -> None:
     state = cluster("r")
     commit(state, prompts(state, "r"))
     state.apply(RequestAborted(2.0, "r"))
-    state.apply(EndForeseen(3.0, 1, 4.0))
+    state.apply(BatchEndPredicted(3.0, 1, 4.0))
     assert not state.snapshot(3.0).request
     state.check()
 
 
 def test_who_fails_meanwhile_is_counted_as_leaving() -> None:
-    state = foreseen()
+    state = predicted()
     snapshot = state.snapshot(3.0)
     assert state.commit(IterationPlan(failures=(Failure("r", "no room"),)), snapshot) == ()
     assert not state.snapshot(3.0).request
@@ -233,7 +233,7 @@ def test_who_fails_meanwhile_is_counted_as_leaving() -> None:
 def test_a_loss_voids_what_was_foreseen() -> None:
     state = cluster("r", max_tokens=1)
     commit(state, prefill([view(state)], (0, 1)))
-    state.apply(EndForeseen(3.0, 1, 4.0))
+    state.apply(BatchEndPredicted(3.0, 1, 4.0))
     assert not state.snapshot(3.0).request
     assert state.apply(InstanceLost(3.5, 1)) == (ReleaseKV("r", (0,)),)
     assert view(state).num_output_tokens == 0
@@ -245,7 +245,7 @@ def test_a_loss_voids_what_was_foreseen() -> None:
 
 
 def test_who_loses_kv_with_the_next_batch_waits_for_the_end_of_the_one_before() -> None:
-    state = foreseen()
+    state = predicted()
     commit(state, step(state, (0, 1)), now=3.0)
     assert state.apply(InstanceLost(3.5, 1)) == ()
     assert not view(state).is_plannable
@@ -258,12 +258,12 @@ def test_who_loses_kv_with_the_next_batch_waits_for_the_end_of_the_one_before() 
 def test_who_was_in_a_batch_that_is_lost_gets_nothing_of_the_next_one() -> None:
     state = cluster("r", "s")
     commit(state, prefill([view(state, "s")], (1, 0), masters=(1,), keep_on=(0,)), now=0.0)
-    state.apply(EndForeseen(3.0, 1, 4.0))
+    state.apply(BatchEndPredicted(3.0, 1, 4.0))
     commit(state, both(step(state, request_id="s"), prompts(state, "r")), now=3.0)
     state.apply(InstanceLost(3.5, 1))
-    foresight = EndForeseen(4.0, 2, 5.0)
-    state.apply(foresight)
-    assert not state.calls_for_a_plan(foresight)  # who knows what it leaves
+    lookahead = BatchEndPredicted(4.0, 2, 5.0)
+    state.apply(lookahead)
+    assert not state.calls_for_a_plan(lookahead)  # who knows what it leaves
     state.apply(produced(2))
     assert state.apply(BatchFinished(5.0, 2, 1)) == (ReleaseKV("s", (0,)),)
     assert view(state, "s").num_output_tokens == 0
@@ -272,9 +272,9 @@ def test_who_was_in_a_batch_that_is_lost_gets_nothing_of_the_next_one() -> None:
 
 
 def ignored(state: ClusterState, batch_id: int) -> bool:
-    """Whether nothing is foreseen of a batch."""
+    """Whether nothing is predicted of a batch."""
     before = state.snapshot(1.0)
-    state.apply(EndForeseen(1.0, batch_id, 2.0))
+    state.apply(BatchEndPredicted(1.0, batch_id, 2.0))
     state.check()
     return replace(state.snapshot(1.0), version=before.version) == before
 
@@ -282,7 +282,7 @@ def ignored(state: ClusterState, batch_id: int) -> bool:
 def test_nothing_is_foreseen_where_more_than_tokens_is_unknown() -> None:
     state = cluster("r", num_choices=2)
     commit(state, prompts(state, "r"))
-    assert ignored(state, 1)  # forks begin
+    assert ignored(state, 1)  # siblings begin
     told = tuple(ProducedToken(request_id, 60) for request_id in ("r", "r-1"))
     state.apply(TokensProduced(1.0, 1, 0, told))
     state.apply(BatchFinished(1.0, 1, 1))
@@ -298,7 +298,7 @@ def test_nothing_is_foreseen_where_more_than_tokens_is_unknown() -> None:
 
 
 def test_the_end_of_a_batch_is_not_foreseen_before_that_of_the_one_before() -> None:
-    state = foreseen()
+    state = predicted()
     commit(state, step(state), now=3.0)
     assert ignored(state, 2)
     state.apply(produced(1))
@@ -307,7 +307,7 @@ def test_the_end_of_a_batch_is_not_foreseen_before_that_of_the_one_before() -> N
 
 
 def test_kv_may_be_told_to_move_but_nobody_is_preempted_whose_batch_is_ending() -> None:
-    state = foreseen()
+    state = predicted()
     snapshot = state.snapshot(3.0)
     with pytest.raises(InvalidPlanError, match="r is to be preempted, but its batch is still to end"):
         state.commit(IterationPlan(preemptions=(Preemption("r"),)), snapshot)
@@ -319,7 +319,7 @@ def test_kv_may_be_told_to_move_but_nobody_is_preempted_whose_batch_is_ending() 
     assert used(state) == [4, 4, 0]
 
 
-def predicted(seconds: float | None, num_steps: int = 1, num_requests: int = 3) -> BatchPlan:
+def delay_of(seconds: float | None, num_steps: int = 1, num_requests: int = 3) -> BatchPlan:
     state = cluster(*(f"r{i}" for i in range(num_requests)))
     return replace(prompts(state, *state.snapshot(0.0).request), predicted_time=seconds, num_steps=num_steps)
 
@@ -327,14 +327,14 @@ def predicted(seconds: float | None, num_steps: int = 1, num_requests: int = 3) 
 @pytest.mark.parametrize(
     ("plan", "delay"),
     [
-        (predicted(0.1), 0.1 - LEAD.batch - 3 * LEAD.request),
-        (predicted(0.1, num_requests=1), 0.1 - LEAD.batch - LEAD.request),
-        (predicted(1e-3), 0.0),
-        (predicted(0.1, num_steps=2), None),
-        (predicted(None), None),
+        (delay_of(0.1), 0.1 - MARGIN.batch - 3 * MARGIN.request),
+        (delay_of(0.1, num_requests=1), 0.1 - MARGIN.batch - MARGIN.request),
+        (delay_of(1e-3), 0.0),
+        (delay_of(0.1, num_steps=2), None),
+        (delay_of(None), None),
     ],
 )
 def test_an_end_is_foreseen_as_long_before_as_it_takes_to_plan_the_next_batch(
     plan: BatchPlan, delay: float | None
 ) -> None:
-    assert LEAD.delay(plan) == (delay if delay is None else pytest.approx(delay))
+    assert MARGIN.delay(plan) == (delay if delay is None else pytest.approx(delay))
