@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from random import Random
 from statistics import median
 from time import monotonic
@@ -17,7 +18,7 @@ from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
 from loong.core.work import batch_work
 from loong.launcher.profile.stage import Stage
-from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
+from loong.launcher.profile.stories import BATCH_KINDS, KINDS, Limits, Narrator, Story
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 3  # enough for a median; more stories tell coefficients apart better than more of each
@@ -77,13 +78,28 @@ class Profiler:
             num_rounds += 1
         return self._divided([story for story in stories if story])
 
-    def _round(self) -> list[Case]:
+    async def sample(self, duration: float) -> list[BatchSample]:
+        """Tell stories of batches, each once, for about `duration` seconds, after one that warms up."""
+        end, samples = monotonic() + duration, list[BatchSample]()
+        await self._tell(self._round(BATCH_KINDS)[-1], end)
+        while not samples or monotonic() < end:
+            cases = self._round(BATCH_KINDS)
+            for case in self._random.sample(cases, len(cases)):
+                told, seconds = await self._tell(case, end)
+                samples += [
+                    replace(sample, seconds=each)
+                    for sample, each in zip(told, seconds, strict=True)
+                    if isinstance(sample, BatchSample)
+                ]
+        return samples
+
+    def _round(self, kinds: Sequence[Callable[[Narrator], Story]] = KINDS) -> list[Case]:
         """A story of each kind for each DoP."""
         instances = self._stage.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
         dops = range(1, len(full) + 1)
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
-        return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)]
+        return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, kinds)]
 
     def _divided(self, stories: Sequence[Sequence[Measured]]) -> list[Measured]:
         """All samples, a fixed share of the stories held out: at least one story, and not all of several."""
@@ -109,14 +125,16 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: Case) -> tuple[list[Sample], list[float]]:
-        """A story once: its plans as samples of no time, and their seconds."""
+    async def _tell(self, case: Case, end: float = inf) -> tuple[list[Sample], list[float]]:
+        """A story once, cut off at `end`: its plans as samples of no time, and their seconds."""
         random = Random(case.seed)  # noqa: S311 - as above
         narrator = Narrator(self._stage, case.group, self._limits, self._prior, random)
         samples: list[Sample] = []
         seconds: list[float] = []
         pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the story
         for plan in case.tell(narrator):
+            if samples and monotonic() > end:
+                break
             is_idle = not samples or pauses.random() < SHARE_IDLE
             await self._pause(IDLE_PAUSE if is_idle else PAUSE)
             samples.append(_sample(plan, self._stage))

@@ -43,6 +43,11 @@ class Stage:
         self._now = executor.now
         self._idle_tracker = IdleTracker()
 
+    @property
+    def last_id(self) -> int:
+        """The id of the last batch or migration."""
+        return self._state.last_id
+
     def snapshot(self) -> Snapshot:
         """The cluster at the time of the last event."""
         return self._state.snapshot(self._now)

@@ -174,7 +174,8 @@ class Narrator:
 
 
 Form: TypeAlias = Callable[[RequestView, int], RequestPart]
-KINDS: tuple[Callable[[Narrator], Story], ...] = (Narrator.prefill, Narrator.decode, Narrator.move)
+BATCH_KINDS: tuple[Callable[[Narrator], Story], ...] = (Narrator.prefill, Narrator.decode)
+KINDS = (*BATCH_KINDS, Narrator.move)
 
 
 def _chunk_of(num_left: int, size: int) -> int:
