@@ -1,116 +1,209 @@
-"""Cells of the table of goodputs: what each is about, one run of it, and lines that say what was found."""
+"""Cells of all-class goodput in virtual time: one search each, kept as a line of a file, never repeated."""
 
+import argparse
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+import multiprocessing
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, astuple, dataclass
+from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
+from typing import Any, TypeAlias
 
+from result import FOLDER
+
+from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.goodput import Goodput
+from loong.launcher.machine import machine_facts
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import LoadConfig, SimulateConfig
-from loong.launcher.simulate.points import asked_of, run_point
+from loong.launcher.simulate.config import CLASS_REQUESTS, LoadConfig, SimulateConfig
+from loong.launcher.simulate.points import PointResult
+from loong.launcher.simulate.search import search
 from loong.model.shapes import find_config
 from loong.workloads.slo import parse_slo
 from loong.workloads.workload import pace_of
 
-# Of arrivals, where they come by the hundred a second. A backlog must have time to grow beyond the TTFT that
-# a rule allows at least: 1 s (tight) or 15 s (loongserve-12).
-MOST_SECONDS = {
-    ("zipf1.2", "tight"): 60.0,
-    ("zipf1.2", "loongserve-12"): 60.0,
-    ("zipf1.4", "tight"): 20.0,
-    ("zipf1.4", "loongserve-12"): 60.0,
-    ("sharegpt", "tight"): 10.0,
-    ("sharegpt", "loongserve-12"): 30.0,
-}
+JSONObject: TypeAlias = "dict[str, Any]"
+
+FILE = FOLDER / "all_class_goodput.jsonl"
+# With these, every class of prompt length has 20 requests, from which it is judged.
+NUM_REQUESTS = {"mixed": 250, "zipf1.0": 700}
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one line is about."""
+    """One goodput: of a policy under a rule, for the requests of one seed."""
 
-    model: str
     workload: str
     slo: str
     policy: str
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How cells are simulated; `duration` is of the arrivals, in seconds, and `precision` relative."""
-
+    seed: int
+    model: str
     device: str
     num_instances: int
-    duration: float
+    num_requests: int
     precision: float
-    seed: int
 
-    def of(self, cell: Cell) -> "Setting":
-        """With the arrivals that a cell has time for."""
-        most = MOST_SECONDS.get((cell.workload, cell.slo), self.duration)
-        return replace(self, duration=min(self.duration, most))
-
-    def config(self, cell: Cell) -> SimulateConfig:
-        """How a cell is simulated."""
-        return SimulateConfig(
-            model=cell.model,
-            policies=(cell.policy,),
-            rules=(parse_slo(cell.slo),),
+    def config(self) -> SimulateConfig:
+        """Return how the cell is simulated. Raises `ConfigError` if it cannot be."""
+        shape = shape_of(find_config(self.model, "dummy"))
+        config = SimulateConfig(
+            model=self.model,
+            policies=(self.policy,),
+            rules=(parse_slo(self.slo, workload=self.workload),),
             rates=(),
-            hardware=Hardware(shape_of(find_config(cell.model, "dummy")), self.device, self.num_instances),
+            hardware=Hardware(shape, self.device, self.num_instances),
             load=LoadConfig(
-                cell.workload,
+                self.workload,
                 self.seed,
-                duration=self.of(cell).duration,
-                burstiness=pace_of(cell.workload).burstiness,
+                num_requests=self.num_requests,
+                burstiness=pace_of(self.workload).burstiness,
             ),
+            is_per_class=True,
         )
+        config.hardware.cluster(self.policy)
+        return config
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One run of a cell; `attainment` is None if it was clear early that it would not do."""
+class Bounds:
+    """A goodput: at least `rate`, and less than `too_high` requests a second."""
 
-    request_rate: float
-    attains: bool
-    attainment: float | None
-    attainment_by_length: dict[str, float | None]
-    wall_seconds: float
+    rate: float
+    too_high: float
 
 
-def run(setting: Setting, cell: Cell, rate: float) -> Point:
-    """Simulate a cell at a rate."""
-    start, config = perf_counter(), setting.config(cell)
-    result = run_point(config, asked_of(config, cell.policy, config.rules[0], rate), cuts_off=True)
-    return Point(
-        rate,
-        result.attains,
-        None if result.is_cut_off else result.metrics.attainment,
-        {bucket.name: bucket.attainment for bucket in result.metrics.buckets if bucket.num_sent},
-        perf_counter() - start,
+def add_cell_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what is simulated and where results go."""
+    parser.add_argument("--model", default="llama-3.1-8b", help="(%(default)s)")
+    parser.add_argument("--device", default="h200", help="(%(default)s)")
+    parser.add_argument("--num-instances", type=int, default=8, help="(%(default)s)")
+    parser.add_argument(
+        "--num-requests",
+        type=int,
+        help=f"of each run (mixed: {NUM_REQUESTS['mixed']}, zipf1.0: {NUM_REQUESTS['zipf1.0']}, "
+        f"others: {CLASS_REQUESTS})",
     )
+    parser.add_argument("--precision", type=float, default=0.1, help="relative (%(default)s)")
+    parser.add_argument("--seed", nargs="+", type=int, default=[0, 1], help="(%(default)s)")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--file", type=Path, default=FILE, help="lines, old and new (%(default)s)")
+    parser.add_argument("--show", action="store_true", help="search nothing, show what the file has")
 
 
-def rows_of(file: Path) -> Iterator[tuple[Cell, dict[str, object]]]:
-    """What a file has, older lines first."""
+def cells_of(
+    args: argparse.Namespace, workloads: Sequence[str], rules: Sequence[str], policies: Sequence[str]
+) -> list[Cell]:
+    """Return all cells that the flags ask for; those of one seed come before those of the next."""
+    return [
+        Cell(
+            workload,
+            slo,
+            policy,
+            seed,
+            args.model,
+            args.device,
+            args.num_instances,
+            args.num_requests or NUM_REQUESTS.get(workload, CLASS_REQUESTS),
+            args.precision,
+        )
+        for seed in args.seed
+        for workload in workloads
+        for slo in rules
+        for policy in policies
+    ]
+
+
+def found_in(file: Path, cells: Sequence[Cell]) -> dict[Cell, Bounds]:
+    """Return what the file has of these cells."""
+    asked, found = set(cells), {}
     for line in file.read_text().splitlines() if file.exists() else ():
         row = json.loads(line)
-        yield Cell(row["model"], row["workload"], row["slo"], row["policy"]), row
+        cell = Cell(**{name: row[name] for name in Cell.__slots__})
+        if cell in asked:
+            found[cell] = Bounds(row["request_rate"], row["too_high_rate"] or inf)
+    return found
 
 
-def rows_like(file: Path, setting: Setting, commit: str | None) -> Iterator[tuple[Cell, dict[str, object]]]:
-    """What a file has of this commit and setting."""
-    for cell, row in rows_of(file):
-        if {"git_commit": commit, **asdict(setting.of(cell))}.items() <= row.items():
-            yield cell, row
+def find_all(cells: Sequence[Cell], file: Path, num_jobs: int) -> dict[Cell, Bounds]:
+    """Search what the file lacks, write each goodput as it is found, and return all.
+
+    Raises:
+        ConfigError: a cell cannot be simulated; nothing was searched then.
+    """
+    missing = [cell for cell in cells if cell not in found_in(file, cells)]
+    for cell in missing:
+        cell.config()
+    facts, command = machine_facts(), shlex.join(["python", *sys.argv])
+    for number, (cell, numbers) in enumerate(_searched(missing, num_jobs), 1):
+        row = {
+            "benchmark": "all_class_goodput",
+            **asdict(cell),
+            **numbers,
+            "command": command,
+            "machine": facts,
+        }
+        with file.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+        told = " ".join(map(str, astuple(cell)[:4]))
+        print(
+            f"{number}/{len(missing)} {told}: {numbers['request_rate']:.3g} requests/s, "
+            f"{numbers['cpu_seconds']:.0f} s of a processor",
+            file=sys.stderr,
+            flush=True,
+        )
+    return found_in(file, cells)
 
 
-def nearby(file: Path, setting: Setting) -> Mapping[Cell, float]:
-    """Goodputs of as many of the same devices, at whatever commit: the last that is not 0."""
+def _searched(cells: Sequence[Cell], num_jobs: int) -> Iterator[tuple[Cell, JSONObject]]:
+    """Yield what each cell has, in the order in which they are found."""
+    if num_jobs == 1:
+        look_rarely_for_garbage()
+        yield from ((cell, search_cell(cell)) for cell in cells)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_jobs, context, initializer=look_rarely_for_garbage) as pool:
+        futures = {pool.submit(search_cell, cell): cell for cell in cells}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def search_cell(cell: Cell) -> JSONObject:
+    """Search the goodput of a cell, and return what its line says of it."""
+    start, cpu_start, config = perf_counter(), process_time(), cell.config()
+    numbers = _numbers(search(config, cell.policy, config.rules[0], cell.precision))
+    numbers["wall_seconds"] = perf_counter() - start
+    numbers["cpu_seconds"] = process_time() - cpu_start
+    return numbers
+
+
+def _numbers(found: Goodput[PointResult]) -> JSONObject:
+    best = found.best
     return {
-        cell: rate
-        for cell, row in rows_of(file)
-        if (row["device"], row["num_instances"]) == (setting.device, setting.num_instances)
-        and (rate := float(str(row["request_rate"])))
+        "request_rate": found.rate,
+        "too_high_rate": found.too_high_rate,
+        "rates": [(point.rate, point.attains) for point in found.points],
+        "capacity_share": None if best is None or best.used is None else best.used.share,
+        "slo_attainment": None if best is None else best.metrics.attainment,
+        "by_prompt_length": {}
+        if best is None
+        else {b.name: [b.num_sent, b.attainment] for b in best.metrics.buckets if b.num_sent},
     }
+
+
+def spread(values: Sequence[Bounds | None], show: Callable[[float], str] = "{:.2g}".format) -> str:
+    """Return the mean over seeds and their range; a dash if no seed is known."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    rates = [value.rate for value in known]
+    bound = "≥ " if any(value.too_high == inf for value in known) else ""
+    middle = bound + show(sum(rates) / len(rates))
+    if len(known) < len(values):
+        return f"{middle} ({len(known)} of {len(values)} seeds)"
+    return middle if len(rates) == 1 else f"{middle} ({show(min(rates))}-{show(max(rates))})"

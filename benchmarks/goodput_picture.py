@@ -1,58 +1,74 @@
-"""The picture of docs/goodput.md: P90 goodput of every policy, as its tables have it.
+"""All-class goodput against the TPOT target, in virtual time: the picture of docs/goodput.md.
 
-A panel a workload and SLO rule, of one model; workloads are left out of which a policy was not run. No
-device is needed, and of packages numpy, msgspec and matplotlib.
+The rule is `tight` with other TPOT targets, the workload mixed, on eight H200s. Cells are lines of
+results/all_class_goodput.jsonl, as those of goodput.py: what is there is not searched again. A point is the
+mean over seeds. Needs no device; the picture needs matplotlib.
+
+    python benchmarks/goodput_picture.py                            # hours of a processor
+    python benchmarks/goodput_picture.py --show                     # the picture of what is there
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
-from goodput import RULES
-from goodput_cells import Cell
-from goodput_table import POLICIES, WORKLOADS, Entry, entries
-from result import FOLDER
+from goodput_cells import Bounds, Cell, add_cell_flags, cells_of, find_all, found_in, spread
+from line_picture import Line, Panel, write_lines
 
-from loong.workloads.plot_goodput import GoodputBar, goodput_figure
-from loong.workloads.plot_style import POLICY_STYLES, house_style, write_figure
-
-GOAL = 0.9
+RULE = "tight"
+RULE_TPOT_MS = 50.0
+TPOTS_MS = (8.0, 10.0, 15.0, 25.0, 50.0)
+POLICIES = ("esp", "esp-fixed-8", "esp-fixed-4", "esp-fixed-1", "esp-disaggregated", "esp-paper")
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
-def panels_of(
-    found: Mapping[Cell, Entry], model: str, rules: Sequence[str]
-) -> Iterator[tuple[str, list[GoodputBar]]]:
-    """A row of panels a workload of which every policy is known under every rule, a column a rule."""
-    policies = [policy for policy in POLICY_STYLES if policy in POLICIES]
-    for workload in WORKLOADS:
-        if all(Cell(model, workload, rule, policy) in found for rule, policy in product(rules, policies)):
-            for rule in rules:
-                yield (
-                    f"{workload}, {rule}",
-                    [_bar(policy, found[Cell(model, workload, rule, policy)]) for policy in policies],
-                )
+def rule_of(tpot_ms: float) -> str:
+    """Return the rule with a TPOT target; at its own target it is a cell of the table."""
+    return RULE if tpot_ms == RULE_TPOT_MS else f"{RULE},tpot:{tpot_ms:g}"
 
 
-def _bar(policy: str, entry: Entry) -> GoodputBar:
-    return GoodputBar(policy, entry.rate, is_at_least=not entry.is_found)
+def line_of(found: Mapping[Cell, Bounds], policy: str, tpots_ms: Sequence[float]) -> Line:
+    """Return the goodput of a policy at each target of which any seed is known."""
+    line = []
+    for tpot_ms in tpots_ms:
+        rates = [
+            bounds.rate
+            for cell, bounds in found.items()
+            if (cell.policy, cell.slo) == (policy, rule_of(tpot_ms))
+        ]
+        if rates:
+            line.append((tpot_ms, fmean(rates)))
+    return line
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--file", type=Path, default=FOLDER / "goodput.jsonl")
-    parser.add_argument("--points", type=Path, default=FOLDER / "goodput_points.jsonl")
-    parser.add_argument("--model", default="llama-3.1-8b")
-    parser.add_argument("--slo", nargs="+", default=RULES)
-    parser.add_argument("--output", type=Path, default=IMAGES / "goodput.svg", help="a .png or .svg")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--policy", nargs="+", default=POLICIES, help=f"({' '.join(POLICIES)})")
+    parser.add_argument("--workload", default="mixed", help="(%(default)s)")
+    parser.add_argument("--tpot", nargs="+", type=float, default=TPOTS_MS, metavar="MS")
+    parser.add_argument("--output-dir", type=Path, default=IMAGES, help="of the picture (%(default)s)")
+    add_cell_flags(parser)
     args = parser.parse_args()
-    panels = list(panels_of(entries(args.file, args.points), args.model, args.slo))
-    if not panels:
-        raise SystemExit(f"{args.file} has no workload of {args.model} with all of {', '.join(args.slo)}")
-    with house_style():
-        write_figure(goodput_figure(panels, GOAL), [args.output])
-    print(f"wrote {args.output}")
+    tpots = sorted(args.tpot)
+    cells = cells_of(args, [args.workload], [rule_of(tpot) for tpot in tpots], args.policy)
+    found = found_in(args.file, cells) if args.show else find_all(cells, args.file, args.jobs)
+    print(f"| policy | {' | '.join(f'{tpot:g} ms' for tpot in tpots)} |")
+    print(f"|---|{'---:|' * len(tpots)}")
+    for policy in args.policy:
+        rows = (
+            [found.get(c) for c in cells if (c.policy, c.slo) == (policy, rule_of(tpot))] for tpot in tpots
+        )
+        print(f"| `{policy}` | {' | '.join(map(spread, rows))} |")
+    lines = {policy: line for policy in args.policy if (line := line_of(found, policy, tpots))}
+    panel = Panel(
+        f"{args.workload}: TTFT as in {RULE}",
+        "TPOT target (ms)",
+        "all-class goodput (requests/s)",
+        lines,
+    )
+    for path in write_lines([panel], args.output_dir, "goodput_by_tpot"):
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

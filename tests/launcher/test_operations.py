@@ -32,5 +32,5 @@ def test_every_bound_is_the_one_that_holds() -> None:
     )
     assert f"{spans.MAX_PARENTS:,} headers" in row("with `--otlp")
     assert f"at most {spans.MAX_TRACEPARENT} characters" in row("with `--otlp")
-    assert f"last {grammar_checker.MAX_KNOWN:,} schemas" in row("which of the last")
+    assert f"last {grammar_checker.MAX_KNOWN:,} grammars" in row("which of the last")
     assert f": {constraints.NUM_MATCHERS:,} of them" in row("how far outputs")
