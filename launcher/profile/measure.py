@@ -80,17 +80,13 @@ class Profiler:
 
     async def sample(self, duration: float) -> list[BatchSample]:
         """Tell stories of batches, each once, for about `duration` seconds, after one that warms up."""
-        end, samples = monotonic() + duration, list[BatchSample]()
+        end, samples = self._stage.now + duration, list[BatchSample]()
         await self._tell(self._round(BATCH_KINDS)[-1], end)
-        while not samples or monotonic() < end:
+        while not samples or self._stage.now < end:
             cases = self._round(BATCH_KINDS)
             for case in self._random.sample(cases, len(cases)):
-                told, seconds = await self._tell(case, end)
-                samples += [
-                    replace(sample, seconds=each)
-                    for sample, each in zip(told, seconds, strict=True)
-                    if isinstance(sample, BatchSample)
-                ]
+                told, _ = await self._tell(case, end)
+                samples += [sample for sample in told if isinstance(sample, BatchSample)]
         return samples
 
     def _round(self, kinds: Sequence[Callable[[Narrator], Story]] = KINDS) -> list[Case]:
@@ -126,19 +122,23 @@ class Profiler:
         ]
 
     async def _tell(self, case: Case, end: float = inf) -> tuple[list[Sample], list[float]]:
-        """A story once, cut off at `end`: its plans as samples of no time, and their seconds."""
+        """Tell a story once, cut off at `end`.
+
+        Returns its plans as samples, by the clock of the workers if they have one, and their seconds by ours.
+        """
         random = Random(case.seed)  # noqa: S311 - as above
         narrator = Narrator(self._stage, case.group, self._limits, self._prior, random)
         samples: list[Sample] = []
         seconds: list[float] = []
         pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the story
         for plan in case.tell(narrator):
-            if samples and monotonic() > end:
+            if samples and self._stage.now > end:
                 break
             is_idle = not samples or pauses.random() < SHARE_IDLE
             await self._pause(IDLE_PAUSE if is_idle else PAUSE)
-            samples.append(_sample(plan, self._stage))
+            sample = _sample(plan, self._stage)
             seconds.append(await self._stage.carry_out(plan))
+            samples.append(replace(sample, seconds=self._stage.batch_seconds or seconds[-1]))
         self._stage.end_all()
         return samples, seconds
 

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import log
+from statistics import median
 from time import monotonic
 
 from loong.core.idle_tracker import IDLE_SECONDS
@@ -19,39 +20,42 @@ from loong.scheduler.fit import BatchSample, fit
 logger = logging.getLogger(__name__)
 
 _LIMITS = Limits(max_decode_requests=16, max_step_seconds=0.1, max_prompt_seconds=0.2)
+_LEAST_SAMPLES = 60  # that tell coefficients apart
 _MEASURING_SHARE = 0.85  # of the time; the rest is for the fit
 
 
 async def calibrate(
-    prior: WorkCostModel, instances: Sequence[ElasticInstance], executor: TimedExecutor, seconds: float
+    prior: WorkCostModel,
+    instances: Sequence[ElasticInstance],
+    executor: TimedExecutor,
+    seconds: float,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> tuple[WorkCostModel, int]:
     """Run batches of every kind for about `seconds`, and fit `prior` to what they take.
 
-    Returns the fitted model, and the id of the last batch, since workers take no id twice. The model is
-    `prior` if there is no time, too little room, or where no token would take time.
+    Few batches, as of a busy machine, only scale it. Nothing is measured if there is no time or too little
+    room. Returns the model, and the id of the last batch, since workers take no id twice.
     """
     room = min(instance.kv_capacity for instance in instances if instance.kind is InstanceKind.FULL)
     if seconds == 0 or room < LEAST_ROOM:
         return prior, 0
     start, stage = monotonic(), Stage(instances, executor)
-    profiler = Profiler(stage, _LIMITS, prior, pause=_pause)
+    # A pause is no longer than it takes to count as idle.
+    profiler = Profiler(stage, _LIMITS, prior, pause=lambda length: pause(min(length, 1.25 * IDLE_SECONDS)))
     samples = await profiler.sample(seconds * _MEASURING_SHARE)
-    found = (await asyncio.to_thread(fit, prior, samples)).model
-    is_usable = found.coefficients.token > 0  # else a step would have room for any number of tokens
+    found = scaled = prior.scaled(median(each.seconds / each.predicted(prior) for each in samples))
+    if len(samples) >= _LEAST_SAMPLES:
+        found = (await asyncio.to_thread(fit, scaled, samples)).model
+    if found.coefficients.token == 0:  # a step would have room for any number of tokens
+        found = scaled
     logger.info(
-        "calibrated the cost model by %d batches in %.1f s: predictions are off by %s instead of %s%s",
+        "calibrated the cost model by %d batches in %.1f s: predictions are off by %s instead of %s",
         len(samples),
         monotonic() - start,
         _errors(found, samples),
         _errors(prior, samples),
-        "" if is_usable else ", but no token takes time, so it stays as it was",
     )
-    return found if is_usable else prior, stage.last_id
-
-
-async def _pause(seconds: float) -> None:
-    """Pause as a profile does, but be idle no longer than it takes to count as idle."""
-    await asyncio.sleep(min(seconds, 1.25 * IDLE_SECONDS))
+    return found, stage.last_id
 
 
 def _errors(model: WorkCostModel, samples: Sequence[BatchSample]) -> str:
