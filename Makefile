@@ -1,4 +1,4 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both set up what they need.
+# Commands for a newcomer: `make chat`, `make demo` and `make test`. All set up what they need.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
@@ -10,15 +10,19 @@ READY := $(VENV)/.ready
 PARALLEL := $(addprefix tests/,attention core decision_log executor grammar kernels model recording scheduler worker workloads)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage check format setup clean
+.PHONY: help chat demo test coverage check format setup clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1: \2/p' $(firstword $(MAKEFILE_LIST))
+
+chat: $(READY)  ## talk to a small real model on this machine's processors
+	@$(BIN)/loong chat --serve smollm2-135m --temperature 0
 
 demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes demo-report/report.html
 	$(BIN)/loong bench --workload mixed --length-scale 1/64 --duration 15 --repeat 3 --seed 1 \
 		--num-instances 4 --extra-server-args='--kv-cache-tokens 6144' --policy esp,static-sp \
 		--output-dir demo-report
+	@echo "This measured a tiny random model. \`make chat\` talks to a small real one."
 
 test: check  ## check the code and run all tests that need no GPU
 	$(BIN)/pytest $(PARALLEL) --numprocesses auto --maxprocesses 8 --dist loadfile; parallel=$$?; \
@@ -46,7 +50,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), which takes some minutes and 2.3 GB of disk; nothing is said meanwhile"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,structured]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,gguf,structured]'
 	@touch $@
 
 clean:  ## delete the virtual environment and all that was built or measured

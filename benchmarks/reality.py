@@ -1,4 +1,4 @@
-"""Is the simulator right? Policies on real workers, and the same requests in virtual time.
+"""Policies on real workers, the same requests in virtual time, and other servers in the same sitting.
 
 Workers are processes on CPUs or GPUs, which start once for all policies of several instances that are named
 one after another, and so for those of one (tp, chunked); the engine runs in this process, without HTTP
@@ -7,6 +7,11 @@ event leads to after the time that planning took in the real run. Its batches ar
 the last ones of the real run were, by chance, and CPU instances share the host's cores there, too. Requests
 are told the first SLO, and judged under all. Bounds that depend on an unloaded prefill take what the cost
 model predicts of it, for everybody. What is there is written after each run: it can be stopped at any time.
+Attainment is told by length class, with the time until all were done, and whether the backlog grew; over
+several rates also all-class goodput, of the rates that were run.
+
+A peer is any server with an OpenAI-compatible API. Its command is started in a process group of its own when
+our workers have ended, and the whole group is ended after it. It is sent the same load over HTTP.
 
 Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points, P90 goodput within 10 %.
 
@@ -16,6 +21,11 @@ Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points, P90 goodpu
     python benchmarks/reality.py llama-3.1-8b --load-format dummy --device cuda --num-instances 2 \\
         --policy esp static-sp replicas chunked tp --workload mixed victim-attacker --length-scale 1/8 1/4 \\
         --request-rate 4,10 --duration 12 --patience 8 --slo tight loongserve-12 --output-dir out
+    python benchmarks/reality.py llama-3.1-8b --load-format dummy --device cuda --num-instances 2 \\
+        --policy esp esp-fixed-1 esp-fixed-2 replicas --workload 'zipf(1.0,10,131072)' --length-scale 1 \\
+        --request-rate 0.5,1,2 --duration 120 --patience 300 --slo tight interactive --output-dir out \\
+        --peer tp2 http://127.0.0.1:8100 'COMMAND --port 8100 with two GPUs as one' \\
+        --peer dp2 http://127.0.0.1:8101 'COMMAND --port 8101 with two replicas'  # two GPUs, full lengths
 """
 
 import argparse
@@ -31,6 +41,7 @@ from pathlib import Path
 
 from kept_workers import KeptWorkers, kept_workers
 from line_picture import write_lines
+from peers import Peer, RunningPeer, check_absent, parse_peer, running_peer
 from real_run import add_worker_flags, chosen_workers
 from result import print_result, script_parser
 from run_pairs import GOAL, Pairs, RunPair
@@ -39,6 +50,7 @@ from loong.core.errors import ClusterError
 from loong.launcher.embedded import sigterm_unwinds
 from loong.launcher.flags import ratio
 from loong.launcher.other_work import processor_time, share_of_others, told_other_work
+from loong.launcher.policy_flags import POLICY_NAMES
 from loong.launcher.rates import parse_rates
 from loong.launcher.runs import Asked, Run
 from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill, unloaded_work
@@ -46,7 +58,7 @@ from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.points import counters_of
 from loong.launcher.simulate.run import simulate
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
 from loong.workloads.backlog import WorkOf, used_capacity
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
@@ -113,8 +125,23 @@ class Comparison:
             await kept.serve(policy, cluster, traffic.warm_up(), self._told)
         for rate in traffic.rates:
             for repeat, seed in enumerate(self.seeds):
-                asked = Asked(policy, self.rules[0], rate, GOAL, seed, repeat)
-                yield await self._pair(kept, cluster, asked, traffic)
+                yield await self._pair(kept, cluster, self._asked(policy, rate, seed, repeat), traffic)
+
+    async def run_peer(self, name: str, peer: RunningPeer, traffic: Traffic) -> AsyncIterator[RunPair]:
+        """A peer under each rate and seed, warmed."""
+        await peer.serve(traffic.warm_up(), MAX_SECONDS)
+        for rate in traffic.rates:
+            for repeat, seed in enumerate(self.seeds):
+                load, before = traffic.at(rate, seed), processor_time()
+                over = max(request.arrival_time for request in load) + self.patience
+                records = [_as_over(record, over) for record in await peer.serve(load, over)]
+                others = share_of_others(before, processor_time())
+                asked = self._asked(name, rate, seed, repeat)
+                runs = self._judged(asked, traffic, records, ServerCounters())
+                yield RunPair((runs,), None, None, None, others)
+
+    def _asked(self, name: str, rate: float, seed: int, repeat: int) -> Asked:
+        return Asked(name, self.rules[0], rate, GOAL, seed, repeat, is_per_class=True)
 
     async def _pair(
         self, kept: KeptWorkers, cluster: SimulatedCluster, asked: Asked, traffic: Traffic
@@ -161,8 +188,9 @@ class Comparison:
 
 
 def _as_over(record: RequestRecord, end: float) -> RequestRecord:
-    """A simulated request as it would be if the run had ended then."""
-    return replace(record, error=TOO_LATE) if record.finish_time > end else record
+    """A request as it would be if the run had ended then."""
+    is_late = record.is_completed and record.finish_time > end
+    return replace(record, error=TOO_LATE) if is_late else record
 
 
 class Results:
@@ -193,7 +221,7 @@ class Results:
         """Print tables and goodputs, draw the lines, and print all as JSON."""
         panels = []
         for pairs in self.found.values():
-            print(f"\n{pairs.title}\n{pairs.table()}\n")
+            print(f"\n{pairs.title}\n{pairs.table()}\n\n{pairs.class_table()}\n")
             if (other_work := told_other_work(pairs.shares_of_others())) is not None:
                 print(other_work)
             for index, rule in enumerate(self.rules):
@@ -205,6 +233,10 @@ class Results:
                         )
                 if len({pair.rate for pair in pairs.pairs}) > 1:
                     panels.append(pairs.panel(index))
+                    for policy, rate, virtual in pairs.class_goodputs(index):
+                        if rate is not None:
+                            told = "" if virtual is None else f", simulated {virtual:g}"
+                            print(f"All-class goodput of {policy} under {rule.name}: {rate:g}{told} req/s")
         if self._folder is not None and panels:
             write_lines(panels, self._folder, "reality")
         print_result("reality", self._numbers(), save=save)
@@ -220,6 +252,10 @@ class Results:
                     "duration": traffic.duration,
                     "goodputs": {
                         rule.name: [list(found) for found in pairs.goodputs(index)]
+                        for index, rule in enumerate(self.rules)
+                    },
+                    "class_goodputs": {
+                        rule.name: [list(found) for found in pairs.class_goodputs(index)]
                         for index, rule in enumerate(self.rules)
                     },
                     "rows": [pair.as_json() for pair in pairs.pairs],
@@ -247,6 +283,19 @@ async def compare(args: argparse.Namespace, results: Results) -> None:
         left = list(product(comparison.traffics, policies))
         while left:  # with other workers after each failure
             await run_all(args, comparison, results, left)
+    for peer in args.peer:
+        await run_peer(peer, comparison, results)
+
+
+async def run_peer(peer: Peer, comparison: Comparison, results: Results) -> None:
+    """Measure a peer under all loads, started once for that."""
+    try:
+        async with running_peer(peer, comparison.output_dir) as running:
+            for traffic in comparison.traffics:
+                async for pair in comparison.run_peer(peer.name, running, traffic):
+                    results.add(traffic, pair)
+    except ClusterError as error:
+        print(f"{peer.name} failed: {error}", flush=True)
 
 
 async def run_all(
@@ -279,13 +328,13 @@ def traffics_of(args: argparse.Namespace) -> Iterator[Traffic]:
 
 def by_layout(policies: Sequence[str]) -> list[list[str]]:
     """Neighbors that run on the same workers; the order is that in which they were given."""
-    return [list(layout) for _, layout in groupby(policies, lambda policy: POLICIES[policy].max_instances)]
+    return [list(layout) for _, layout in groupby(policies, lambda policy: policy_kind(policy).max_instances)]
 
 
 def main() -> None:
     parser = script_parser("reality", __doc__)
     add_worker_flags(parser)
-    parser.add_argument("--policy", nargs="+", choices=tuple(POLICIES), default=["esp"])
+    parser.add_argument("--policy", nargs="+", choices=POLICY_NAMES, default=["esp"])
     parser.add_argument("--workload", nargs="+", default=["mixed"])
     parser.add_argument("--length-scale", type=ratio, nargs="+", default=[1 / 64], help="of all, or of each")
     parser.add_argument("--request-rate", nargs="+", default=["4"], help="2,4,8: of all, or of each workload")
@@ -295,8 +344,24 @@ def main() -> None:
     )
     parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
     parser.add_argument("--slo", nargs="+", default=["ttft:100 tpot:20"], help="the first is told")
+    parser.add_argument(
+        "--peer",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("NAME", "URL", "COMMAND"),
+        help="a server to measure as well: COMMAND, one word, starts it so that it answers at URL",
+    )
     parser.add_argument("--output-dir", type=Path, help="for documents, traces, decisions and the picture")
     args = parser.parse_args()
+    try:
+        args.peer = [parse_peer(*words) for words in args.peer]
+        check_absent(args.peer)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"--peer: {error}")
+    names = [*args.policy, *(peer.name for peer in args.peer)]
+    if len(set(names)) < len(names):
+        parser.error(f"--policy and --peer name something twice: {' '.join(names)}")
     for flag, values in (("--length-scale", args.length_scale), ("--request-rate", args.request_rate)):
         if len(values) not in (1, len(args.workload)):
             parser.error(f"{flag} has {len(values)} values, and --workload {len(args.workload)}")

@@ -1,4 +1,4 @@
-"""Runs on workers, each with the same run in virtual time: rows, lines over the rate, and documents."""
+"""Runs on workers, each with the same run in virtual time, and of peers: rows, lines and documents."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,23 +15,28 @@ from loong.launcher.other_work import SHARE_OF_OTHERS
 from loong.launcher.run_document import document_head, goodput_json, write_document
 from loong.launcher.runs import Run
 from loong.server.trace import chrome_trace
+from loong.workloads.metrics import MIN_CLASS_REQUESTS
 from loong.workloads.report import table
 from loong.workloads.result import JSON
 from loong.workloads.slo import SLORule
 
 GOAL = 0.9
 SIDES = ("measured", "simulated")
+STABILITY = {True: "stable", False: "grows", None: "too few"}
 LATENCIES = {"mean_ttft": "TTFT ms", "p99_ttft_of_short": "P99 of short", "mean_tpot": "TPOT ms"}
 
 
 @dataclass(frozen=True, slots=True)
 class RunPair:
-    """A policy under a load, measured and simulated, each judged under every rule."""
+    """A policy under a load, measured and simulated, each judged under every rule.
 
-    sides: tuple[tuple[Run, ...], tuple[Run, ...]]
-    plan_time: float
-    noise: float
-    history: ClusterHistory
+    A peer is only measured: it has one side, and neither history nor what the simulator needs.
+    """
+
+    sides: tuple[tuple[Run, ...], ...]
+    plan_time: float | None
+    noise: float | None
+    history: ClusterHistory | None
     share_of_others: float | None  # of this machine's processors, while it was measured
 
     @property
@@ -64,7 +69,7 @@ class RunPair:
 
     def as_json(self) -> dict[str, JSON]:
         """What both sides came to; times in seconds."""
-        measured, simulated = map(_as_json, self.sides)
+        sides = [_as_json(runs) for runs in self.sides]
         return {
             "policy": self.policy,
             "rate": self.rate,
@@ -73,8 +78,8 @@ class RunPair:
             "plan_time": self.plan_time,
             "noise": self.noise,
             SHARE_OF_OTHERS: self.share_of_others,
-            "real": measured,
-            "simulated": simulated,
+            "real": sides[0],
+            "simulated": sides[1] if len(sides) > 1 else None,
         }
 
 
@@ -89,17 +94,28 @@ class Pairs:
     def table(self) -> str:
         """A row a pair: measured and, beside it, simulated."""
         shares = [f"{rule.name} %" for rule in self.rules]
-        names = [*shares, *LATENCIES.values(), "not ended"]
+        names = [*shares, *LATENCIES.values(), "all done s", "not ended"]
         header = ("policy", "req/s", "seed", *(word for name in names for word in (name, "sim.")))
         return table(header, [_row(pair) for pair in self.pairs])
+
+    def class_table(self) -> str:
+        """A row a pair and rule: attainment by length class, measured and (simulated), and of how many."""
+        buckets = self.pairs[0].sides[0][0].metrics.buckets
+        header = ("policy", "req/s", "seed", "rule", *(f"{bucket.name}: %" for bucket in buckets), "backlog")
+        rows = [
+            (pair.policy, f"{pair.rate:g}", f"{pair.seed}", runs[0].asked.rule.name, *_class_cells(runs))
+            for pair in self.pairs
+            for runs in zip(*pair.sides, strict=True)
+        ]
+        return table(header, rows)
 
     def panel(self, rule_index: int) -> Panel:
         """Attainment over rate, measured and simulated over each other; the means of the seeds."""
         lines = {}
         for policy in self._policies:
             for side, name in enumerate((policy, f"{policy}, simulated")):
-                line = self._line(policy, rule_index, side)
-                lines[name] = [(rate, 100 * share) for rate, share in line]
+                if line := self._line(policy, rule_index, side):
+                    lines[name] = [(rate, 100 * share) for rate, share in line]
         title = f"{self.title}: {self.rules[rule_index].name}"
         return Panel(title, "requests per second", "of all requests (%)", lines, 100 * GOAL, is_share=True)
 
@@ -107,6 +123,16 @@ class Pairs:
         """Of each policy where the lines cross the goal, measured and simulated, None if they do not."""
         for policy in self._policies:
             measured, simulated = (crossing(self._line(policy, rule_index, side)) for side in (0, 1))
+            yield policy, measured, simulated
+
+    def class_goodputs(self, rule_index: int) -> Iterator[tuple[str, float | None, float | None]]:
+        """All-class goodput of each policy, measured and simulated: the highest rate up to which it attains.
+
+        None where a run has no class of enough requests, or was not simulated.
+        """
+        for policy in self._policies:
+            attempts = [self._attempts(policy, rule_index, side) for side in (0, 1)]
+            measured, simulated = (_swept_rate(policy, self.rules[rule_index], a) for a in attempts)
             yield policy, measured, simulated
 
     def shares_of_others(self) -> dict[str, list[float | None]]:
@@ -124,11 +150,17 @@ class Pairs:
             head = document_head(kind, command, configuration, self.rules, GOAL)
             runs: list[dict[str, JSON]] = []
             for pair in self.pairs:
-                more = {} if side else {"trace": pair.trace_name, SHARE_OF_OTHERS: pair.share_of_others}
+                if side >= len(pair.sides):
+                    continue
+                more: dict[str, JSON] = {}
+                if side == 0:
+                    trace = None if pair.history is None else pair.trace_name
+                    more = {"trace": trace, SHARE_OF_OTHERS: pair.share_of_others}
                 runs += [{**run.as_json(), "trace": None, **more} for run in pair.sides[side]]
             write_document(path, {**head, "goodput": self._swept(side)}, runs)
         last = self.pairs[-1]
-        (folder / SIDES[0] / last.trace_name).write_bytes(chrome_trace(last.history))
+        if last.history is not None:
+            (folder / SIDES[0] / last.trace_name).write_bytes(chrome_trace(last.history))
 
     @property
     def _policies(self) -> list[str]:
@@ -146,6 +178,14 @@ class Pairs:
         return [
             (rate, fmean(pair.sides[side][rule_index].metrics.attainment or 0.0 for pair in pairs))
             for rate, pairs in self._at(policy).items()
+            if all(side < len(pair.sides) for pair in pairs)
+        ]
+
+    def _attempts(self, policy: str, rule_index: int, side: int) -> list[Repeats]:
+        return [
+            Repeats(rate, tuple(pair.sides[side][rule_index] for pair in pairs))
+            for rate, pairs in self._at(policy).items()
+            if all(side < len(pair.sides) for pair in pairs)
         ]
 
     def _swept(self, side: int) -> JSON:
@@ -154,12 +194,9 @@ class Pairs:
         sweeps = []
         for policy in self._policies:
             for index, rule in enumerate(self.rules):
-                attempts = [
-                    Repeats(rate, tuple(pair.sides[side][index] for pair in pairs))
-                    for rate, pairs in self._at(policy).items()
-                ]
-                sweeps.append(of_sweep(policy, rule, attempts))
-        return goodput_json(sweeps)
+                if attempts := self._attempts(policy, index, side):
+                    sweeps.append(of_sweep(policy, rule, attempts))
+        return goodput_json(sweeps, is_per_class=True)
 
 
 def crossing(line: Line, goal: float = GOAL) -> float | None:
@@ -170,19 +207,57 @@ def crossing(line: Line, goal: float = GOAL) -> float | None:
     return None
 
 
+def _swept_rate(policy: str, rule: SLORule, attempts: Sequence[Repeats]) -> float | None:
+    runs = [run for attempt in attempts for run in attempt.runs]
+    largest = [max(bucket.num_sent for bucket in run.metrics.buckets) for run in runs]
+    if min(largest, default=0) < MIN_CLASS_REQUESTS:
+        return None
+    return of_sweep(policy, rule, attempts).rate
+
+
 def _row(pair: RunPair) -> tuple[str, ...]:
-    cells = [pair.policy, f"{pair.rate:g}", f"{pair.seed}"]
-    for runs in zip(*pair.sides, strict=True):
-        cells += [f"{_attainment(run):.1f}" for run in runs]
-    latencies = [_latencies(runs[0]) for runs in pair.sides]
-    for name in LATENCIES:
-        cells += [_milliseconds(found[name]) for found in latencies]
-    return (*cells, *(str(runs[0].metrics.num_failed) for runs in pair.sides))
+    cells = [_cells_of(runs) for runs in pair.sides]
+    missing = [["-"] * len(cells[0])] * (2 - len(cells))
+    beside = zip(*cells, *missing, strict=True)
+    return (pair.policy, f"{pair.rate:g}", f"{pair.seed}", *(cell for both in beside for cell in both))
+
+
+def _cells_of(runs: Sequence[Run]) -> list[str]:
+    first, latencies = runs[0], _latencies(runs[0])
+    return [
+        *(f"{_attainment(run):.1f}" for run in runs),
+        *(_milliseconds(latencies[name]) for name in LATENCIES),
+        f"{first.metrics.duration:.1f}",
+        str(first.metrics.num_failed),
+    ]
+
+
+def _class_cells(runs: Sequence[Run]) -> Iterator[str]:
+    for buckets in zip(*(run.metrics.buckets for run in runs), strict=True):
+        shares = [f"{100 * (bucket.attainment or 0.0):.0f}" for bucket in buckets]
+        yield f"{_with_simulated(shares)} of {buckets[0].num_sent}" if buckets[0].num_sent else "-"
+    yield _with_simulated([STABILITY[run.is_stable] for run in runs])
+
+
+def _with_simulated(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{words[0]} ({words[1]})"
 
 
 def _as_json(runs: Sequence[Run]) -> dict[str, JSON]:
-    attainment: dict[str, JSON] = {run.asked.rule.name: run.metrics.attainment for run in runs}
-    return {"attainment": attainment, "num_failed": runs[0].metrics.num_failed, **_latencies(runs[0])}
+    first = runs[0]
+    return {
+        "attainment": {run.asked.rule.name: run.metrics.attainment for run in runs},
+        "by_prompt_length": {
+            run.asked.rule.name: {b.name: [b.num_sent, b.attainment] for b in run.metrics.buckets}
+            for run in runs
+        },
+        "attains": {run.asked.rule.name: run.attains for run in runs},
+        "is_stable": first.is_stable,
+        "capacity_share": None if first.used is None else first.used.share,
+        "all_done": first.metrics.duration,
+        "num_failed": first.metrics.num_failed,
+        **_latencies(first),
+    }
 
 
 def _attainment(run: Run) -> float:

@@ -16,6 +16,7 @@ from loong.launcher.standard_streams import give_up_lost_streams, open_missing_s
 COMMANDS = {  # each a module with `add_parser`
     "serve": "loong.launcher.serve",
     "chat": "loong.launcher.chat",
+    "models": "loong.launcher.models",
     "bench": "loong.launcher.bench",
     "simulate": "loong.launcher.simulate",
     "plot": "loong.launcher.plot",
@@ -31,8 +32,9 @@ CONFIGURABLE = ("serve", "bench", "simulate", "profile")  # by a file
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EXAMPLES = """\
 examples:
-  loong serve                                   # a tiny built-in model on four CPU instances, no download
-  loong serve ./Llama-3.1-8B --num-instances 2  a local Hugging Face folder
+  loong chat --serve smollm2-135m               # fetch and serve a small real model, and talk to it
+  loong serve                                   # a tiny random model on four CPU instances, no download
+  loong serve ./Llama-3.1-8B --num-instances 2  # a folder, a GGUF file, or ORG/NAME of the hub
   loong chat                                    # talk to it, or to any OpenAI-compatible server
   loong bench --policy esp,static-sp --length-scale 1/64 --request-rate 10
 """

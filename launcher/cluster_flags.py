@@ -1,7 +1,6 @@
 """Flags that name a model and the instances that hold it, for every command that starts workers."""
 
 import argparse
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,9 +45,17 @@ class _OnlyModel(argparse.Action):
 def add_model_flags(group: argparse._ArgumentGroup) -> None:
     """MODEL, and how to make one of it."""
     group.add_argument(
-        "model", nargs="?", action=_OnlyModel, metavar="MODEL", help="a local Hugging Face folder"
+        "model",
+        nargs="?",
+        action=_OnlyModel,
+        metavar="MODEL",
+        help="a Hugging Face folder, a GGUF file, ORG/NAME of the hub, or a name that `loong models` lists "
+        "(a tiny random one)",
     )
     group.add_argument("--model", action=_OnlyModel, metavar="MODEL", help="the same, as a flag")
+    group.add_argument(
+        "--revision", metavar="NAME", help="of a model of the hub: a branch, tag or commit (its main branch)"
+    )
     group.add_argument(
         "--load-format",
         choices=("auto", "safetensors", "dummy"),
@@ -56,7 +63,10 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="dummy: random weights, also for built-in shapes such as llama-3.1-8b",
     )
     group.add_argument(
-        "--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto", help="(the model's)"
+        "--dtype",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        default="auto",
+        help="(the model's; of a GGUF file float32, on GPUs bfloat16)",
     )
     group.add_argument("--seed", type=int, default=0, help="of dummy weights (%(default)s)")
 
@@ -102,25 +112,25 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenCluster:
-    """Find the model, making the tiny one if none is named, and fit its KV into memory.
+    """Find the model, fetching or making it if it is not here, and fit its KV into memory.
 
     Raises `ConfigError` if there is no such model, or it does not fit.
     """
     from loong.launcher.local import ClusterConfig  # these import torch, which `--help` can do without
-    from loong.model.shapes import SHAPES, find_config
-    from loong.model.tiny import tiny_model
+    from loong.launcher.models.source import find_source
+    from loong.model.shapes import find_config
 
-    is_built_in = args.model is None or (args.load_format == "dummy" and args.model in SHAPES)
-    tiny = tiny_model(_cache_folder()) if is_built_in else None
-    model = args.model or str(tiny)
+    source = find_source(args.model, args.load_format, args.revision)
     dtype = None if args.dtype == "auto" else args.dtype
-    config = find_config(model, args.load_format, dtype)
+    if dtype is None and source.is_gguf and args.device != "cpu":
+        dtype = "bfloat16"
+    config = find_config(source.model, args.load_format, dtype)
     device, kv_capacity = _device_and_kv_capacity(args, config)
     return ChosenCluster(
-        name=Path(args.model).name if args.model else "loong-tiny",
+        name=source.name,
         model=config,
         cluster=ClusterConfig(
-            model=model,
+            model=source.model,
             load_format=args.load_format,
             dtype=dtype,
             seed=args.seed,
@@ -130,10 +140,10 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             start_timeout=start_timeout,
             device=args.device,
             fabric=args.fabric,
-            tokenizer_folder=str(tiny or model),
+            tokenizer_folder=str(source.tokenizer_folder),
         ),
         device=device,
-        tokenizer_folder=tiny or Path(model),
+        tokenizer_folder=source.tokenizer_folder,
     )
 
 
@@ -154,7 +164,3 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
         args.gpu_memory_utilization,
     )
     return cost_device(gpus[0]), tokens
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loong"

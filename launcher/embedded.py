@@ -66,7 +66,7 @@ def embedded_server(config: ServerConfig, policy: str, log_path: Path) -> Iterat
     for attempt in range(START_ATTEMPTS):
         port = _free_port()
         arguments = [*config.arguments(policy), "--host", "127.0.0.1", "--port", str(port)]
-        with _running([sys.executable, "-c", ENTRY, *arguments], log_path) as process:
+        with process_group([sys.executable, "-c", ENTRY, *arguments], log_path) as process:
             if _is_healthy_in_time(process, port, config.start_timeout):
                 yield f"http://127.0.0.1:{port}"
                 return
@@ -79,11 +79,11 @@ def embedded_server(config: ServerConfig, policy: str, log_path: Path) -> Iterat
                 else f"ended with status {status}"
             )
             command = shlex.join(["loong", *arguments])
-            raise ServerUnusableError(f"`{command}` {what}; its last lines:\n{_last_lines(log_path)}")
+            raise ServerUnusableError(f"`{command}` {what}; its last lines:\n{last_lines(log_path)}")
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str], log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def process_group(command: Sequence[str], log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in a process group of its own; on the way out end the whole group.
 
     A terminal's interrupt reaches only us, and a SIGTERM to us unwinds the stack, so both end here.
@@ -146,6 +146,7 @@ def _free_port() -> int:
         return port
 
 
-def _last_lines(log_path: Path) -> str:
+def last_lines(log_path: Path) -> str:
+    """Return the end of what a server printed."""
     with log_path.open(errors="replace") as log:
         return "".join(deque(log, maxlen=NUM_LOG_LINES)).rstrip() or "(it printed nothing)"

@@ -23,7 +23,7 @@ def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) 
 
     Raises `ConfigError` if they cannot fit beside the weights of every instance.
     """
-    weights, available = _weight_bytes(config), _available_bytes()
+    weights, available = weight_bytes(config), _available_bytes()
     room = int(available * (MEMORY_SHARE if asked is None else 1))
     fitting = (room // num_instances - weights) // config.kv_bytes_per_token
     tokens = min(fitting, MAX_AUTO_TOKENS) if asked is None else asked
@@ -73,7 +73,7 @@ def fit_gpu_kv_capacity(
             f"--num-instances is {num_instances} and --tensor-parallel-size {tp_size}, "
             f"but this host has {len(gpus)} GPUs"
         )
-    weights = _weight_bytes(config) // tp_size
+    weights = weight_bytes(config) // tp_size
     kv_bytes_per_token = config.kv_bytes_per_token // tp_size
     reserved = GRAPH_BYTES + ARENA_BYTES_A_PEER * num_gpus
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_gpus]))
@@ -95,7 +95,8 @@ def fit_gpu_kv_capacity(
     return tokens
 
 
-def _weight_bytes(config: ModelConfig) -> int:
+def weight_bytes(config: ModelConfig) -> int:
+    """Return the bytes that all weights of a model take in its dtype."""
     from loong.model.parameters import expected_shapes  # imports torch, which `--help` can do without
 
     return DTYPE_BYTES[config.dtype] * sum(map(prod, expected_shapes(config).values()))

@@ -11,10 +11,10 @@ import loong
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
-from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
 from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
-from loong.scheduler.policy import POLICIES
+from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 SECRETS = ("api_key",)
 _EXAMPLES = """\
 examples:
-  loong serve
+  loong serve smollm2-135m                      # a small real model, fetched on first use
+  loong serve                                   # a tiny random one
+  loong serve ./SmolLM2-360M.Q8_0.gguf
+  loong serve ORG/NAME --revision main          # of the Hugging Face hub
   loong serve ./Llama-3.1-8B --num-instances 2 --tensor-parallel-size 2 --max-model-len 25.6k
   loong serve llama-3.1-8b --load-format dummy --policy static-sp
   loong serve --config serve.yaml --port 8001   # YAML with the flags' names as keys; what is typed wins
@@ -87,13 +90,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="longest prompt and output together, such as 25.6k (auto: what model and cluster can hold)",
     )
-    group.add_argument("--served-model-name", metavar="NAME", help="in the API (the folder's name)")
+    group.add_argument("--served-model-name", metavar="NAME", help="in the API (the model's)")
 
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
-        choices=tuple(POLICIES),
+        choices=POLICY_NAMES,
         default="esp",
         help="esp: elastic; static-sp: one group; replicas: each alone; tp: one instance (%(default)s)",
     )
@@ -133,6 +136,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="ORIGIN",
         help="browser pages that may use the server besides its own, such as https://chat.example.com, or * "
         "for all; may be given repeatedly (none)",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        choices=tuple(FORMATS_OF_CALLS),
+        help="the format in which the model writes calls of tools (that of its chat template)",
     )
     group.add_argument(
         "--api-server-count",
@@ -229,6 +237,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
             max_waiting_requests=args.max_waiting_requests,
             max_waiting_tokens=args.max_waiting_tokens,
             max_requests_per_key=args.max_requests_per_key,
+            tool_call_parser=args.tool_call_parser,
         ),
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,

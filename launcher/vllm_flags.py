@@ -16,7 +16,6 @@ SERVE = {
     "--chat-template": "none: the one of the model's folder",
     "--tokenizer": "none: tokenizer.json of the folder",
     "--trust-remote-code": "none: no code of models runs",
-    "--revision": "none: the folder is the revision",
     "--ssl-certfile": "none: a proxy's work",
     "--root-path": "none: a proxy's work",
     "--pipeline-parallel-size": "none: one host",
@@ -27,8 +26,7 @@ SERVE = {
     "--enable-lora": "none: there are no LoRA adapters",
     "--speculative-config": "none: there is no speculative decoding",
     "--kv-transfer-config": "none: KV stays in this server",
-    "--enable-auto-tool-choice": "none: there are no tools",
-    "--tool-call-parser": "none: there are no tools",
+    "--enable-auto-tool-choice": "none: always",
     "--reasoning-parser": "none: answers are not parsed",
 }
 BENCH = {

@@ -32,14 +32,16 @@ class NoScaleUp(ElasticPlanner):
     allocation: ClassVar[type[Allocation]] = _Narrow
 
 
-class _InPlaceStep(StepBuilder):
+class InPlaceStep(StepBuilder):
+    """KV of a chunk stays with the instances that compute it."""
+
     def is_kept_whole(self, view: RequestView, by_ring: int) -> bool:  # noqa: ARG002
         """Only by who has room, if not all have."""
         return False
 
 
 class _InPlace(BatchBuilder):
-    step: ClassVar[type[StepBuilder]] = _InPlaceStep
+    step: ClassVar[type[StepBuilder]] = InPlaceStep
 
 
 class NoRetention(ElasticPlanner):

@@ -101,13 +101,14 @@ class PrefillAdmission:
 
     def admit(self) -> AdmissionDecision:
         """All prompts not in flight."""
-        considered, others = self._considered()
-        admission = self._admitted(self._ordered(considered))
+        considered, others = self.considered()
+        begun = (view for instance_set in self.planning_view.occupied for view in instance_set.prefills)
+        admission = self._admitted(self.ordered((*considered, *begun)))
         if others:
             admission.refused[Refusal.NOT_CONSIDERED] = list(others)
         return admission
 
-    def _considered(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
+    def considered(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
         """The waiting prompts that are considered now, and those that are not.
 
         Of a crowd that no plan could begin at once these are the oldest, which are due first, and the newest,
@@ -120,15 +121,15 @@ class PrefillAdmission:
             return waiting, ()
         return (*waiting[:half], *waiting[-half:]), waiting[half:-half]
 
-    def _ordered(self, waiting: Sequence[RequestView]) -> list[PrefillCandidate]:
-        """These and the prompts that have begun, most urgent first."""
+    def ordered(self, views: Iterable[RequestView]) -> list[PrefillCandidate]:
+        """Return their prompts, begun or not, most urgent first."""
         now, num_instances = self.planning_view.snapshot.now, max(1, self.planning_view.num_instances)
         terms = self.cost_model.prefill_terms(1)
-        targets = FirstTokenTargets(self.cost_model.prefill_terms(num_instances), self.config)
+        widest = self.cost_model.prefill_terms(max(1, self.planning_view.cluster_size))
+        targets = FirstTokenTargets(widest, self.config)
         speed = USABLE_SPEED * num_instances
-        begun = (view for instance_set in self.planning_view.occupied for view in instance_set.prefills)
         prefills = []
-        for view in (*waiting, *begun):
+        for view in views:
             num_cached = view.num_computed_tokens
             num_new = view.num_known_tokens - num_cached
             work = prefill_work(num_new, num_cached, terms)

@@ -128,7 +128,7 @@ class ElasticPlanner:
         """Pause deferred prompts that would tie instances together, while others have enough to do."""
         if paused_ids := deferred_ids_to_pause(admission, self.planning_view, self.cost_model, self.config):
             admission.pause(paused_ids)
-            self.planning_view = make_planning_view(self.planning_view.snapshot, paused_ids)
+            self.planning_view = self.planning_view.pausing(paused_ids)
             self.decisions.append(reason_to_pause_deferred(paused_ids))
 
     def _make_all(self, groups: Sequence[Group]) -> None:
@@ -278,12 +278,20 @@ def plan_esp(
     config: PolicyConfig,
     planner: type[ElasticPlanner] = ElasticPlanner,
 ) -> IterationPlan:
-    """Plan every instance set that can run now.
+    """Plan every instance set that can run now."""
+    return plan_view(make_planning_view(snapshot), cost_model, config, planner)
 
-    If nothing runs then, and nothing ran before, no event would come: those that were paused go on.
+
+def plan_view(
+    view: PlanningView, cost_model: CostModel, config: PolicyConfig, planner: type[ElasticPlanner]
+) -> IterationPlan:
+    """Plan every instance set of `view` that can run now. The planner changes the view.
+
+    If nothing runs then, and nothing ran before, no event would come: paused prompts go on.
     """
-    plan = planner(make_planning_view(snapshot), cost_model, config).plan()
+    snapshot = view.snapshot
+    plan = planner(view, cost_model, config).plan()
     will_go_on = snapshot.batches or snapshot.ending or snapshot.migrations
     if will_go_on or plan.batches or plan.migrations or plan.preemptions:
         return plan
-    return planner(make_planning_view(snapshot), cost_model, config, pauses_deferred=False).plan()
+    return planner(view.pausing(frozenset()), cost_model, config, pauses_deferred=False).plan()

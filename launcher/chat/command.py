@@ -4,16 +4,19 @@ import argparse
 import os
 import sys
 
+from loong.core.errors import ConfigError
 from loong.launcher.chat.client import ChatServer
 from loong.launcher.chat.session import HELP, Session
 from loong.launcher.flags import positive
 from loong.launcher.parser import CommandParser
 
+_DEFAULT_URL = "http://localhost:8000"
 _EXAMPLES = """\
 examples:
   loong chat                                              # with `loong serve` on this machine
   loong chat --base-url http://gpu-7:8000 --system 'Be brief.' --temperature 0.2
   echo 'What is a ring?' | loong chat --max-tokens 100    # one answer
+  loong chat --serve smollm2-135m --temperature 0         # with a server of its own, which ends with the chat
 """
 
 
@@ -28,9 +31,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     parser.set_defaults(run=run)
     parser.add_argument(
         "--base-url",
-        default="http://localhost:8000",
         metavar="URL",
-        help="of an OpenAI-compatible server (%(default)s)",
+        help=f"of an OpenAI-compatible server ({_DEFAULT_URL})",
+    )
+    parser.add_argument(
+        "--serve",
+        metavar="MODEL",
+        help="start `loong serve MODEL` on a free port, on four CPU instances, and end it with the chat (no)",
     )
     parser.add_argument("--model", metavar="NAME", help="which of its models (the first)")
     parser.add_argument("--api-key", metavar="KEY", help="($OPENAI_API_KEY)")
@@ -44,8 +51,22 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Talk until the input ends, and return 0. Raises `ChatError` if the server cannot be reached."""
-    server = ChatServer(args.base_url.rstrip("/"), args.api_key or os.environ.get("OPENAI_API_KEY"))
+    """Talk until the input ends, and return 0. Raises `ChatError` if the server cannot be reached.
+
+    Raises `ConfigError` if there is no such model to serve, or `ServerUnusableError` if it does not start.
+    """
+    if args.serve is None:
+        return _talk(args, args.base_url or _DEFAULT_URL)
+    if args.base_url is not None:
+        raise ConfigError("--serve starts a server of its own, so --base-url cannot be given, too")
+    from loong.launcher.chat.own_server import own_server  # these import what a chat alone does without
+
+    with own_server(args.serve) as url:
+        return _talk(args, url)
+
+
+def _talk(args: argparse.Namespace, url: str) -> int:
+    server = ChatServer(url.rstrip("/"), args.api_key or os.environ.get("OPENAI_API_KEY"))
     model = args.model or server.model()
     names = ("max_tokens", "temperature", "top_p", "seed")
     options = {name: value for name in names if (value := getattr(args, name)) is not None}

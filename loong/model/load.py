@@ -26,6 +26,10 @@ def load_model(
     shard = Shard(find_config(model, load_format, dtype), tensor_parallel.rank, tensor_parallel.size)
     if load_format == "dummy":
         parameters = dummy_weights(shard, device.torch_device, seed=seed)
+    elif Path(model).is_file():
+        from loong.model.gguf.weights import load_gguf_weights  # which folders do without
+
+        parameters = load_gguf_weights(Path(model), shard, device.torch_device)
     else:
         parameters = load_weights(Path(model), shard, device.torch_device)
     return Decoder(shard, parameters, tensor_parallel, device)

@@ -1,14 +1,11 @@
 """Shapes of well-known models, for serving dummy weights without any file."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig, load_config
 from loong.model.rope_config import DefaultRope, Llama3Rope
-
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 _LLAMA_2_7B = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -85,35 +82,32 @@ SHAPES = {
     ),
 }
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy")  # the first two are one: there is no other file format
+LOAD_FORMATS = ("auto", "safetensors", "dummy")  # the first two are one: a file or folder tells what it is
 
 
 def find_config(model: str, load_format: str = "auto", dtype: str | None = None) -> ModelConfig:
-    """Return the config of a local folder or, with `load_format="dummy"`, also of a name in SHAPES.
+    """Return the config of a local folder or GGUF file, or, with `load_format="dummy"`, of a name in SHAPES.
 
     `dtype` replaces the model's own. Raises ConfigError naming what would work.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
+    path = Path(model)
     if load_format == "dummy" and model in SHAPES:
         config = SHAPES[model]
-    elif Path(model).is_dir():
-        config = load_config(Path(model))
+    elif path.is_dir():
+        config = load_config(path)
+    elif path.is_file():
+        from loong.model.gguf.config import gguf_config  # what it imports, processes of other models need not
+        from loong.model.gguf.header import read_header
+
+        config = gguf_config(read_header(path))
     elif model in SHAPES:
         raise ConfigError(
             f"model {model} is a built-in shape without weights; --load-format dummy makes random ones"
         )
     else:
-        what = "is no folder" if Path(model).exists() else "does not exist"
-        raise ConfigError(f"model {model!r} {what}; name {_what_would_do(model, load_format)}")
+        shapes = f"one of {', '.join(SHAPES)}"
+        others = f" or {shapes}" if load_format == "dummy" else f" or, with --load-format dummy, {shapes}"
+        raise ConfigError(f"model {model!r} does not exist; name a local folder, a GGUF file{others}")
     return config if dtype is None else replace(config, dtype=dtype)
-
-
-def _what_would_do(model: str, load_format: str) -> str:
-    shapes = f"one of {', '.join(SHAPES)}"
-    if load_format == "dummy":
-        return f"a local folder or {shapes}"
-    folder = "a local folder"
-    if _HUB_NAME.fullmatch(model):
-        folder += f" (`hf download {model} --local-dir {model.split('/')[1]}` makes one of what a hub has)"
-    return f"{folder} or, with --load-format dummy, {shapes}"

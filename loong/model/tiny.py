@@ -1,7 +1,5 @@
 """A tiny random model in Hugging Face's format, made on first use: no download, no GPU."""
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -10,6 +8,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from loong.model.config import ModelConfig
+from loong.model.made_once import made_once
 from loong.model.parameters import LM_HEAD, expected_shapes
 from loong.model.rope_config import DefaultRope
 from loong.model.weights import RandomTensors
@@ -47,27 +46,14 @@ _CHAT_TEMPLATE = (
 
 
 def tiny_model(cache_folder: Path) -> Path:
-    """Return the folder of the tiny model under `cache_folder`, making it if it is not there.
+    """Return the folder of the tiny model under `cache_folder`, making it as `made_once` does."""
+    return made_once(cache_folder / _NAME, _write)
 
-    Any number of processes may call this at once: the folder appears whole or not at all.
-    """
-    folder = cache_folder / _NAME
-    if folder.exists():
-        return folder
-    cache_folder.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{_NAME}-", dir=cache_folder))
-    try:
-        _write_config(draft)
-        _write_weights(draft)
-        _write_tokenizer(draft)
-        draft.chmod(0o755)
-        draft.rename(folder)
-    except OSError:
-        if not folder.exists():  # else another process was quicker
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return folder
+
+def _write(folder: Path) -> None:
+    _write_config(folder)
+    _write_weights(folder)
+    _write_tokenizer(folder)
 
 
 def _write_config(folder: Path) -> None:

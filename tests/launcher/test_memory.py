@@ -10,7 +10,7 @@ from loong.launcher.memory import GIB, LEAST_KV_TOKENS, MAX_AUTO_TOKENS, fit_kv_
 from loong.model.tiny import CONFIG
 
 KV = CONFIG.kv_bytes_per_token
-WEIGHTS = memory._weight_bytes(CONFIG)
+WEIGHTS = memory.weight_bytes(CONFIG)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from simulation import instances_with
 from told_samples import told_samples
 
-from loong.core.cluster_state import ClusterState
 from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.profile.startup import calibrate
 from loong.launcher.profile.stories import LEAST_ROOM
@@ -69,7 +68,3 @@ def test_the_log_says_in_one_line_what_was_gained(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(("kv_capacity", "seconds"), [(LEAST_ROOM - 1, SECONDS), (8192, 0.0)])
 def test_without_room_or_time_nothing_is_measured(kv_capacity: int, seconds: float) -> None:
     assert calibrated(PRIOR.scaled(3), kv_capacity, seconds) == (PRIOR, 0)
-
-
-def test_a_state_goes_on_after_the_last_id() -> None:
-    assert ClusterState(instances_with([10]), last_id=7).last_id == 7

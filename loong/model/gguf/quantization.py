@@ -1,0 +1,88 @@
+"""The types of tensors in a GGUF file, as the package `gguf` names and dequantizes them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from loong.core.errors import ConfigError
+from loong.model.gguf.header import Header
+
+if TYPE_CHECKING:
+    from gguf.constants import GGMLQuantizationType
+
+
+def supported_types() -> list[str]:
+    """Return the names of the types that can be dequantized; none if `gguf` is not installed."""
+    try:
+        from gguf.constants import GGMLQuantizationType  # an extra
+    except ImportError:
+        return []
+    return [ggml_type.name for ggml_type in GGMLQuantizationType if _is_supported(ggml_type)]
+
+
+def check_types(header: Header) -> None:
+    """Raise ConfigError naming a tensor whose type cannot be dequantized, or if `gguf` is not installed."""
+    try:
+        import gguf  # noqa: F401  an extra
+    except ImportError as error:
+        raise ConfigError(f"{header.path} needs the package gguf: pip install gguf ({error})") from error
+    names = {info.ggml_type: name for name, info in header.tensors.items()}
+    for name in names.values():
+        ggml_type = _ggml_type(header, name)
+        if not _is_supported(ggml_type):
+            raise ConfigError(
+                f"{header.path}: tensor {name} has type {ggml_type.name}, which is not supported"
+            )
+
+
+def _is_supported(ggml_type: "GGMLQuantizationType") -> bool:
+    """Try a block of zeros, since gguf has no list of the types that it can dequantize."""
+    from gguf.constants import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[ggml_type][1]), np.uint8), ggml_type)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def read_tensor(
+    header: Header, name: str, rows: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.float32]:
+    """Return some rows of a tensor, or all, in float32. Raises ConfigError if the file is cut short."""
+    from gguf.constants import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    info = header.tensors[name]
+    ggml_type = _ggml_type(header, name)
+    block_size, block_bytes = GGML_QUANT_SIZES[ggml_type]
+    *outer, width = info.shape
+    if width % block_size:
+        raise ConfigError(f"{header.path}: rows of {name} must be multiples of {block_size}, got {width}")
+    try:
+        raw = np.memmap(
+            header.path, np.uint8, "r", info.offset, shape=(*outer, width // block_size * block_bytes)
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {name} of {header.path}: {error}") from error
+    if rows is None:
+        values = dequantize(raw, ggml_type)
+    elif outer:
+        values = dequantize(raw[rows], ggml_type)
+    else:
+        values = dequantize(raw, ggml_type)[rows]
+    return np.require(values, np.float32, ["C", "W"])  # torch wants no memory that it may not write
+
+
+def _ggml_type(header: Header, name: str) -> "GGMLQuantizationType":
+    from gguf.constants import GGMLQuantizationType
+
+    number = header.tensors[name].ggml_type
+    try:
+        return GGMLQuantizationType(number)
+    except ValueError:
+        raise ConfigError(
+            f"{header.path}: tensor {name} has type {number}, which the installed gguf does not know"
+        ) from None

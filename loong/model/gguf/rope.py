@@ -1,0 +1,60 @@
+"""The rotary embedding of a GGUF file: scaling by its metadata, or by the factors in a tensor of it."""
+
+import numpy as np
+import torch
+
+from loong.core.errors import ConfigError
+from loong.model.gguf.header import Header
+from loong.model.gguf.metadata import Metadata
+from loong.model.gguf.quantization import read_tensor
+from loong.model.gguf.tensors import FREQUENCY_FACTORS
+from loong.model.rope import make_rotary
+from loong.model.rope_config import DefaultRope, Llama3Rope, RopeConfig, parse_rope
+
+_DEFAULT_THETA = 10000.0
+# Llama 3.1 to 3.3 differ in their factor alone. A file holds only what follows from these four numbers.
+_LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
+
+
+def read_rope(metadata: Metadata, header: Header, head_dim: int) -> RopeConfig:
+    """Return the rotary embedding. Raises ConfigError naming the key or tensor that is not supported."""
+    prefix = f"{metadata.architecture}.rope"
+    theta = metadata.optional(f"{prefix}.freq_base", float) or _DEFAULT_THETA
+    if FREQUENCY_FACTORS in header.tensors:
+        return _llama3_rope(header, theta, head_dim)
+    scaling = metadata.optional(f"{prefix}.scaling.type", str)
+    if scaling in (None, "none"):
+        return DefaultRope(rope_theta=theta)
+    if scaling not in ("linear", "yarn"):
+        raise metadata.refusal(f"{prefix}.scaling.type", "one of none, linear, yarn")
+    parameters = {
+        "rope_type": scaling,
+        "factor": metadata.required(f"{prefix}.scaling.factor", float),
+        "original_max_position_embeddings": metadata.optional(
+            f"{prefix}.scaling.original_context_length", int
+        ),
+    }
+    context_length = metadata.size(f"{metadata.architecture}.context_length")
+    return parse_rope(parameters, rope_theta=theta, max_position_embeddings=context_length)
+
+
+def _llama3_rope(header: Header, theta: float, head_dim: int) -> Llama3Rope:
+    """Return the scaling whose frequencies are the default ones divided by the file's factors."""
+    factors = read_tensor(header, FREQUENCY_FACTORS)
+    rope = Llama3Rope(
+        rope_theta=theta,
+        factor=max(1.0, float(factors.max())),
+        low_freq_factor=_LLAMA3_LOW,
+        high_freq_factor=_LLAMA3_HIGH,
+        original_max_position_embeddings=_LLAMA3_LENGTH,
+    )
+    default, scaled = (
+        make_rotary(each, head_dim, torch.float32, torch.device("cpu")).frequencies.numpy()
+        for each in (DefaultRope(rope_theta=theta), rope)
+    )
+    if factors.shape != scaled.shape or not np.allclose(default / factors, scaled, rtol=1e-4):
+        raise ConfigError(
+            f"{header.path}: {FREQUENCY_FACTORS} must have the factors of Llama 3's rope scaling for an "
+            f"original length of {_LLAMA3_LENGTH}; other ones are not supported"
+        )
+    return rope

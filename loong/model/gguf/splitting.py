@@ -1,0 +1,57 @@
+"""How byte-level vocabularies cut text before they merge it, by the names that llama.cpp gives these ways.
+
+Source: the `tokenizer.json` of the models that each name stands for.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA_3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_QWEN_2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_LOWER, _UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _by_pattern(pattern: str) -> PreTokenizer:
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt_2() -> PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _smollm() -> PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt_2()])
+
+
+_PRE_TOKENIZERS: Final[dict[str, Callable[[], PreTokenizer]]] = {
+    "gpt-2": _gpt_2,
+    "default": _gpt_2,
+    "smollm": _smollm,
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), lambda: _by_pattern(_LLAMA_3)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), lambda: _by_pattern(_QWEN_2)),
+    "tekken": lambda: _by_pattern(_TEKKEN),
+}
+PRE_TOKENIZER_NAMES = tuple(_PRE_TOKENIZERS)
+WHOLE_WORDS: Final = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a word of the vocabulary is not merged
+ADDING_BOS: Final = ("llama-bpe", "llama3", "llama-v3", "tekken")  # unless the file says that they do not
+
+
+def pre_tokenizer(name: str) -> PreTokenizer:
+    """Return the way of PRE_TOKENIZER_NAMES that is called `name`."""
+    return _PRE_TOKENIZERS[name]()
+
+
+def normalizer(name: str) -> Normalizer | None:
+    """Return what is done to text before it is cut; None for nothing."""
+    return normalizers.NFC() if name == "qwen2" else None

@@ -1,0 +1,131 @@
+"""GGUF files of tiny random models, written by the `gguf` package, and folders with the same weights."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from families import write_tiny_model
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, trainers
+
+_BLOCK: dict[str, object] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 16,
+}  # rows of whole blocks of 32
+_ARCHITECTURES = {
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+}
+TEXT = "The cat sat on the mat, 1234 times; it's what cats do.\n\n  They say naïve café, 日本語 too."
+
+
+def write_gguf(
+    family: str, folder: Path, quantization: str = "F32", **overrides: object
+) -> tuple[Path, Path]:
+    """Write a tiny model of `family` as a GGUF file; return it and a folder with its dequantized weights.
+
+    Matrices are of the type `quantization`, everything else is in float32.
+    """
+    original = write_tiny_model(family, folder / "original", **_BLOCK)
+    config = json.loads((original / "config.json").read_text())
+    architecture = _ARCHITECTURES[config["architectures"][0]]
+    path, reference = folder / f"{family}-{quantization}.gguf", folder / "reference"
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    _write_config(writer, config)
+    write_tokenizer(writer, "gpt-2", config["vocab_size"])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    dequantized = {}
+    for name, tensor in load_file(original / "model.safetensors").items():
+        own_name = names.get_name(name, (".weight", ".bias"))
+        assert own_name is not None
+        own_type = gguf.GGMLQuantizationType[quantization if tensor.ndim > 1 else "F32"]
+        values = tensor.numpy()
+        if architecture is gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
+            values = _interleaved(values, config["head_dim"])
+        quantized = gguf.quantize(values, own_type)
+        writer.add_tensor(own_name, quantized, raw_dtype=own_type)
+        values = gguf.dequantize(quantized, own_type).reshape(tensor.shape)
+        if architecture is gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
+            values = _halved(values, config["head_dim"])
+        dequantized[name] = torch.from_numpy(np.array(values, np.float32))
+    finish(writer)
+    reference.mkdir()
+    (reference / "config.json").write_text(json.dumps(config))
+    save_file(dequantized, reference / "model.safetensors", metadata={"format": "pt"})
+    return path, reference
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write all that was added to the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_tokenizer(writer: gguf.GGUFWriter, pre: str, vocab_size: int) -> None:
+    """Add a byte-level tokenizer that is trained on a few words; tokens 0 to 2 are special."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<unk>", "<s>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if vocab_size > 300 else [],
+        show_progress=False,
+    )
+    backend.train_from_iterator([TEXT] * 9, trainer)
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)[:vocab_size]
+    tokens += [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))
+    kept = [merge for merge in model["merges"] if "".join(merge) in tokens]
+    writer.add_token_merges([" ".join(merge) for merge in kept])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+
+
+def _write_config(writer: gguf.GGUFWriter, config: dict[str, object]) -> None:
+    def size(name: str) -> int:
+        value = config[name]
+        assert isinstance(value, int)
+        return value
+
+    writer.add_context_length(size("max_position_embeddings"))
+    writer.add_embedding_length(size("hidden_size"))
+    writer.add_block_count(size("num_hidden_layers"))
+    writer.add_feed_forward_length(size("intermediate_size"))
+    writer.add_head_count(size("num_attention_heads"))
+    writer.add_head_count_kv(size("num_key_value_heads"))
+    writer.add_key_length(size("head_dim"))
+    writer.add_value_length(size("head_dim"))
+    writer.add_layer_norm_rms_eps(float(str(config["rms_norm_eps"])))
+    rope = config["rope_parameters"]
+    assert isinstance(rope, dict)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if "original_max_position_embeddings" in rope:
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _interleaved(values: np.ndarray, head_dim: int) -> np.ndarray:
+    """Put the two halves of each head's rows side by side, as llama.cpp's converter does."""
+    halves = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _halved(values: np.ndarray, head_dim: int) -> np.ndarray:
+    """Undo `_interleaved`."""
+    pairs = values.reshape(-1, head_dim // 2, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
