@@ -9,15 +9,20 @@ from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.policy import NAMES, PolicyKind, policy_kind
 
 _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
-    ("max_num_batched_tokens", positive, "N", "of a prefill step, an instance"),
-    ("max_step_time", seconds, "S", "that a prefill step is meant to take"),
-    ("chunk_tokens", positive, "N", "of a step of the chunked policies, an instance"),
-    ("lease_steps", positive, "N", "decode steps that a group takes by itself"),
-    ("target_ttft", seconds, "S", "of requests without an SLO"),
-    ("target_tpot", seconds, "S", "likewise"),
-    ("ttft_factor", ratio, "X", "of long ones among them: times the quickest prefill"),
-    ("deferred_share", part, "X", "of the time, for the oldest prompt that was deferred"),
-    ("decode_instances", positive, "N", "last instances, which only decode (disaggregated policies)"),
+    ("max_num_batched_tokens", positive, "N", "bound on prompt tokens of a step on each instance"),
+    ("max_step_time", seconds, "S", "target time of a step without decodes"),
+    ("chunk_tokens", positive, "N", "token budget of a step on each instance, for chunked policies"),
+    ("lease_steps", positive, "N", "decode steps that a group takes without a new plan"),
+    ("target_ttft", seconds, "S", "TTFT target of a request without an SLO"),
+    ("target_tpot", seconds, "S", "TPOT target of a request without an SLO"),
+    ("ttft_factor", ratio, "X", "TTFT target of a long prompt, as a multiple of its fastest prefill"),
+    ("deferred_share", part, "X", "share of the time for the oldest deferred prompt"),
+    (
+        "decode_instances",
+        positive,
+        "N",
+        "number of instances that only decode, the last ones (disaggregated policies)",
+    ),
 )
 
 
@@ -63,7 +68,7 @@ def add_policy_flags(group: argparse._ArgumentGroup) -> None:
         "--fairness",
         choices=tuple(kind.value for kind in Fairness),
         default=defaults.fairness.value,
-        help="between whom to share when not all can be in time (%(default)s)",
+        help="among whom to share the cluster equally when not all can be in time (%(default)s)",
     )
 
 

@@ -16,7 +16,7 @@ from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines import WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.fixed_groups import FixedGroup, each_alone, groups_of, take
+from loong.scheduler.fixed_groups import FixedGroup, groups_of, one_per_instance, take
 from loong.scheduler.leases import arrival_order, latest_in_the_way, lease_ends, plan_lease
 from loong.scheduler.planning_view import make_planning_view
 
@@ -24,13 +24,13 @@ from loong.scheduler.planning_view import make_planning_view
 def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
     """Compute what waits, move what is computed, and decode what has been moved."""
     found = make_planning_view(snapshot)
-    groups = groups_of(found, each_alone(tuple(found.free)))
+    groups = groups_of(found, one_per_instance(tuple(found.free)))
     _hold_moving(snapshot, groups)
     _, decode_ids = roles(tuple(sorted(snapshot.pools)), config.decode_instances)
     sources = [group for group in groups if group.instance_ids[0] not in decode_ids]
     destinations = [group for group in groups if group.instance_ids[0] in decode_ids]
     if not destinations:
-        return plan_fixed_groups(snapshot, cost_model, config, each_alone, WHOLE_PROMPTS)
+        return plan_fixed_groups(snapshot, cost_model, config, one_per_instance, WHOLE_PROMPTS)
     take(found.waiting, sources, config.max_num_batched_tokens)
     take(sorted((view for group in sources for view in group.decodes), key=arrival_order), destinations, inf)
     prefills = [

@@ -19,7 +19,7 @@ def one_group(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]
     return [tuple(instance_ids)] if instance_ids else []
 
 
-def each_alone(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
+def one_per_instance(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
     """A group for every instance."""
     return [(instance_id,) for instance_id in instance_ids]
 

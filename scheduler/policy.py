@@ -23,7 +23,7 @@ from loong.scheduler.esp_disaggregated import max_tokens_of_parts, plan_esp_disa
 from loong.scheduler.esp_fixed import plan_esp_fixed
 from loong.scheduler.esp_paper import plan_esp_paper
 from loong.scheduler.extensions import extending
-from loong.scheduler.fixed_groups import each_alone, memory_in_use, one_group
+from loong.scheduler.fixed_groups import memory_in_use, one_group, one_per_instance
 from loong.scheduler.program import warm_up
 
 DEFAULT_CONFIG = PolicyConfig()
@@ -65,14 +65,14 @@ _chunked = partial(plan_fixed_groups, filling=SPLIT_FUSE)
 POLICIES: dict[str, PolicyKind] = {
     "esp": PolicyKind(plan_esp, prepare=warm_up),
     "static-sp": PolicyKind(partial(_whole, partition=one_group)),
-    "replicas": PolicyKind(partial(_whole, partition=each_alone), _largest_pool),
+    "replicas": PolicyKind(partial(_whole, partition=one_per_instance), _largest_pool),
     "tp": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     "chunked": PolicyKind(partial(_chunked, partition=one_group), max_instances=1),
-    "chunked-replicas": PolicyKind(partial(_chunked, partition=each_alone), _largest_pool),
+    "chunked-replicas": PolicyKind(partial(_chunked, partition=one_per_instance), _largest_pool),
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
-    "vllm-m": PolicyKind(partial(_whole, partition=each_alone, load=memory_in_use), _largest_pool),
+    "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{
         name: PolicyKind(partial(plan_esp, planner=planner), prepare=warm_up)

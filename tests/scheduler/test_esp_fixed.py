@@ -11,11 +11,12 @@ from loong.core.errors import ConfigError
 from loong.core.plan import BatchPlan
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
-from loong.scheduler.admission import MAX_CONSIDERED, PrefillAdmission, Refusal, by_deadline
+from loong.scheduler.admission import PrefillAdmission, Refusal, by_deadline
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp_fixed import make_group_view
 from loong.scheduler.planning_view import make_planning_view
 from loong.scheduler.policy import admissible_tokens, make_policy
+from loong.scheduler.tuning import MAX_CONSIDERED
 
 FOUR = [H200_CAPACITY] * 4
 
@@ -91,7 +92,7 @@ def test_default_targets_are_those_of_esp() -> None:
 
 
 def test_of_a_crowd_those_that_no_plan_considers_are_told_so() -> None:
-    crowd = [waiting(f"w{n:04}", 10, arrival_time=n * 1e-6) for n in range(MAX_CONSIDERED[0] + 3)]
+    crowd = [waiting(f"w{n:04}", 10, arrival_time=n * 1e-6) for n in range(MAX_CONSIDERED + 3)]
     plan = make_policy("esp-fixed-1", PolicyConfig())(snapshot_of([9000] * 2, crowd, now=1.0), CPU)
     (left_out,) = [d for d in plan.decisions if d.chosen == Refusal.NOT_CONSIDERED.value]
     assert len(left_out.request_ids) == 3

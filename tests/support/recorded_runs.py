@@ -39,10 +39,10 @@ class RecordedRun:
     history: ClusterHistory = field(default_factory=ClusterHistory)
     digests: list[str] = field(default_factory=list)
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Events show in the lines."""
 
-    def planned(
+    def on_plan(
         self,
         _events: Sequence[Event],
         _snapshot: Snapshot,

@@ -21,15 +21,15 @@ from loong.model.transformer import Decoder
 from loong.worker.backend import Backend, Reading
 from loong.worker.constraints import Constraints
 from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeBatch, DecodeState
-from loong.worker.group_exchange import Alone, GroupExchange
+from loong.worker.group_exchange import GroupExchange, NoExchange
 from loong.worker.kv_pool import KVPool
-from loong.worker.lease_choices import LeaseChoices
-from loong.worker.step_inputs import DrawnIds
+from loong.worker.lease_sampling import LeaseSampling
+from loong.worker.step_inputs import PendingTokenIds
 
 _LISTS_A_SLOT = 4.0  # on average, where prompts are shared: so long the lists of a lease may be
 
 
-class DecodeSteps:
+class DecodeGraph:
     """Steps of requests, in a batch of the least size that has room for those of any master.
 
     Without `exchange`, only steps of this instance alone.
@@ -45,7 +45,7 @@ class DecodeSteps:
     ) -> None:
         self._instance_id = instance_id
         self._model, self._pool, self._backend = model, pool, backend
-        self._exchange: GroupExchange = exchange or Alone()
+        self._exchange: GroupExchange = exchange or NoExchange()
         self._has_groups = exchange is not None
         device = backend.device.torch_device
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
@@ -73,24 +73,24 @@ class DecodeSteps:
         """Prepare a step for every batch size, the largest first, whose memory then serves the others."""
         self._exchange.begin({})
         for size in reversed(BATCH_SIZES):
-            self._steps[False, size] = self._backend.capture(partial(self._step, size, 0, Alone()))
+            self._steps[False, size] = self._backend.capture(partial(self._step, size, 0, NoExchange()))
             if self._has_groups and size in GROUP_SIZES:
                 first_row = self._instance_id * size
                 step = partial(self._step, size, first_row, self._exchange)
                 self._steps[True, size] = self._backend.capture(step)
 
-    def begin(self, batch: DecodeBatch, drawn: DrawnIds | None) -> None:
-        """Let the next steps be those of these requests, of whose tokens `drawn` may be yet to come.
+    def begin(self, batch: DecodeBatch, pending_ids: PendingTokenIds | None) -> None:
+        """Let the next steps be those of these requests, of whose tokens `pending_ids` may be yet to come.
 
         Whoever calls has waited for the lease before.
         """
-        is_group = bool(batch.served)
+        is_group = bool(batch.peer_rows)
         first_row = self._instance_id * batch.size if is_group else 0
         vocab_size = self._model.shard.config.vocab_size
         num_slots = self._host.fill(batch, first_row, vocab_size)
         self._state.memory.copy_(self._host.memory, non_blocking=True)
-        if drawn is not None:
-            drawn.fill(self._state.tokens)
+        if pending_ids is not None:
+            pending_ids.fill(self._state.tokens)
         self._copy_slots(batch, num_slots)
         if is_group:
             self._exchange.begin(batch.num_tokens)
@@ -101,29 +101,29 @@ class DecodeSteps:
 
         A step that was launched after the last of these calls, or of `begin`, must have been read.
         """
-        first_row = self._instance_id * batch.size if batch.served else 0
+        first_row = self._instance_id * batch.size if batch.peer_rows else 0
         num_slots = self._host.list_slots(batch, first_row)
         self._state.limits.copy_(self._host.limits, non_blocking=True)
         self._state.starts.copy_(self._host.starts, non_blocking=True)
         self._copy_slots(batch, num_slots)
 
-    def choices(self, given: Sequence[RequestInput], constraints: Constraints) -> LeaseChoices:
+    def sampling(self, given: Sequence[RequestInput], constraints: Constraints) -> LeaseSampling:
         """What these requests ask for, in the order of the rows that begin."""
-        return LeaseChoices(given, constraints, self._model.shard.config.vocab_size, self._backend)
+        return LeaseSampling(given, constraints, self._model.shard.config.vocab_size, self._backend)
 
     def launch(self) -> None:
         """Take the next step, but for what its choices add."""
         self._next_step()
 
     @torch.inference_mode()
-    def read(self, choices: LeaseChoices) -> Reading:
+    def read(self, sampling: LeaseSampling) -> Reading:
         """Make the choices of the step that was launched last, before the next one.
 
         The reading is of its tokens and largest logits, [512] each, in row order, and of what choices tell.
         """
         state = self._state
-        told = choices.choose(self._logits, state.params, tokens=state.tokens, largest=self._largest)
-        return self._backend.read(state.tokens, self._largest, *told)
+        extra = sampling.choose(self._logits, state.params, tokens=state.tokens, largest=self._largest)
+        return self._backend.read(state.tokens, self._largest, *extra)
 
     def wait(self) -> None:
         """Return once all steps are done."""

@@ -10,7 +10,7 @@ from loong.fabric.arena import Arena
 from loong.fabric.traffic import Plane
 
 
-class Lane(Protocol):
+class CopyStream(Protocol):
     """Does what it is asked for in the order of the calls, which return at once while its queue has room.
 
     Ranks are those of the arena, offsets are bytes in one. Flags and epochs: `loong.kernels.signals`.
@@ -32,7 +32,9 @@ class Lane(Protocol):
         """Set a flag in the arena of each rank that has a bit in `members`."""
 
     def wait(self, offset: int, epoch: int, source: int) -> None:
-        """Go on once a flag of the own arena, which `source` sets, is at least `epoch`, or patience ends."""
+        """Go on once a flag of the own arena, which `source` sets, is at least `epoch`, or its
+        deadline passes.
+        """
 
     def drain(self) -> None:
         """Return once all is done that was asked for here, and that the caller asked its device for."""
@@ -44,4 +46,4 @@ class Lane(Protocol):
         """Where the calling thread's own work for the device is behind nothing but what it asks for there."""
 
 
-LaneMaker = Callable[[Arena, Plane], Lane]
+CopyStreamMaker = Callable[[Arena, Plane], CopyStream]

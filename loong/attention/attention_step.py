@@ -36,7 +36,7 @@ class KVStore(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class AttentionStep:
     """A step of a batch on one instance.
 
     `placements` is the KV before it; `store` has slots for what it writes here.

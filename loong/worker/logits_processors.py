@@ -14,7 +14,7 @@ from loong.kernels.draw_params import Penalties
 from loong.worker.sampling_input import SamplingInput
 
 
-class Adjuster(Protocol):
+class LogitsOps(Protocol):
     """What a device does in its own way."""
 
     def upload(self, tensor: Tensor) -> Tensor:
@@ -24,16 +24,16 @@ class Adjuster(Protocol):
         """Apply the penalties of each row of logits [N, V], float32, contiguous, in place."""
 
 
-class Adjustments:
+class LogitsProcessors:
     """Adjusts the logits of N rows, of which each gets one token a step.
 
     In this order: `min_tokens` blocks what would end the output, biases, penalties, and a schema blocks what
     it does not allow.
     """
 
-    def __init__(self, inputs: Sequence[SamplingInput], vocab_size: int, adjuster: Adjuster) -> None:
+    def __init__(self, inputs: Sequence[SamplingInput], vocab_size: int, ops: LogitsOps) -> None:
         """Begin with what is known as the first step is taken, a row each."""
-        self._adjuster, self._vocab_size = adjuster, vocab_size
+        self._ops, self._vocab_size = ops, vocab_size
         self._num_steps = 0
         self._find_stops(inputs)
         self._find_biases(inputs)
@@ -54,7 +54,7 @@ class Adjustments:
             flat.index_add_(0, self._biased, self._biases)
         if len(rows := self._penalized):
             part = logits[rows]
-            self._adjuster.penalize(part, self._penalties)
+            self._ops.penalize(part, self._penalties)
             logits[rows] = part
         if len(rows := self._constrained):
             logits[rows] = logits[rows].masked_fill(_is_blocked(self._allowed, self._vocab_size), -torch.inf)
@@ -69,7 +69,7 @@ class Adjustments:
     def allow(self, masks: Iterable[Tensor]) -> None:
         """Tell for each row that had a mask the one of the coming step; see `SamplingInput.allowed`."""
         if words := list(masks):
-            self._allowed = self._adjuster.upload(torch.stack(words))
+            self._allowed = self._ops.upload(torch.stack(words))
 
     def _find_stops(self, inputs: Sequence[SamplingInput]) -> None:
         """List what may not come yet, what is blocked for most steps first."""
@@ -90,13 +90,13 @@ class Adjustments:
             if token_id < self._vocab_size
         }
         self._biased = self._upload([*found])
-        self._biases = self._adjuster.upload(torch.tensor([*found.values()], dtype=torch.float32))
+        self._biases = self._ops.upload(torch.tensor([*found.values()], dtype=torch.float32))
 
     def _count(self, inputs: Sequence[SamplingInput]) -> None:
         """Note what each penalized row has seen, and how much that matters."""
 
         def column(values: Iterable[float]) -> Tensor:
-            return self._adjuster.upload(torch.tensor([*values], dtype=torch.float32))
+            return self._ops.upload(torch.tensor([*values], dtype=torch.float32))
 
         params = [item.params for item in inputs]
         self._penalties = Penalties(
@@ -114,14 +114,14 @@ class Adjustments:
         lengths = list(map(len, token_ids))
         places = np.fromiter(chain.from_iterable(token_ids), np.int64, sum(lengths))
         places += np.repeat(np.arange(len(lengths)) * self._vocab_size, lengths)
-        flat = self._adjuster.upload(torch.from_numpy(places))
+        flat = self._ops.upload(torch.from_numpy(places))
         shape = len(token_ids), self._vocab_size
         counts = torch.zeros(shape, dtype=torch.int32, device=flat.device)
         counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
         return counts
 
     def _upload(self, values: Sequence[int]) -> Tensor:
-        return self._adjuster.upload(torch.tensor(values, dtype=torch.int64))
+        return self._ops.upload(torch.tensor(values, dtype=torch.int64))
 
 
 def _is_blocked(allowed: Tensor, vocab_size: int) -> Tensor:

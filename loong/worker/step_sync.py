@@ -1,4 +1,4 @@
-"""What the instances of a group tell each other at the edge of a decode step."""
+"""What the instances of a group send each other at the boundary of a decode step."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from loong.fabric.protocol import Fabric
 from loong.worker.lease_ends import LeaseTerm
 
 
-def settle(
+def sync_step(
     fabric: Fabric,
     plan: BatchPlan,
     ended: Iterable[RequestId],
@@ -26,11 +26,11 @@ def settle(
     payload[0] = lease_end.step()
     for request_id in ended:
         payload[1 + request_ids.index(request_id)] = 1
-    told = fabric.exchange_control(plan.group.instance_ids, payload)
-    for instance_payload in told.values():
+    payloads = fabric.exchange_control(plan.group.instance_ids, payload)
+    for instance_payload in payloads.values():
         live.difference_update(
             request_id
             for request_id, has_ended in zip(request_ids, instance_payload[1:].tolist(), strict=True)
             if has_ended
         )
-    return int(told[plan.group.leader_id][0])
+    return int(payloads[plan.group.leader_id][0])

@@ -7,20 +7,20 @@ from threading import Thread
 from time import monotonic, sleep
 
 from loong.core.errors import ClusterError
-from loong.fabric.roster import listen
+from loong.fabric.peer_registry import listen
 
 _NUM_BYTES = struct.Struct("<Q")
 _RETRY_SECONDS = 0.005
 
 
-class Door:
+class MemoryServer:
     """Gives `descriptor`, of memory of `num_bytes`, to every process that connects at `path`."""
 
     def __init__(self, path: Path, descriptor: int, num_bytes: int) -> None:
         self._path, self._descriptor = path, descriptor
         self._size = _NUM_BYTES.pack(num_bytes)
         self._listener = listen(path)
-        self._thread = Thread(target=self._serve, name="fabric-door", daemon=True)
+        self._thread = Thread(target=self._serve, name="fabric-memory", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -43,8 +43,8 @@ class Door:
                     continue
 
 
-def knock(path: Path, num_bytes: int, deadline: float) -> int:
-    """The descriptor that the door at `path` gives, waiting until there is one.
+def fetch_memory(path: Path, num_bytes: int, deadline: float) -> int:
+    """Return the descriptor that the memory server at `path` gives, once there is one.
 
     Raises ClusterError after `deadline` seconds, or if the memory is not of `num_bytes`.
     """

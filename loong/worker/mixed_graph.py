@@ -13,14 +13,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep
 from loong.attention.pool import PoolAttention
-from loong.attention.step import Step
 from loong.core.plan import Transfer
 from loong.kernels import Partial
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
-from loong.worker.group_exchange import Alone, GroupExchange
+from loong.worker.group_exchange import GroupExchange, NoExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.mixed_inputs import (
     GROUP_STEP_SIZES,
@@ -38,7 +38,7 @@ _SIZES = (  # rows of an instance alone
 )
 
 
-class MixedSteps:
+class MixedGraph:
     """The forward passes of steps in which no KV travels.
 
     Without `exchange`, only those of this instance alone.
@@ -67,7 +67,7 @@ class MixedSteps:
         for size in reversed(_SIZES):
             for way in ways(size):
                 for has_decodes in (True, False) if way is ways(size)[0] else (True,):
-                    step = partial(self._step, size, way, Alone(), has_decodes=has_decodes)
+                    step = partial(self._step, size, way, NoExchange(), has_decodes=has_decodes)
                     self._alone[size, way, has_decodes] = self._backend.capture(step)
         if self._exchange is not None:
             self._exchange.begin({})
@@ -76,7 +76,7 @@ class MixedSteps:
                     step = partial(self._step, size, way, self._exchange, has_decodes=True)
                     self._in_groups[size, way] = self._backend.capture(step)
 
-    def forward(self, step: Step, inputs: StepInputs) -> Tensor | None:
+    def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
         """Hidden states [T, E] of a step's rows, until the next call; None if nothing captured has room.
 
         Whoever calls has waited for the step before the last one. All members of a group get something, or
@@ -100,15 +100,15 @@ class MixedSteps:
             self._in_groups[size, way]()
         return self._hidden[: len(inputs.token_ids)]
 
-    def _fill(self, step: Step, size: int, inputs: StepInputs) -> None:
+    def _fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> None:
         self._hosts.reverse()
         host = self._hosts[0]
         num_words = host.fill(step, size, inputs)
         self._inputs.memory[:num_words].copy_(host.memory[:num_words], non_blocking=True)
-        if inputs.drawn is not None:
-            inputs.drawn.fill(self._inputs.token_ids)
+        if inputs.pending_ids is not None:
+            inputs.pending_ids.fill(self._inputs.token_ids)
 
-    def _size_of(self, step: Step, num_rows: int) -> int | None:
+    def _size_of(self, step: AttentionStep, num_rows: int) -> int | None:
         """The least size that was captured for up to so many rows of each master."""
         is_alone = step.batch.group.dop == 1
         if not is_alone and (self._exchange is None or step.requests(Transfer.KV)):

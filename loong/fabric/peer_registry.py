@@ -28,7 +28,7 @@ _WELCOME = b"\x01"
 _LONGEST_SOCKET_PATH = 107  # Linux, sun_path without its closing zero
 
 
-class Roster:
+class PeerRegistry:
     """The live connections of this process, kept up to date while peers come, go and come back."""
 
     def __init__(self, directory: Path, world: World, rank: int, mailbox: Mailbox, deadline: float) -> None:

@@ -17,7 +17,7 @@ from loong.core.plan import BatchPlan, Transfer
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
-from loong.worker import mixed_inputs, mixed_steps
+from loong.worker import mixed_graph, mixed_inputs
 from loong.worker.backend import CpuBackend
 
 
@@ -131,7 +131,7 @@ def test_decodes_alone_that_the_host_must_look_at_are_captured(story: Story) -> 
 def test_steps_of_more_rows_than_any_that_was_captured_are_launched_by_the_host(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixed_steps, "_SIZES", (16, 32))
+    monkeypatch.setattr(mixed_graph, "_SIZES", (16, 32))
     lives = live_requests(3, 30)
     assert not story.take(prefill_and_decode(lives, 30), lives)
     assert story.take(prefill_and_decode(lives, 30), lives)

@@ -11,7 +11,7 @@ from loong.worker.lease_ends import LeaseTerm
 ReportStep = Callable[[int, tuple[ProducedToken, ...], bool], None]  # a step, its tokens, whether it is last
 
 
-class BegunBatch(Protocol):
+class StartedBatch(Protocol):
     """A batch that the device may have been asked for already.
 
     Batches are begun and finished in their order. One that does not need the host may be finished after the

@@ -9,14 +9,14 @@ from loong.core.events import Logprobs
 from loong.core.instructions import RequestInput, Sibling
 from loong.core.request import FinishReason, SamplingParams, TokenId
 from loong.kernels.draw_params import DrawParams
-from loong.worker.adjustments import Adjustments
 from loong.worker.backend import Backend
 from loong.worker.constraints import Constraints
+from loong.worker.logits_processors import LogitsProcessors
 from loong.worker.sampling import find_logprobs, read_logprobs
 from loong.worker.sampling_input import SamplingInput, sampling_input
 
 
-class LeaseChoices:
+class LeaseSampling:
     """Changes what a captured step drew, for those rows that ask for more than it knows.
 
     All is done on the device, behind the step. Only a schema has to be told of each token before the next one
@@ -34,9 +34,9 @@ class LeaseChoices:
         inputs = {row: self._input(row) for row in self._new_token_ids}
         self._allowed = {row: item.allowed for row, item in inputs.items() if item.allowed is not None}
         self._adjusted: Tensor | None = None
-        if adjusted := {row: item for row, item in inputs.items() if item.is_adjusted}:
+        if adjusted := {row: item for row, item in inputs.items() if item.has_logits_processors}:
             self._adjusted = self._upload([*adjusted])
-            self._adjustments = Adjustments([*adjusted.values()], vocab_size, backend.sampler)
+            self._logits_processors = LogitsProcessors([*adjusted.values()], vocab_size, backend.sampler)
         self._num_logprobs = {
             row: item.params.num_logprobs
             for row, item in inputs.items()
@@ -56,13 +56,13 @@ class LeaseChoices:
         if (rows := self._adjusted) is not None:
             part = logits[rows]
             raw = part.amax(dim=1)
-            self._adjustments.apply(part)
+            self._logits_processors.apply(part)
             drawn, peaks = torch.empty_like(rows), torch.empty_like(raw)
             own = DrawParams(*(values[rows] for values in params))
             self._backend.draw(part, own, tokens=drawn, largest=peaks)
             tokens[rows] = drawn
             largest[rows] = torch.where(raw.isfinite(), peaks, raw)
-            self._adjustments.advance(drawn)
+            self._logits_processors.advance(drawn)
         if (rows := self._reported) is not None:
             return find_logprobs(logits[rows], tokens[rows], max(self._num_logprobs.values()))
         return ()
@@ -89,7 +89,7 @@ class LeaseChoices:
 
     def end_step(self) -> None:
         """All tokens of a step have been taken."""
-        self._adjustments.allow(self._allowed.values())
+        self._logits_processors.allow(self._allowed.values())
 
     def why_invalid(self, row: int) -> FinishReason:
         """Why a row has no token."""

@@ -146,7 +146,7 @@ class Chain:
             given._replace(
                 token_ids=given.token_ids[:-1],
                 output_token_ids=given.output_token_ids[:-1],
-                follows=batch_id - 1,
+                depends_on_batch_id=batch_id - 1,
             )
             if given.request_id in self._unknown
             else given
@@ -230,7 +230,7 @@ def test_batches_told_before_tokens_are_known_give_the_same_tokens(
     instance = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases))
     lives = live_requests(*PENALIZED)
     chain = all_ways_of_going_on(lives, all_tokens(instance, lives))
-    assert any(given.follows is not None for batch in chain.predicted for given in batch.inputs)
+    assert any(given.depends_on_batch_id is not None for batch in chain.predicted for given in batch.inputs)
     told = []
     for number, commands in enumerate((chain.known, chain.predicted)):
         told.append([instance.carry_out(later(command, 10 + 10 * number)) for command in commands])
@@ -244,7 +244,9 @@ def test_batches_told_before_tokens_are_known_give_the_same_tokens(
 def later(command: RunBatch, difference: int) -> RunBatch:
     """The same under a later id."""
     inputs = tuple(
-        given if given.follows is None else given._replace(follows=given.follows + difference)
+        given
+        if given.depends_on_batch_id is None
+        else given._replace(depends_on_batch_id=given.depends_on_batch_id + difference)
         for given in command.inputs
     )
     return RunBatch(command.batch_id + difference, command.plan, inputs)
@@ -281,7 +283,7 @@ def test_a_group_may_shrink_to_the_one_that_samples(
     chain.tell((0,))
     chain.tell((0,))
     chain.tell((0, 1))
-    assert [batch.inputs[0].follows for batch in chain.predicted] == [None, 1, 2, 3, 4]
+    assert [batch.inputs[0].depends_on_batch_id for batch in chain.predicted] == [None, 1, 2, 3, 4]
     (ours, _), (theirs, _) = (
         run_commands(folder, 2, commands, takes_leases=takes_leases)
         for commands in (chain.predicted, chain.known)
@@ -359,9 +361,9 @@ def of_request(live: LiveRequest, told: Sequence[Sequence[ProducedToken]]) -> li
     return [token for batch in told for token in batch if token.request_id == live.request.request_id]
 
 
-@pytest.mark.parametrize("follows", [1, 3])
+@pytest.mark.parametrize("depends_on_batch_id", [1, 3])
 def test_who_is_to_follow_another_batch_than_the_last_is_refused(
-    fabric: SocketFabric, folder: Path, follows: int
+    fabric: SocketFabric, folder: Path, depends_on_batch_id: int
 ) -> None:
     instance = BareInstance(fabric, 0, folder, None, CpuBackend())
     lives = live_requests({"temperature": 0.0})
@@ -372,8 +374,11 @@ def test_who_is_to_follow_another_batch_than_the_last_is_refused(
     instance.carry_out(first)
     instance.carry_out(second)
     (given,) = third.inputs
-    third = replace(third, inputs=(given._replace(follows=10 + follows),))
-    with pytest.raises(InvalidPlanError, match=f"follows batch {10 + follows} .* batch 12 was the last"):
+    third = replace(third, inputs=(given._replace(depends_on_batch_id=10 + depends_on_batch_id),))
+    with pytest.raises(
+        InvalidPlanError,
+        match=f"depends on batch {10 + depends_on_batch_id} .* batch 12 was the last",
+    ):
         instance.carry_out(third)
 
 
@@ -389,7 +394,7 @@ def test_who_is_to_follow_a_batch_that_did_not_sample_it_is_refused(
     only_the_other = BatchPlan(first.plan.group, first.plan.queries[1:], first.plan.writes[1:])
     first = replace(first, plan=only_the_other, inputs=first.inputs[1:])
     serial.carry_out(first)
-    refusal = "follows batch 11, which samples no token of it on instance 0"
+    refusal = "depends on batch 11, which samples no token of it on instance 0"
     with pytest.raises(InvalidPlanError, match=refusal):
         serial.carry_out(second)
     overlapping = OverlappingInstance(fabric, folder, LateBackend(takes_leases=True))

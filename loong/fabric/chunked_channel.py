@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 
 from loong.fabric.arena import Arena, first_epoch
-from loong.fabric.lanes import Lane
+from loong.fabric.copy_streams import CopyStream
 from loong.fabric.link import bytes_of
 from loong.fabric.traffic import Channel
 
 
-class PipeSize(NamedTuple):
+class ChunkedChannelSize(NamedTuple):
     """The room for what one rank sends another: more slots let more be on its way at once."""
 
     num_slots: int
     slot_bytes: int
 
 
-class Pipes:
-    """The pipes of one channel between this rank and all, itself included.
+class ChunkedChannel:
+    """Messages of one channel, in pieces, between this rank and all, itself included.
 
     A message goes in pieces, first in, first out; `send` and `receive` ask for one at a time. A piece is
     pushed into a slot of the receiver's arena, to which only this rank writes, and told by a flag there; the
@@ -29,7 +29,7 @@ class Pipes:
     one.
     """
 
-    def __init__(self, arena: Arena, channel: Channel, size: PipeSize) -> None:
+    def __init__(self, arena: Arena, channel: Channel, size: ChunkedChannelSize) -> None:
         self._arena, self._size, self._plane = arena, size, channel.plane
         num_ranks = arena.world.size
         self._slots = arena.reserve(num_ranks * size.num_slots * size.slot_bytes)  # by source
@@ -40,7 +40,7 @@ class Pipes:
         self._num_received = [0] * num_ranks
 
     @staticmethod
-    def num_bytes(size: PipeSize, num_ranks: int) -> int:
+    def num_bytes(size: ChunkedChannelSize, num_ranks: int) -> int:
         """Enough of an arena for one channel."""
         return num_ranks * (size.num_slots * size.slot_bytes + 1024)
 
@@ -50,27 +50,27 @@ class Pipes:
         self._num_sent = [0] * len(self._num_sent)
         self._num_received = [0] * len(self._num_received)
 
-    def send(self, lane: Lane, rank: int, message: Tensor) -> Iterator[None]:
-        """Let a lane push a message, contiguous, to a rank."""
+    def send(self, copy_stream: CopyStream, rank: int, message: Tensor) -> Iterator[None]:
+        """Let a copy stream push a message, contiguous, to a rank."""
         for piece in self._pieces(message):
             count, self._num_sent[rank] = self._num_sent[rank], self._num_sent[rank] + 1
             if count == 0:
                 opened = self._arena.opening_offset(self._plane) + 8 * rank
-                lane.wait(opened, self._first_epoch, rank)
+                copy_stream.wait(opened, self._first_epoch, rank)
             elif count >= self._size.num_slots:
                 freed = self._first_epoch + count + 1 - self._size.num_slots
-                lane.wait(self._freed + 8 * rank, freed, rank)
-            lane.push(piece, rank, self._slot(self._arena.rank, count))
-            lane.signal(1 << rank, self._filled + 8 * self._arena.rank, self._first_epoch + count + 1)
+                copy_stream.wait(self._freed + 8 * rank, freed, rank)
+            copy_stream.push(piece, rank, self._slot(self._arena.rank, count))
+            copy_stream.signal(1 << rank, self._filled + 8 * self._arena.rank, self._first_epoch + count + 1)
             yield
 
-    def receive(self, lane: Lane, rank: int, message: Tensor) -> Iterator[None]:
-        """Let a lane pull a message of a rank into a contiguous tensor."""
+    def receive(self, copy_stream: CopyStream, rank: int, message: Tensor) -> Iterator[None]:
+        """Let a copy stream pull a message of a rank into a contiguous tensor."""
         for piece in self._pieces(message):
             count, self._num_received[rank] = self._num_received[rank], self._num_received[rank] + 1
-            lane.wait(self._filled + 8 * rank, self._first_epoch + count + 1, rank)
-            lane.pull(self._slot(rank, count), piece)
-            lane.signal(1 << rank, self._freed + 8 * self._arena.rank, self._first_epoch + count + 1)
+            copy_stream.wait(self._filled + 8 * rank, self._first_epoch + count + 1, rank)
+            copy_stream.pull(self._slot(rank, count), piece)
+            copy_stream.signal(1 << rank, self._freed + 8 * self._arena.rank, self._first_epoch + count + 1)
             yield
 
     def _slot(self, source: int, count: int) -> int:

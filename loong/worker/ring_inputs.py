@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep
 from loong.attention.local import tasks_of
 from loong.attention.ring import kept_rows, num_rows_of, own_rows, parts_of
-from loong.attention.step import Step
 from loong.core.captured import ON_GPUS
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
@@ -24,7 +24,7 @@ MAX_BLOCKS = 64  # of prompts, of one master
 _TASK_SIZE = len(AttendTask._fields)
 
 
-class KVInputs:
+class RingInputs:
     """Parts of one piece of memory, so that one copy fills all of them.
 
     `memory` is int64 [num_words(num_instances)]. Rows of a step are the tokens of which this instance is the
@@ -51,7 +51,7 @@ class KVInputs:
         """The size of its memory."""
         return sum(_parts(num_instances))
 
-    def fill(self, step: Step, size: int, inputs: StepInputs) -> None:
+    def fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> None:
         """Take in a step, on the host.
 
         Rows beyond are of no prompt, and of their KV nothing is brought or kept.
@@ -72,7 +72,7 @@ class KVInputs:
             self.kept_slots[source_id * size + rows] = slots
         self._list_keys(step, size)
 
-    def _list_keys(self, step: Step, size: int) -> None:
+    def _list_keys(self, step: AttentionStep, size: int) -> None:
         """All KV of each own prompt, in the order of positions, so that a block attends it in one task."""
         parts = {i: parts_of(step, i) for i in step.batch.group.instance_ids}
         tasks: list[int] = []
@@ -88,7 +88,7 @@ class KVInputs:
 
     def _list_keys_of(
         self,
-        step: Step,
+        step: AttentionStep,
         request_id: RequestId,
         size: int,
         parts: Mapping[InstanceId, Mapping[RequestId, slice]],
@@ -106,7 +106,7 @@ class KVInputs:
         return num_keys
 
 
-def num_brought(step: Step) -> Mapping[InstanceId, int]:
+def num_brought(step: AttentionStep) -> Mapping[InstanceId, int]:
     """How many rows each member brings to a step in which nothing but KV travels: one at least."""
     return {i: max(1, num_rows_of(step, i)) for i in step.batch.group.instance_ids}
 

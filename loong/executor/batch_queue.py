@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from loong.core.placement import InstanceId
 
 
-class InOrder:
+class BatchQueue:
     """Batches that were told and have not ended. Every instance runs its own in the order of telling."""
 
     def __init__(self) -> None:
         self._last: dict[InstanceId, int] = {}  # told to each instance
         self._waits_for: dict[int, set[int]] = {}
 
-    def tell(self, batch_id: int, instance_ids: Iterable[InstanceId]) -> bool:
+    def enqueue(self, batch_id: int, instance_ids: Iterable[InstanceId]) -> bool:
         """Whether a batch begins at once on these instances."""
         before = {self._last[i] for i in instance_ids if i in self._last}
         self._last.update(dict.fromkeys(instance_ids, batch_id))

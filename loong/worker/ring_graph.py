@@ -12,28 +12,28 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from loong.attention.step import Step
+from loong.attention.attention_step import AttentionStep
 from loong.core.plan import Transfer
 from loong.kernels import Partial
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.group_exchange import KVExchange
-from loong.worker.kv_inputs import KV_SIZES, MAX_BLOCKS, KVInputs, num_brought
 from loong.worker.kv_pool import KVPool
+from loong.worker.ring_inputs import KV_SIZES, MAX_BLOCKS, RingInputs, num_brought
 from loong.worker.step_inputs import StepInputs
 
 
-class KVSteps:
+class RingGraph:
     """The forward passes of steps in which nothing but KV travels."""
 
     def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: KVExchange) -> None:
         self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
         self._sizes = tuple(size for size in KV_SIZES if size <= exchange.max_kv_rows)
         device, config = backend.device, model.shard.config
-        num_words = KVInputs.num_words(exchange.num_instances)
-        self._host = KVInputs(device.host_words(num_words), exchange.num_instances)
-        self._inputs = KVInputs(
+        num_words = RingInputs.num_words(exchange.num_instances)
+        self._host = RingInputs(device.host_words(num_words), exchange.num_instances)
+        self._inputs = RingInputs(
             torch.zeros(num_words, dtype=torch.int64, device=device.torch_device), exchange.num_instances
         )
         self._hidden = torch.zeros(
@@ -47,8 +47,8 @@ class KVSteps:
         for size in reversed(self._sizes):
             self._steps[size] = self._backend.capture(partial(self._step, size))
 
-    def forward(self, step: Step, inputs: StepInputs) -> Tensor | None:
-        """See `MixedSteps.forward`."""
+    def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
+        """See `MixedGraph.forward`."""
         batch = step.batch
         if batch.group.dop == 1 or step.requests(Transfer.QUERY):
             return None
@@ -74,7 +74,7 @@ class _OwnQueries:
     """Attention of the own queries over the KV of all members; see `transformer.Attention`."""
 
     def __init__(
-        self, pool: KVPool, inputs: KVInputs, size: int, device: Device, exchange: KVExchange
+        self, pool: KVPool, inputs: RingInputs, size: int, device: Device, exchange: KVExchange
     ) -> None:
         self._pool, self._inputs, self._size, self._device = pool, inputs, size, device
         self._exchange, self._num_sources = exchange, exchange.num_instances * size

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class DeviceTransfer:
     """A Pending of transfers that were begun together.
 
     Each of `waits` lets what the caller asks its device for next come behind one of them. The tensors are

@@ -5,50 +5,58 @@ from itertools import count
 from loong.core.instructions import RunBatch, RunScoredBatch
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
-from loong.worker.begun_batch import ReportStep
-from loong.worker.edges import settle
-from loong.worker.following import Following, NewestTokens
 from loong.worker.lease_ends import LeaseTerm
 from loong.worker.pending_step import PendingStep
+from loong.worker.started_batch import ReportStep
 from loong.worker.step_inputs import Progress
-from loong.worker.steps import Steps
+from loong.worker.step_runner import StepRunner
+from loong.worker.step_sync import sync_step
+from loong.worker.token_placeholders import PendingTokens, TokenPlaceholders
 
 
-class SteppedBatch:
-    """See BegunBatch."""
+class HostSteppedBatch:
+    """See StartedBatch."""
 
     def __init__(
-        self, following: Following, newest: NewestTokens, steps: Steps, fabric: Fabric, *, is_alone: bool
+        self,
+        placeholders: TokenPlaceholders,
+        pending_tokens: PendingTokens,
+        step_runner: StepRunner,
+        fabric: Fabric,
+        *,
+        is_alone: bool,
     ) -> None:
         """Begin the one step of an instance alone at once, unless it needs tokens that are not there yet."""
-        self._following, self._newest = following, newest
-        self._steps, self._fabric = steps, fabric
+        self._placeholders, self._pending_tokens = placeholders, pending_tokens
+        self._step_runner, self._fabric = step_runner, fabric
         self._first: PendingStep | None = None
-        command = following.command
+        command = placeholders.command
         self._scored = command.scored if isinstance(command, RunScoredBatch) else ()
         self._prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-        is_one_step = following.command.plan.num_steps == 1
-        if is_alone and is_one_step and not following.needs_tokens:
-            begun = following.begun()
+        is_one_step = placeholders.command.plan.num_steps == 1
+        if is_alone and is_one_step and not placeholders.needs_tokens:
+            begun = placeholders.begun()
             self._requests = Progress.of(begun.inputs)
-            self._first = newest.pending = steps.begin(begun.plan, self._requests, following, self._scored)
+            self._first = pending_tokens.pending = step_runner.begin(
+                begun.plan, self._requests, placeholders, self._scored
+            )
 
     @property
     def command(self) -> RunBatch:
-        """See BegunBatch."""
-        return self._following.command
+        """See StartedBatch."""
+        return self._placeholders.command
 
     def needs_host(self) -> bool:
-        """See BegunBatch."""
+        """See StartedBatch."""
         return self._first is None
 
     def is_done(self) -> bool:
-        """See BegunBatch."""
+        """See StartedBatch."""
         return self._first is not None and self._first.is_done()
 
     def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
-        """See BegunBatch."""
-        command = self._following.resolved()
+        """See StartedBatch."""
+        command = self._placeholders.resolved()
         if self._first is None:
             self._requests = Progress.of(command.inputs)
         else:
@@ -59,16 +67,16 @@ class SteppedBatch:
         with self._fabric.batch(command.batch_id, plan.group.instance_ids):
             for step in count():
                 step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
-                begun = self._first or self._steps.begin(step_plan, requests, scored=self._scored)
+                begun = self._first or self._step_runner.begin(step_plan, requests, scored=self._scored)
                 tokens, self._prompt_logprobs = begun.tokens(), begun.prompt_logprobs()
                 self._fabric.check()
                 is_last = plan.num_steps == 1
                 if not is_last:
                     ended = {token.request_id for token in tokens if token.finish_reason is not None}
-                    stop = settle(self._fabric, plan, ended, live, lease_end)
+                    stop = sync_step(self._fabric, plan, ended, live, lease_end)
                     is_last = step + 1 >= stop or not live
                 if is_last:
-                    self._newest.tell(tokens)
+                    self._pending_tokens.resolve(tokens)
                 report(step, tokens, is_last)
                 if is_last:
                     break
@@ -76,5 +84,5 @@ class SteppedBatch:
         return step + 1
 
     def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
-        """See BegunBatch."""
+        """See StartedBatch."""
         return self._prompt_logprobs

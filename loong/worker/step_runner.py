@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
-from loong.attention.step import Step
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.prompt_logprobs import ScoredChunk
@@ -15,19 +15,19 @@ from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.constraints import Constraints
-from loong.worker.following import Following
 from loong.worker.group_exchange import KVExchange
 from loong.worker.kv_pool import KVPool
-from loong.worker.kv_steps import KVSteps
-from loong.worker.mixed_steps import MixedSteps
-from loong.worker.pending_step import DrawnRow, PendingStep
+from loong.worker.mixed_graph import MixedGraph
+from loong.worker.pending_step import PendingStep, SampledRow
 from loong.worker.prompt_scores import PendingScores, scored_rows
-from loong.worker.sampling import choose_tokens
+from loong.worker.ring_graph import RingGraph
+from loong.worker.sampling import sample
 from loong.worker.step_inputs import Progress, StepInputs
+from loong.worker.token_placeholders import TokenPlaceholders
 from loong.worker.tracer import Span
 
 
-class Steps:
+class StepRunner:
     """Lays steps out and lets the device take them, in the order in which they begin."""
 
     def __init__(
@@ -42,13 +42,13 @@ class Steps:
         self._instance_id, self._constraints = instance_id, constraints
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
         self._exchange = backend.query_exchange(fabric, model.shard)
-        self._captured: tuple[MixedSteps | KVSteps, ...] = ()
+        self._captured: tuple[MixedGraph | RingGraph, ...] = ()
 
     def capture(self, exchange: KVExchange | None) -> None:
         """Capture what can be, which groups take with `exchange`."""
-        self._captured = (MixedSteps(self._model, self._pool, self._backend, exchange),)
+        self._captured = (MixedGraph(self._model, self._pool, self._backend, exchange),)
         if exchange is not None:
-            self._captured += (KVSteps(self._model, self._pool, self._backend, exchange),)
+            self._captured += (RingGraph(self._model, self._pool, self._backend, exchange),)
         for captured in self._captured:
             captured.capture()
 
@@ -61,21 +61,21 @@ class Steps:
         self,
         plan: BatchPlan,
         requests: Mapping[RequestId, Progress],
-        following: Following | None = None,
+        placeholders: TokenPlaceholders | None = None,
         scored: Sequence[ScoredChunk] = (),
     ) -> PendingStep:
-        """Let the device take a step, which may lack tokens that `following` knows of.
+        """Let the device take a step, which may lack tokens that `placeholders` knows of.
 
         One step before it may be pending; none where others take part, whose batch is open on the fabric.
         """
         self._allocate(plan, requests)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
-        step = Step(self._instance_id, plan, placements, self._pool)
-        drawn = None
-        if following is not None:
+        step = AttentionStep(self._instance_id, plan, placements, self._pool)
+        pending_ids = None
+        if placeholders is not None:
             last_rows = {block.request_id: rows.stop - 1 for block, rows in step.rows.items()}
-            drawn = following.drawn_ids(last_rows)
-        hidden = self._forward(step, StepInputs.of(step.blocks, requests, drawn))
+            pending_ids = placeholders.pending_token_ids(last_rows)
+        hidden = self._forward(step, StepInputs.of(step.blocks, requests, pending_ids))
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
             self._fork(requests[request_id])
@@ -94,7 +94,7 @@ class Steps:
                 num_expected = requests[segment.owner_id].given.num_prompt_tokens - segment.positions.start
                 self._pool.allocate(segment.owner_id, segment.positions, num_expected)
 
-    def _forward(self, step: Step, inputs: StepInputs) -> Tensor:
+    def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
         """Hidden states of the step's rows; if a captured step has no room for them, the host launches it."""
         for captured in self._captured:
             if (hidden := captured.forward(step, inputs)) is not None:
@@ -102,8 +102,8 @@ class Steps:
         device = self._backend.device
         attention = ElasticAttention(step, self._fabric, self._exchange, device)
         token_ids, positions, lengths = map(device.upload, inputs[:3])
-        if inputs.drawn is not None:
-            inputs.drawn.fill(token_ids)
+        if inputs.pending_ids is not None:
+            inputs.pending_ids.fill(token_ids)
         return self._model.forward(token_ids, positions, lengths, attention)
 
     def _fork(self, request: Progress) -> None:
@@ -114,24 +114,24 @@ class Steps:
 
     def _sample(
         self,
-        step: Step,
+        step: AttentionStep,
         hidden: Tensor,
         requests: Mapping[RequestId, Progress],
         scores: PendingScores | None,
     ) -> PendingStep:
         """Draw the next token of every request whose last known token is among this instance's rows."""
         hidden_rows: list[int] = []
-        drawn: list[DrawnRow] = []
+        pending_ids: list[SampledRow] = []
         for block, block_rows in step.rows.items():
             request = requests[block.request_id]
             if block.positions[-1] != request.num_known_tokens - 1:
                 continue
             for request_id, item in request.sampling_inputs(self._constraints):
                 hidden_rows.append(block_rows.stop - 1)
-                drawn.append(DrawnRow(request_id, item, requests.get(request_id)))
+                pending_ids.append(SampledRow(request_id, item, requests.get(request_id)))
         device, choice = self._backend.device, None
-        if drawn:
+        if pending_ids:
             logits = self._model.logits(hidden[device.upload(torch.tensor(hidden_rows))])
-            choice = choose_tokens(logits, [row.given for row in drawn], self._backend.sampler)
+            choice = sample(logits, [row.given for row in pending_ids], self._backend.sampler)
         reading = self._backend.read(*(() if choice is None else choice.tensors))
-        return PendingStep(drawn, choice, reading, device, self._constraints, scores)
+        return PendingStep(pending_ids, choice, reading, device, self._constraints, scores)

@@ -16,11 +16,11 @@ _URGENT = -1  # a flag's one warp finds room before the next block of attention
 _MOST_AHEAD = 64  # transfers, a flag before and after each: far from the 1,024 that a driver queues
 
 
-class CudaLane:
-    """Implements Lane for memory of a GPU."""
+class CudaCopyStream:
+    """Implements CopyStream for memory of a GPU."""
 
     def __init__(self, arena: Arena, plane: Plane) -> None:
-        self._arena, self._patience = arena, arena.patience(plane)
+        self._arena, self._deadline = arena, arena.deadline(plane)
         self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
         self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         self._is_long = plane is Plane.MIGRATION
@@ -28,46 +28,46 @@ class CudaLane:
         self._load_kernels()
 
     def follow(self) -> None:
-        """See Lane."""
+        """See CopyStream."""
         self._stream.wait_stream(self._current())
 
     def mark(self) -> Callable[[], None]:
-        """See Lane."""
+        """See CopyStream."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
         event.record(self._stream)
         return lambda: self._current().wait_event(event)
 
     def push(self, tensor: Tensor, rank: int, offset: int) -> None:
-        """See Lane."""
+        """See CopyStream."""
         address = self._arena.host_addresses[rank] + offset
         self._copy(address, tensor.data_ptr(), tensor.nbytes)
 
     def pull(self, offset: int, tensor: Tensor) -> None:
-        """See Lane."""
+        """See CopyStream."""
         address = self._arena.memory.data_ptr() + offset
         self._copy(tensor.data_ptr(), address, tensor.nbytes)
 
     def signal(self, members: int, offset: int, epoch: int) -> None:
-        """See Lane."""
-        addresses, patience = self._arena.addresses, self._patience
-        signals.signal(addresses, offset, members, epoch, patience, stream=self._stream.cuda_stream)
+        """See CopyStream."""
+        addresses, deadline = self._arena.addresses, self._deadline
+        signals.signal(addresses, offset, members, epoch, deadline, stream=self._stream.cuda_stream)
 
     def wait(self, offset: int, epoch: int, source: int) -> None:
-        """See Lane."""
-        memory, patience = self._arena.memory, self._patience
-        signals.wait(memory, offset, epoch, source, patience, stream=self._stream.cuda_stream)
+        """See CopyStream."""
+        memory, deadline = self._arena.memory, self._deadline
+        signals.wait(memory, offset, epoch, source, deadline, stream=self._stream.cuda_stream)
 
     def drain(self) -> None:
-        """See Lane."""
+        """See CopyStream."""
         self._stream.synchronize()
         self._current().synchronize()
 
     def close(self) -> None:
-        """See Lane."""
+        """See CopyStream."""
         self.drain()
 
     def aside(self) -> AbstractContextManager[object]:
-        """See Lane."""
+        """See CopyStream."""
         return torch.cuda.stream(self._beside)
 
     def _load_kernels(self) -> None:
