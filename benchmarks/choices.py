@@ -25,7 +25,7 @@ from result import print_result, script_parser
 
 from loong.decision_log.lines import Arrived, Planned
 from loong.decision_log.reader import read_log
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.workloads.report import table
 
 WAYS = ("one request", "many requests")
@@ -118,7 +118,7 @@ def main() -> None:
         log = Path(folder) / "decisions.jsonl"
         flags = ("--device", "cpu", "--kv-cache-tokens", str(room), "--decision-log", str(log))
         config = ServerConfig(None, args.num_instances, 1, flags, START_SECONDS)
-        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
+        with spawn_server(config, "esp", Path(folder) / "server.log") as url:
             rounds = asyncio.run(measure(url, args))
         held = list(held_by_round(log))[len(WAYS) :]
     numbers: dict[str, object] = {

@@ -47,9 +47,8 @@ from result import print_result, script_parser
 from run_pairs import GOAL, Pairs, RunPair
 
 from loong.core.errors import ClusterError
-from loong.launcher.embedded import sigterm_unwinds
+from loong.launcher.background_load import background_load_note, processor_time, share_of_others
 from loong.launcher.flags import ratio
-from loong.launcher.other_work import processor_time, share_of_others, told_other_work
 from loong.launcher.policy_flags import POLICY_NAMES
 from loong.launcher.rates import parse_rates
 from loong.launcher.runs import Asked, Run
@@ -57,6 +56,7 @@ from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill, 
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.points import counters_of
 from loong.launcher.simulate.run import simulate
+from loong.launcher.spawned_server import sigterm_unwinds
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
 from loong.workloads.backlog import WorkOf, used_capacity
@@ -222,8 +222,8 @@ class Results:
         panels = []
         for pairs in self.found.values():
             print(f"\n{pairs.title}\n{pairs.table()}\n\n{pairs.class_table()}\n")
-            if (other_work := told_other_work(pairs.shares_of_others())) is not None:
-                print(other_work)
+            if (background_load := background_load_note(pairs.shares_of_others())) is not None:
+                print(background_load)
             for index, rule in enumerate(self.rules):
                 for policy, measured, simulated in pairs.goodputs(index):
                     if measured is not None and simulated is not None:

@@ -9,9 +9,9 @@ from statistics import fmean
 from line_picture import Line, Panel
 
 from loong.core.timeline import ClusterHistory
+from loong.launcher.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench_found import Repeats
 from loong.launcher.goodput import of_sweep
-from loong.launcher.other_work import SHARE_OF_OTHERS
 from loong.launcher.run_document import document_head, goodput_json, write_document
 from loong.launcher.runs import Run
 from loong.server.trace import chrome_trace

@@ -14,7 +14,7 @@ from result import print_result, script_parser
 from loong.core.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load, LoadConfig
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals (%(default)s)")
     parser.add_argument("--served", action="store_true", help="with a cost model that is corrected")
     args = parser.parse_args()
-    look_rarely_for_garbage()  # as `loong simulate` does
+    tune_gc()  # as `loong simulate` does
     print(f"policy {args.policy}, {args.workload}, {args.duration:g} s of arrivals\n")
     print("".join(f"{name:>16}" for name in HEADER))
     rows = []

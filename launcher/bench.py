@@ -20,9 +20,9 @@ from loong.launcher.bench_flags import (
 )
 from loong.launcher.bench_policies import servers_by_policy
 from loong.launcher.chosen_load import FEWEST_REQUESTS, Auto, choose_load
-from loong.launcher.embedded import ServerConfig
 from loong.launcher.rates import parse_rates
 from loong.launcher.runs import check_classes
+from loong.launcher.spawned_server import ServerConfig
 from loong.launcher.vllm_flags import BENCH, SERVE, instead_of
 from loong.workloads.backends import Backend
 from loong.workloads.slo import SLORule, parse_slo

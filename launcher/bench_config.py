@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
-from loong.launcher.embedded import ServerConfig
+from loong.launcher.spawned_server import ServerConfig
 from loong.workloads.backends import Backend
 from loong.workloads.backlog import WorkOf
 from loong.workloads.request import WorkloadRequest

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from loong.launcher.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench_config import BenchConfig, Server
 from loong.launcher.bench_found import Found, MeasuredRun, missing_runs
-from loong.launcher.embedded import ServerConfig
-from loong.launcher.other_work import SHARE_OF_OTHERS
 from loong.launcher.plot.report import report_folder
 from loong.launcher.run_document import document_head, goodput_json, without_keys, write_document
 from loong.launcher.runs import finite
+from loong.launcher.spawned_server import ServerConfig
 from loong.server.trace import chrome_trace
 from loong.workloads.plot_style import NO_PICTURES, is_available
 from loong.workloads.result import JSON

@@ -9,17 +9,17 @@ from pathlib import Path
 from time import perf_counter
 
 from loong.launcher import goodput
+from loong.launcher.background_load import processor_time, share_of_others
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench_files import decision_log_name
 from loong.launcher.bench_found import Found, MeasuredRun, Repeats
 from loong.launcher.bench_progress import RunProgress
 from loong.launcher.bench_report import print_run, print_workload, report
-from loong.launcher.embedded import ServerConfig, embedded_server, sigterm_unwinds
 from loong.launcher.goodput import Goodput
 from loong.launcher.measured_server import MeasuredServer, Measurement, PrefillProbe
-from loong.launcher.other_work import processor_time, share_of_others
 from loong.launcher.run_folder import make_run_folder
 from loong.launcher.runs import Asked, allowed_misses
+from loong.launcher.spawned_server import ServerConfig, sigterm_unwinds, spawn_server
 from loong.workloads.backends import Backend
 from loong.workloads.backlog import UsedCapacity, WorkOf, used_capacity
 from loong.workloads.counters import ServerCounters
@@ -36,7 +36,7 @@ def run_bench(config: BenchConfig, command: str) -> int:
     If a later one cannot be measured, or we are told to stop, what was measured is reported all the same.
 
     Raises:
-        ConfigError, ServerUnusableError: see `MeasuredServer` and `embedded_server`.
+        ConfigError, ServerUnusableError: see `MeasuredServer` and `spawn_server`.
     """
     start = perf_counter()
     bench = _Bench(config)
@@ -166,5 +166,5 @@ def _started(name: str, server: Server, folder: Path) -> Iterator[tuple[str, str
         return
     size = f"--num-instances {server.num_instances} --tensor-parallel-size {server.tensor_parallel_size}"
     print(f"Starting a server with --policy {name} {size} ...", file=sys.stderr)
-    with embedded_server(server, name, folder / f"server-{name}.log") as base_url:
+    with spawn_server(server, name, folder / f"server-{name}.log") as base_url:
         yield base_url, None, Backend.OPENAI

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
-from loong.core.captured import NOTHING_CAPTURED, ON_GPUS, CapturedSteps
+from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS, NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 
@@ -58,7 +58,7 @@ class Device:
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
     segment_delay: float = 0.0  # to find one segment of KV
     block: int = 0  # queries of a head that are attended at once
-    captured: CapturedSteps = NOTHING_CAPTURED
+    graph_limits: CudaGraphLimits = NO_GRAPHS
     launch: float = 0.0  # a layer: to start the kernels of a prompt
     mixed_launch: float = 0.0  # and of decodes beside it
     reduce_launch: float = 0.0  # and of each sum over the devices of an instance
@@ -90,7 +90,7 @@ _H200 = Device(
     beside_delay=1.5e-3,
     request_delay=7e-5,
     block=128,
-    captured=ON_GPUS,
+    graph_limits=H200_GRAPH_LIMITS,
     launch=3.7e-4,
     mixed_launch=3.7e-4,
     reduce_launch=3e-4,
@@ -194,20 +194,20 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             offloaded_key=kv_bytes / device.host_bandwidth,
         ),
         overlap=device.overlap,
-        captured=captured_steps(shape, device),
+        graph_limits=cuda_graph_limits(shape, device),
     )
 
 
-def captured_steps(shape: ModelShape, device: Device) -> CapturedSteps:
+def cuda_graph_limits(shape: ModelShape, device: Device) -> CudaGraphLimits:
     """What workers of `shape` capture on a device.
 
     Where KV travels it has the room of as many numbers of queries, or of twice as many where heads are alike.
     """
-    captured = device.captured.of_heads(shape.num_heads, shape.num_kv_heads)
+    graph_limits = device.graph_limits.of_heads(shape.num_heads, shape.num_kv_heads)
     num_kv_heads = 2 * shape.num_kv_heads
     num_heads = shape.num_heads * max(1, ceil(num_kv_heads / shape.num_heads))
-    most_rows = captured.most_rows * num_heads // num_kv_heads
-    return replace(captured, most_kv_rows=min(captured.most_kv_rows, most_rows))
+    most_rows = graph_limits.most_rows * num_heads // num_kv_heads
+    return replace(graph_limits, most_kv_rows=min(graph_limits.most_kv_rows, most_rows))
 
 
 def kv_capacity(shape: ModelShape, device: Device, tp_size: int = 1, memory_utilization: float = 0.9) -> int:

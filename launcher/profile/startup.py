@@ -11,8 +11,8 @@ from time import monotonic
 from loong.core.idle_tracker import IDLE_SECONDS
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.profile.measure import Profiler
-from loong.launcher.profile.stage import Stage, TimedExecutor
-from loong.launcher.profile.stories import LEAST_ROOM, Limits
+from loong.launcher.profile.profiled_cluster import ProfiledCluster, TimedExecutor
+from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
 from loong.scheduler.calibration import mean_error
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.fit import BatchSample, fit
@@ -39,9 +39,9 @@ async def calibrate(
     room = min(instance.kv_capacity for instance in instances if instance.kind is InstanceKind.FULL)
     if seconds == 0 or room < LEAST_ROOM:
         return prior, 0
-    start, stage = monotonic(), Stage(instances, executor)
+    start, cluster = monotonic(), ProfiledCluster(instances, executor)
     # A pause is no longer than it takes to count as idle.
-    profiler = Profiler(stage, _LIMITS, prior, pause=lambda length: pause(min(length, 1.25 * IDLE_SECONDS)))
+    profiler = Profiler(cluster, _LIMITS, prior, pause=lambda length: pause(min(length, 1.25 * IDLE_SECONDS)))
     samples = await profiler.sample(seconds * _MEASURING_SHARE)
     found = scaled = prior.scaled(median(each.seconds / each.predicted(prior) for each in samples))
     if len(samples) >= _LEAST_SAMPLES:
@@ -55,7 +55,7 @@ async def calibrate(
         _errors(found, samples),
         _errors(prior, samples),
     )
-    return found, stage.last_id
+    return found, cluster.last_id
 
 
 def _errors(model: WorkCostModel, samples: Sequence[BatchSample]) -> str:

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.machine import num_processors
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.rates import parse_rates
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.replay is not None:
         _refuse_more_than_replay(args)
         return replay_and_report(args.replay)
-    look_rarely_for_garbage()
+    tune_gc()
     simulate_and_report(_config(args), shlex.join(["loong", *sys.argv[1:]]))
     return 0
 

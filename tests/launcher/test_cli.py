@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from loong.launcher.cli import COMMANDS, build_parser, main
-from loong.launcher.embedded import ENTRY
+from loong.launcher.spawned_server import ENTRY
 
 DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 
@@ -100,6 +100,7 @@ def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("bench", "--dataset-name", "random"), "which vLLM has; write --workload: sharegpt"),
         (("bench", "--enable-prefix-caching"), "nothing stands in its place: choices of one request share"),
         (("serve", "--distant"), "there is no flag --distant ("),  # no guess
+        (("serve", "--served-model-name", "a", "./b"), "took ./b for a name; write MODEL before the flag"),
         (("serve", "a", "--model", "b"), "the model is a already, and cannot be b, too"),
     ],
 )

@@ -7,12 +7,12 @@ from random import Random
 
 import numpy as np
 import pytest
+from profile_samples import profile_samples
 from simulation import instances_with
-from told_samples import told_samples
 
 from loong.executor.simulated import SimulatedExecutor
+from loong.launcher.profile.scenarios import LEAST_ROOM
 from loong.launcher.profile.startup import calibrate
-from loong.launcher.profile.stories import LEAST_ROOM
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.fit import BatchSample, Sample, relative_errors
 
@@ -35,7 +35,7 @@ def calibrated(
 def typical_error(model: WorkCostModel, clock: WorkCostModel) -> float:
     samples: list[Sample] = [
         replace(sample, seconds=sample.predicted(clock))
-        for sample in told_samples(10)
+        for sample in profile_samples(10)
         if isinstance(sample, BatchSample)
     ]
     return float(np.median(np.abs(relative_errors(model, samples))))

@@ -12,7 +12,7 @@ from loong.core.timeline import BatchSlice, KVMove
 from loong.decision_log.runs import RequestRun
 from loong.server.cluster import Cluster
 from loong.server.dashboard.past import Past
-from loong.server.insight import Insight
+from loong.server.request_observers import RequestObservers
 from loong.workloads.timeline_cells import LONG_SHARE
 
 WINDOW_SECONDS = 120.0  # of the past, that a page begins with
@@ -110,8 +110,8 @@ class Tick(msgspec.Struct, frozen=True):
 class Feed:
     """One page's; it remembers what that was told."""
 
-    def __init__(self, cluster: Cluster, insight: Insight, past: Past) -> None:
-        self._cluster, self._insight, self._past = cluster, insight, past
+    def __init__(self, cluster: Cluster, request_observers: RequestObservers, past: Past) -> None:
+        self._cluster, self._request_observers, self._past = cluster, request_observers, past
         batches = self._cluster.engine.history().batches
         self._longest_prompt = max((batch.longest_prompt for batch in batches), default=0)
         self._told_to = self._cluster.engine.snapshot().now - WINDOW_SECONDS
@@ -121,7 +121,7 @@ class Feed:
         """To begin with."""
         return Hello(
             model=self._cluster.settings.served_model_name,
-            policy=self._insight.policy,
+            policy=self._request_observers.policy,
             version=loong.__version__,
             max_model_len=self._cluster.engine.limits.max_model_len,
             past=self._past.samples(),
@@ -129,7 +129,7 @@ class Feed:
 
     def tick(self) -> Tick:
         """What is, and what is new."""
-        engine, insight = self._cluster.engine, self._insight
+        engine, request_observers = self._cluster.engine, self._request_observers
         snapshot, history, health = engine.snapshot(), engine.history(), engine.health()
         told_to, self._told_to = self._told_to, snapshot.now
         batches = takewhile(lambda batch: batch.ended_at > told_to, reversed(history.batches))
@@ -147,7 +147,7 @@ class Feed:
             running=running,
             moves=[_move(move) for move in moves if move.is_committed],
             queue=_buckets(snapshot),
-            live=[self._run(run, snapshot) for run in islice(insight.runs.live, MAX_LIVE)],
+            live=[self._run(run, snapshot) for run in islice(request_observers.runs.live, MAX_LIVE)],
             over=[self._run(run, snapshot) for run in self._new_runs()],
             num_running=len(snapshot.running),
             num_waiting=len(snapshot.waiting),
@@ -157,20 +157,22 @@ class Feed:
             num_computed_tokens=snapshot.stats.num_computed_tokens,
             num_output_tokens=snapshot.stats.num_output_tokens,
             num_batches_by_dop=dict(snapshot.stats.num_batches_by_dop),
-            errors=dict(insight.errors()),
+            errors=dict(request_observers.errors()),
         )
 
     def _new_runs(self) -> list[RequestRun]:
         """Those that are over since the last tick, oldest first."""
         told = self._told_run_at
-        new = list(takewhile(lambda run: (run.ended_at or 0.0) > told, reversed(self._insight.over)))
+        new = list(
+            takewhile(lambda run: (run.ended_at or 0.0) > told, reversed(self._request_observers.over))
+        )
         if new:
             self._told_run_at = new[0].ended_at or told
         return new[::-1]
 
     def _run(self, run: RequestRun, snapshot: Snapshot) -> Run:
         view = snapshot.request.get(run.request_id)
-        target = self._insight.target_of(run)
+        target = self._request_observers.target_of(run)
         return Run(
             run.request_id,
             run.arrived_at,
