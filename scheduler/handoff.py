@@ -21,7 +21,7 @@ ON_BOTH = "instances have changed their roles, and its KV is on some of either k
 class Handoff:
     """The `migrations` of `moved` requests, while `blocked` ones wait for room on decode instances.
 
-    Prompts with KV `on_both` kinds of instances are preempted. `there` are the requests that have KV on decode
+    Prompts with KV `on_both` kinds of instances are preempted. `there` are requests that have KV on decode
     instances, or a migration to them in flight.
     """
 
