@@ -45,7 +45,9 @@ def _by_class(run: PolicyRun) -> str:
         return ""
     shares = [f"{b.name}: {_percent(b.attainment)}" for b in run.metrics.buckets if b.num_sent]
     grows = {True: "is stable", False: "grows", None: "is of too few requests to judge"}[run.is_stable]
-    return f" ({', '.join(shares)}; the backlog {grows})"
+    used = None if run.used is None else run.used.share
+    capacity = "" if used is None else f"; {_percent(used)} % of the capacity in use"
+    return f" ({', '.join(shares)}; the backlog {grows}{capacity})"
 
 
 def attainment_by_length(runs: Sequence[PolicyRun]) -> str:

@@ -147,9 +147,7 @@ def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
             )
         else:
             words.append(f"{policy} up to {row.request_rate:.3g} req/s")
-    whom = "all requests"
-    if any(row.is_per_class for row in runs.goodput):
-        whom = "the requests of every length class, with a stable backlog"
+    whom = runs.judged_requests.rstrip(",")
     return f"For {share(runs.goal)} of {whom}, the SLO was met by {'; '.join(words)}."
 
 
