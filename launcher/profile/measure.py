@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ProfileCase:
     """A scenario that can be told again."""
 
     tell: Callable[[ScenarioGenerator], Scenario]
@@ -89,13 +89,15 @@ class Profiler:
                 samples += [sample for sample in told if isinstance(sample, BatchSample)]
         return samples
 
-    def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[Case]:
+    def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[ProfileCase]:
         """A scenario of each kind for each DoP."""
         instances = self._cluster.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
         dops = range(1, len(full) + 1)
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
-        return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, kinds)]
+        return [
+            ProfileCase(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, kinds)
+        ]
 
     def _divided(self, scenarios: Sequence[Sequence[Measured]]) -> list[Measured]:
         """All samples, a fixed share of the scenarios held out: at least one scenario, and not
@@ -127,7 +129,7 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: Case, end: float = inf) -> tuple[list[Sample], list[float]]:
+    async def _tell(self, case: ProfileCase, end: float = inf) -> tuple[list[Sample], list[float]]:
         """Tell a scenario once, cut off at `end`.
 
         Returns its plans as samples, by the clock of the workers if they have one, and their seconds by ours.

@@ -100,12 +100,16 @@ def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("bench", "--dataset-name", "random"), "which vLLM has; write --workload: sharegpt"),
         (("bench", "--enable-prefix-caching"), "nothing stands in its place: choices of one request share"),
         (("serve", "--distant"), "there is no flag --distant ("),  # no guess
-        (("serve", "--served-model-name", "a", "./b"), "took ./b for a name; write MODEL before the flag"),
         (("serve", "a", "--model", "b"), "the model is a already, and cannot be b, too"),
     ],
 )
 def test_what_was_meant_is_told(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert said in said_of(capsys, *words)
+
+
+def test_a_model_that_is_taken_for_its_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--served-model-name", "a", "./b"]) == 1
+    assert "took ./b for a name; write MODEL before the flag" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
