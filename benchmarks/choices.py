@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from result import print_result, script_parser
 
-from loong.decision_log.lines import Arrived, Planned
+from loong.decision_log.lines import ArrivedLine, PlannedLine
 from loong.decision_log.reader import read_log
 from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.workloads.report import table
@@ -92,12 +92,12 @@ def held_by_round(path: Path) -> Iterator[Held]:
     """What was computed and held from each arrival in an empty cluster to the next."""
     held = None
     for line in read_log(path):
-        if isinstance(line, Arrived) and not any(instance.kv_used for instance in line.instances):
+        if isinstance(line, ArrivedLine) and not any(instance.kv_used for instance in line.instances):
             if held is not None and held.most_kv:
                 yield held
                 held = None
             held = held or Held(0, 0)
-        if isinstance(line, Planned) and held is not None:
+        if isinstance(line, PlannedLine) and held is not None:
             num_tokens = sum(chunk.num_tokens for batch in line.batches for chunk in batch.chunks)
             most_kv = max(held.most_kv, sum(instance.kv_used for instance in line.instances))
             held = Held(held.num_prompt_computed + num_tokens, most_kv)

@@ -21,7 +21,7 @@ from loong.launcher.goodput import Goodput
 from loong.launcher.machine import machine_facts
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import CLASS_REQUESTS, LoadConfig, SimulateConfig
+from loong.launcher.simulate.config import CLASS_REQUESTS, SimulateConfig, SimulatedLoadConfig
 from loong.launcher.simulate.points import PointResult
 from loong.launcher.simulate.search import search
 from loong.model.shapes import find_config
@@ -58,7 +58,7 @@ class Cell:
             rules=(parse_slo(self.slo, workload=self.workload),),
             rates=(),
             hardware=Hardware(shape, self.device, self.num_instances),
-            load=LoadConfig(
+            load=SimulatedLoadConfig(
                 self.workload,
                 self.seed,
                 num_requests=self.num_requests,

@@ -8,7 +8,7 @@ import jinja2
 import msgspec
 
 from loong.launcher.background_load import SHARE_OF_OTHERS, background_load_note
-from loong.launcher.plot.answer import Answer, answer
+from loong.launcher.plot.answer import ReportAnswer, answer
 from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.failures import failures_of
 from loong.launcher.plot.inline_svg import inline_svg
@@ -41,7 +41,7 @@ class Section:
 
     rule: str
     formula: str
-    answer: Answer
+    answer: ReportAnswer
     failures: Sequence[str]
     policies: str
     notes: Sequence[str]

@@ -43,7 +43,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ProfileCase:
     """A scenario that can be told again."""
 
     tell: Callable[[ScenarioGenerator], Scenario]
@@ -77,13 +77,15 @@ class Profiler:
             num_rounds += 1
         return self._divided([scenario for scenario in scenarios if scenario])
 
-    def _round(self) -> list[Case]:
+    def _round(self) -> list[ProfileCase]:
         """A scenario of each kind for each DoP."""
         instances = self._cluster.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
         dops = range(1, len(full) + 1)
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
-        return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)]
+        return [
+            ProfileCase(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)
+        ]
 
     def _divided(self, scenarios: Sequence[Sequence[Measured]]) -> list[Measured]:
         """All samples, a fixed share of the scenarios held out: at least one scenario, and not
@@ -115,7 +117,7 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: Case) -> tuple[list[Sample], list[float]]:
+    async def _tell(self, case: ProfileCase) -> tuple[list[Sample], list[float]]:
         """A scenario once: its plans as samples of no time, and their seconds."""
         random = Random(case.seed)  # noqa: S311 - as above
         generator = ScenarioGenerator(self._cluster, case.group, self._limits, self._prior, random)

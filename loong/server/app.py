@@ -9,7 +9,7 @@ from loong.server.chat import chat_completions
 from loong.server.cluster_app import add_cluster, cluster_of
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
-from loong.server.engine_client import Engine, EngineClient, Tracing
+from loong.server.engine_client import EngineClient, EngineInterface, Tracing
 from loong.server.grammar_checker import GrammarChecker
 from loong.server.lightllm.generate import generate, generate_stream
 from loong.server.local_engine import LocalEngineClient
@@ -29,7 +29,7 @@ from loong.server.tools.formats import choose_format
 
 
 def create_app(
-    engine: Engine,
+    engine: EngineInterface,
     tokenizer: Tokenizer,
     settings: ServerSettings,
     tracing: Tracing | None = None,

@@ -10,7 +10,7 @@ from loong.core.events import Logprobs
 from loong.core.grammar import Grammar
 from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
-from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
+from loong.server.answer import AnswerShape, Json, ResponseContext, finish_fields, send_stream, send_whole
 from loong.server.api_keys import KEY_NUMBER, user_of
 from loong.server.asked_grammar import AskedGrammar, asked_grammar
 from loong.server.choices import Choices, generate_choices
@@ -128,7 +128,7 @@ async def complete(
     prompts = await truncated(prompts, fields, server.tokenizer, server.engine.limits)
     held_to = asked_grammar(fields, prompts[0].tools, server.tokenizer.eos_token_ids)
     by_prompt = _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
-    asked = Asked(
+    asked = ResponseContext(
         answer_id,
         server.name_in_answers(fields.model),
         int(time.time()),

@@ -18,15 +18,15 @@ from loong.core.placement import Placement
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.decision_log.lines import (
-    Arrived,
-    Batch,
-    BatchStarted,
+    ArrivedLine,
+    BatchStartedLine,
     Cause,
     Chunk,
-    Ended,
-    FirstToken,
+    EndedLine,
+    FirstTokenLine,
     Line,
-    Planned,
+    LoggedBatch,
+    PlannedLine,
     Preempted,
     Reason,
 )
@@ -70,12 +70,12 @@ def one_request(request_observers: RequestObservers) -> None:
     """A request that waits 1 s, prefills for 2 and decodes 9 tokens in 4.5; it is preempted once."""
     chunk = Chunk("r", 0, 6, {0: 6}, {0: 6})
     for line in (
-        Arrived(1.0, "r", 6, 20, ()),
-        Planned(2.0, (Cause("request_arrived"),), (), (Batch(1, (0,), 1, (chunk,)),)),
-        BatchStarted(2.0, 1),
-        FirstToken(4.0, "r"),
-        Planned(5.0, (Cause("batch_finished"),), (), preempted=(Preempted("r", {0: 6}),)),
-        Ended(8.5, "r", "stop", 10),
+        ArrivedLine(1.0, "r", 6, 20, ()),
+        PlannedLine(2.0, (Cause("request_arrived"),), (), (LoggedBatch(1, (0,), 1, (chunk,)),)),
+        BatchStartedLine(2.0, 1),
+        FirstTokenLine(4.0, "r"),
+        PlannedLine(5.0, (Cause("batch_finished"),), (), preempted=(Preempted("r", {0: 6}),)),
+        EndedLine(8.5, "r", "stop", 10),
     ):
         request_observers.runs(line, b"")
 
@@ -180,9 +180,9 @@ async def test_requests_that_wait_are_told_apart_by_reason(serving: Serving) -> 
             Reason("defer", ("new",), PAUSED),
         )
         causes = (Cause("request_arrived"),)
-        lines: list[Line] = [Arrived(0.0, i, 6, 20, ()) for i in ids]
-        lines.append(Planned(0.5, causes, (), reasons=reasons))
-        lines.append(Planned(0.6, causes, (), preempted=(Preempted("preempted", {0: 6}),)))
+        lines: list[Line] = [ArrivedLine(0.0, i, 6, 20, ()) for i in ids]
+        lines.append(PlannedLine(0.5, causes, (), reasons=reasons))
+        lines.append(PlannedLine(0.6, causes, (), preempted=(Preempted("preempted", {0: 6}),)))
         for line in lines:
             request_observers.runs(line, b"")
         assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 3, "deferred": 1}

@@ -21,7 +21,7 @@ MAX_LIVE = 100  # requests that are listed before they are over
 LENGTH_EDGES = (128, 512, 2048, 8192, 32768, 131072)  # of buckets, in prompt tokens
 
 
-class Batch(msgspec.Struct, frozen=True):
+class FeedBatch(msgspec.Struct, frozen=True):
     """A batch; its end is None while it runs, and `kv` is what its instances hold at its end."""
 
     id: int
@@ -34,7 +34,7 @@ class Batch(msgspec.Struct, frozen=True):
     kv: tuple[int, ...] = ()
 
 
-class Move(msgspec.Struct, frozen=True):
+class FeedMove(msgspec.Struct, frozen=True):
     """A migration that has ended."""
 
     source: int
@@ -44,7 +44,7 @@ class Move(msgspec.Struct, frozen=True):
     end: float
 
 
-class Run(msgspec.Struct, frozen=True):
+class FeedRun(msgspec.Struct, frozen=True):
     """A request, which came at a time of the run's clock; the targets are its own or the policy's.
 
     It waited from then to its first batch, and None is not yet.
@@ -90,12 +90,12 @@ class Tick(msgspec.Struct, frozen=True):
     now: float
     health: str | None  # what is wrong
     instances: list[tuple[int, int, int, str]]  # id, KV used, KV capacity, kind
-    ended: list[Batch]
-    running: list[Batch]
-    moves: list[Move]
+    ended: list[FeedBatch]
+    running: list[FeedBatch]
+    moves: list[FeedMove]
     queue: list[Bucket]
-    live: list[Run]
-    over: list[Run]
+    live: list[FeedRun]
+    over: list[FeedRun]
     num_running: int
     num_waiting: int
     num_judged: int
@@ -170,10 +170,10 @@ class Feed:
             self._told_run_at = new[0].ended_at or told
         return new[::-1]
 
-    def _run(self, run: RequestRun, snapshot: Snapshot) -> Run:
+    def _run(self, run: RequestRun, snapshot: Snapshot) -> FeedRun:
         view = snapshot.request.get(run.request_id)
         target = self._request_observers.target_of(run)
-        return Run(
+        return FeedRun(
             run.request_id,
             run.arrived_at,
             waited=None if run.started_at is None else run.started_at - run.arrived_at,
@@ -197,8 +197,8 @@ def _state(run: RequestRun) -> str:
     return "prefill" if run.first_token_at is None else "decode"
 
 
-def _ended(batch: BatchSlice) -> Batch:
-    return Batch(
+def _ended(batch: BatchSlice) -> FeedBatch:
+    return FeedBatch(
         batch.batch_id,
         batch.group.instance_ids,
         batch.phase,
@@ -210,12 +210,12 @@ def _ended(batch: BatchSlice) -> Batch:
     )
 
 
-def _running(batch: RunningBatch, snapshot: Snapshot) -> Batch:
+def _running(batch: RunningBatch, snapshot: Snapshot) -> FeedBatch:
     plan = batch.plan
     prefilled = {block.request_id for block in plan.queries if len(block.positions) > 1}
     phase = "decode" if not prefilled else "mixed" if len(prefilled) < len(plan.request_ids) else "prefill"
     prompts = (snapshot.request[i].num_prompt_tokens for i in prefilled if i in snapshot.request)
-    return Batch(
+    return FeedBatch(
         batch.batch_id,
         plan.group.instance_ids,
         phase,
@@ -226,8 +226,8 @@ def _running(batch: RunningBatch, snapshot: Snapshot) -> Batch:
     )
 
 
-def _move(move: KVMove) -> Move:
-    return Move(move.source_id, move.destination_id, move.num_tokens, move.started_at, move.ended_at)
+def _move(move: KVMove) -> FeedMove:
+    return FeedMove(move.source_id, move.destination_id, move.num_tokens, move.started_at, move.ended_at)
 
 
 def _buckets(snapshot: Snapshot) -> list[Bucket]:

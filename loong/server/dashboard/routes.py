@@ -15,7 +15,7 @@ from loong.decision_log.story.index import LogIndex
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.words import chapters, heading
 from loong.server.cluster import CLUSTER
-from loong.server.dashboard.batches import BatchStory, Part, story_of_batch
+from loong.server.dashboard.batches import BatchPart, BatchStory, story_of_batch
 from loong.server.dashboard.feed import Feed
 from loong.server.dashboard.past import PAST, Past, keep_past
 from loong.server.errors import ApiError
@@ -106,7 +106,7 @@ def _bare(http: web.Request, batch_id: int) -> BatchStory | None:
     """A batch of which only what ran is known, for its decision is not kept any more."""
     for ended in reversed(http.app[CLUSTER].engine.history().batches):
         if ended.batch_id == batch_id:
-            parts = [Part(request_id, None, ended.phase) for request_id in ended.request_ids]
+            parts = [BatchPart(request_id, None, ended.phase) for request_id in ended.request_ids]
             seconds = ended.ended_at - ended.started_at
             group = ended.group.instance_ids
             return BatchStory(batch_id, ended.phase, group, 1, 1, None, seconds, parts, ())
