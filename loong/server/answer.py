@@ -183,7 +183,7 @@ class NewShape(Protocol):
         """Return what the ids of answers begin with."""
         ...
 
-    def __call__(self, asked: Asked, tokenizer: Tokenizer) -> AnswerShape:
+    def __call__(self, asked: ResponseContext, tokenizer: Tokenizer) -> AnswerShape:
         """Return the shape of one answer."""
         ...
 

@@ -20,11 +20,8 @@ from loong.server.origins import allow_reading, check_origin
 from loong.server.remote.forwarding import RemoteCluster, add_forwarding
 from loong.server.request_ids import add_request_id, note_request_id
 from loong.server.request_metrics import RequestMetrics
-<<<<<<< HEAD
-from loong.server.responses.endpoint import responses
-=======
 from loong.server.request_observers import RequestObservers
->>>>>>> main
+from loong.server.responses.endpoint import responses
 from loong.server.settings import ServerSettings
 from loong.server.spans import note_traceparent
 from loong.server.sse import EVENT_WRITES, EventWrites

@@ -10,15 +10,17 @@ from loong.core.events import Logprobs
 from loong.core.grammar import Grammar
 from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
-<<<<<<< HEAD
-from loong.server.answer import AnswerShape, Asked, Json, NewShape, finish_fields, send_stream, send_whole
-from loong.server.asked_grammar import asked_grammar
-from loong.server.callers import KEY_NUMBER, user_of
-=======
-from loong.server.answer import AnswerShape, Json, ResponseContext, finish_fields, send_stream, send_whole
+from loong.server.answer import (
+    AnswerShape,
+    Json,
+    NewShape,
+    ResponseContext,
+    finish_fields,
+    send_stream,
+    send_whole,
+)
 from loong.server.api_keys import KEY_NUMBER, user_of
 from loong.server.asked_grammar import AskedGrammar, asked_grammar
->>>>>>> main
 from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
 from loong.server.echo_offsets import echo_offsets
@@ -148,21 +150,8 @@ async def complete(
     )
     if held_to is not None:
         await server.grammars.check(held_to.grammar, held_to.field)
-<<<<<<< HEAD
     shape = new_shape(asked, server.tokenizer)
-    options = OutputOptions(
-        tuple(fields.stop),
-        tuple(fields.stop_token_ids),
-        fields.skip_special_tokens,
-        asked.is_prompt_only,
-        held_to and held_to.field,
-        tools,
-        frozenset() if tools is None else server.tokenizer.special_token_ids(tools.form.markers),
-    )
-=======
-    shape = shape_type(asked, server.tokenizer)
     options = _output_options(server, fields, prompts[0], held_to)
->>>>>>> main
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
     async with server.engine.admit(Asking(num_prompt_tokens, fields.n, http.get(KEY_NUMBER))):

@@ -180,6 +180,7 @@ class ResponseFields(Schema):
         if self.instructions is not None:
             turns = _with_instructions(turns, self.instructions)
         body: dict[str, Any] = {
+            "model": self.model,
             "messages": turns,
             "tools": [tool.as_chat() for tool in self.tools],
             "tool_choice": self.tool_choice.as_chat(),

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from loong.core.request import FinishReason
-from loong.server.answer import AnswerShape, Asked, Json
+from loong.server.answer import AnswerShape, Json, ResponseContext
 from loong.server.errors import ApiError
 from loong.server.output import Delta
 from loong.server.responses.events import COMPLETED, IN_PROGRESS, INCOMPLETE, ResponseItems
@@ -31,7 +31,7 @@ class ResponseShape(AnswerShape):
     whole_object = "response"
     chunk_object = "response"
 
-    def __init__(self, fields: ResponseFields, asked: Asked, tokenizer: Tokenizer) -> None:
+    def __init__(self, fields: ResponseFields, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
         self.stream_format = StreamFormat(b"", has_keep_alives=True, error_event=self._failure)
         self.is_brief = False  # the number of an event is in each
@@ -144,6 +144,6 @@ class ResponseShapes:
     id_prefix: ClassVar[str] = ResponseShape.id_prefix
     fields: ResponseFields
 
-    def __call__(self, asked: Asked, tokenizer: Tokenizer) -> ResponseShape:
+    def __call__(self, asked: ResponseContext, tokenizer: Tokenizer) -> ResponseShape:
         """Return the shape of one answer."""
         return ResponseShape(self.fields, asked, tokenizer)
