@@ -46,7 +46,7 @@ class Measured:
 class ProfileCase:
     """A scenario that can be told again."""
 
-    tell: Callable[[ScenarioGenerator], Scenario]
+    make: Callable[[ScenarioGenerator], Scenario]
     group: ESPGroup
     seed: int
 
@@ -70,7 +70,7 @@ class Profiler:
     async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
         """Tell scenarios for about `duration` seconds after a round that warms up; at least one round."""
         for case in self._round():
-            await self._tell(case)
+            await self._report(case)
         start, scenarios, num_rounds = monotonic(), list[list[Measured]](), 0
         while num_rounds == 0 or (monotonic() - start) * (num_rounds + 1) / num_rounds < duration:
             scenarios += await self._measured_round(lambda: on_progress(monotonic() - start))
@@ -106,7 +106,7 @@ class Profiler:
         samples: dict[int, list[Sample]] = {}
         for _ in range(NUM_REPEATS):
             for index in self._random.sample(range(len(cases)), len(cases)):
-                samples[index], seconds = await self._tell(cases[index])
+                samples[index], seconds = await self._report(cases[index])
                 times[index].append(seconds)
                 on_scenario()
         return [
@@ -117,14 +117,14 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: ProfileCase) -> tuple[list[Sample], list[float]]:
+    async def _report(self, case: ProfileCase) -> tuple[list[Sample], list[float]]:
         """A scenario once: its plans as samples of no time, and their seconds."""
         random = Random(case.seed)  # noqa: S311 - as above
         generator = ScenarioGenerator(self._cluster, case.group, self._limits, self._prior, random)
         samples: list[Sample] = []
         seconds: list[float] = []
         pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the scenario
-        for plan in case.tell(generator):
+        for plan in case.make(generator):
             is_idle = not samples or pauses.random() < SHARE_IDLE
             await self._pause(IDLE_PAUSE if is_idle else PAUSE)
             samples.append(_sample(plan, self._cluster))

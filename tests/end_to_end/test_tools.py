@@ -48,9 +48,9 @@ def test_a_forced_call_is_of_the_schema_streamed_or_not(server: Served, choice: 
     }
     whole = server.client.chat.completions.create(**body)  # type: ignore[call-overload]  # as JSON
     with server.client.chat.completions.stream(**body) as stream:  # type: ignore[arg-type]
-        told = stream.get_final_completion()
+        reported = stream.get_final_completion()
     assert len(whole.choices) == 2
-    for choices in zip(whole.choices, told.choices, strict=True):
+    for choices in zip(whole.choices, reported.choices, strict=True):
         assert calls_of(choices[0].message) == calls_of(choices[1].message)
         ((name, arguments),) = calls_of(choices[0].message)
         assert name == "rate"
