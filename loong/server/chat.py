@@ -8,7 +8,7 @@ from aiohttp import web
 from loong.core.request import FinishReason, TokenId
 from loong.server.answer import AnswerShape, Json, ResponseContext, finish_fields
 from loong.server.completions import complete
-from loong.server.context import SERVER
+from loong.server.context import SERVER, Server
 from loong.server.output import Delta
 from loong.server.prompts import Prompt, chat_prompt
 from loong.server.schemas import ChatFields
@@ -94,8 +94,13 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     server = http.app[SERVER]
     fields = await read_fields(http, ChatFields)
     server.check_model(fields.model)
+    prompt = await prompt_of_chat(fields, server)
+    return await complete(http, fields, [prompt], ChatShape, arrived_at)
+
+
+async def prompt_of_chat(fields: ChatFields, server: Server) -> Prompt:
+    """Return the prompt of a conversation, with the tools that its answer may call."""
     tools = tool_use(fields, server.call_format)
     ending = "" if tools is None else tools.prompt_ending
     token_ids = await chat_prompt(fields, server.tokenizer, server.ignored_keys, ending)
-    prompt = Prompt("the prompt", token_ids, tools=tools)
-    return await complete(http, fields, [prompt], ChatShape, arrived_at)
+    return Prompt("the prompt", token_ids, tools=tools)

@@ -18,6 +18,8 @@ from loong.server.lightllm.answer_schemas import Generated, GeneratedEvent
 from loong.server.lightllm.fields import GenerateFields
 from loong.server.middleware import OPEN_PATHS
 from loong.server.parsing import HARMLESS, NEUTRAL
+from loong.server.responses.answer_schemas import Response, ResponseEvent
+from loong.server.responses.fields import ResponseFields
 from loong.server.schema_base import Schema
 from loong.server.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
 
@@ -89,6 +91,16 @@ OPERATIONS = (
         (*_OF_BODIES, 429, 500),
         GenerateFields,
         GeneratedEvent,
+        BARE_STREAM,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer a conversation. Nothing is stored.",
+        Response,
+        (*_OF_BODIES, 429, 500),
+        ResponseFields,
+        ResponseEvent,
         BARE_STREAM,
     ),
     Operation("get", "/v1/models", "The model that is served.", answers.ModelList),
@@ -239,11 +251,12 @@ def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
         for name, field in schema["properties"].items()
     }
     if is_generation:
-        properties |= {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
-        properties |= {
+        others: Json = {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
+        others |= {
             name: {"enum": [value, None], "description": "Not supported: only what asks for nothing."}
             for name, value in NEUTRAL.items()
         }
+        properties = {**others, **properties}
     return {**schema, "properties": properties}
 
 
