@@ -81,12 +81,12 @@ class Profiler:
     async def sample(self, duration: float) -> list[BatchSample]:
         """Tell scenarios of batches, each once, for about `duration` seconds, after one that warms up."""
         end, samples = self._cluster.now + duration, list[BatchSample]()
-        await self._tell(self._round(BATCH_KINDS)[-1], end)
+        await self._report(self._round(BATCH_KINDS)[-1], end)
         while not samples or self._cluster.now < end:
             cases = self._round(BATCH_KINDS)
             for case in self._random.sample(cases, len(cases)):
-                told, _ = await self._tell(case, end)
-                samples += [sample for sample in told if isinstance(sample, BatchSample)]
+                reported, _ = await self._report(case, end)
+                samples += [sample for sample in reported if isinstance(sample, BatchSample)]
         return samples
 
     def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[ProfileCase]:
@@ -129,7 +129,7 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: ProfileCase, end: float = inf) -> tuple[list[Sample], list[float]]:
+    async def _report(self, case: ProfileCase, end: float = inf) -> tuple[list[Sample], list[float]]:
         """Tell a scenario once, cut off at `end`.
 
         Returns its plans as samples, by the clock of the workers if they have one, and their seconds by ours.
@@ -139,7 +139,7 @@ class Profiler:
         samples: list[Sample] = []
         seconds: list[float] = []
         pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the scenario
-        for plan in case.tell(generator):
+        for plan in case.make(generator):
             if samples and self._cluster.now > end:
                 break
             is_idle = not samples or pauses.random() < SHARE_IDLE

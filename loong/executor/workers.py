@@ -375,7 +375,7 @@ class WorkersExecutor:
         last = reports[-1]
         batch_id = last.batch_id
         if last.tokens:
-            self._tell_tokens(last)
+            self._report_tokens(last)
         self.post(BatchFinished(self.now, batch_id, last.num_steps, measured_seconds(reports)))
         del self._to_predict[batch_id]
         if (alarm := self._alarms.pop(batch_id, None)) is not None:
