@@ -7,6 +7,7 @@ from pathlib import Path
 import jinja2
 import msgspec
 
+from loong.launcher.models.source import TINY
 from loong.launcher.other_work import SHARE_OF_OTHERS, told_other_work
 from loong.launcher.plot.answer import Answer, answer
 from loong.launcher.plot.facts import facts_of
@@ -191,9 +192,16 @@ def _page(
         logs=logs,
         interactive=interactive,
         title=_title(document, logs),
+        is_tiny=document is not None and _is_tiny(document),
         facts=[] if document is None else list(facts_of(document)),
         all_numbers=[] if document is None else list(all_numbers(document)),
     )
+
+
+def _is_tiny(document: RunDocument) -> bool:
+    """Return whether the random model was measured, which answers no question."""
+    model = document.configuration.get("model")
+    return model is not None and msgspec.json.decode(model) == TINY
 
 
 def _title(document: RunDocument | None, logs: Sequence[str]) -> str:
