@@ -19,7 +19,7 @@ PACKAGES = ("loong", "kernels", "scheduler", "launcher", "workloads")
 MAX_MODULES = 16  # of a folder
 MAX_WORDS = 25  # of a sentence
 LOOSE_STARTS = ("What", "Whether", "Who", "That", "How", "Which")
-PRIVATE_WORDS = ("tell", "told", "mend", "whoever", "update_costs", "roster", "gather", "beside")
+PRIVATE_WORDS = ("tell", "told", "mend", "whoever", "reckon", "roster", "gather", "beside")
 COMMIT = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7}\b")
 SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-*|]")
 

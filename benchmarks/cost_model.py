@@ -82,7 +82,7 @@ class Watch:
             self.planning.append(self._planned_at - snapshot.now)
         return plan
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """A batch may have finished."""
         if isinstance(event, BatchFinished):
             batch, started_at, starts_idle = self._running.pop(event.batch_id)
@@ -100,7 +100,7 @@ class Watch:
                 )
             )
 
-    def planned(
+    def on_plan(
         self,
         _events: Sequence[Event],
         _snapshot: Snapshot,

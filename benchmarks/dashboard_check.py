@@ -71,7 +71,7 @@ async def check_clicks(page: Page, folder: Path) -> None:
 
 
 async def check_zoom(page: Page, x: float, y: float) -> None:
-    """A frame that is drawn shows its seconds closely, and a button follows again."""
+    """A frame that is drawn shows its seconds closely, and a button depends_on_batch_id again."""
     await page.drag(x - 40, x + 5, y)
     await page.until("document.getElementById('zoomed').textContent.includes('of the past')")
     await page.click_on("#reset")

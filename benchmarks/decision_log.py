@@ -42,14 +42,14 @@ class Timed:
         self.plans: list[float] = []
         self.steps: list[float] = []
 
-    def took_in(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Hand an event on."""
         start = perf_counter()
-        self._log.took_in(event)
+        self._log.on_event(event)
         if isinstance(event, TokensProduced) and len(event.tokens) == self._num_requests:
             self.steps.append(perf_counter() - start)
 
-    def planned(
+    def on_plan(
         self,
         events: Sequence[Event],
         snapshot: Snapshot,
@@ -58,7 +58,7 @@ class Timed:
     ) -> None:
         """Hand a plan on."""
         start = perf_counter()
-        self._log.planned(events, snapshot, plan, instructions)
+        self._log.on_plan(events, snapshot, plan, instructions)
         if any(b.num_steps > 1 and len(b.queries) == self._num_requests for b in plan.batches):
             self.plans.append(perf_counter() - start)
 

@@ -35,7 +35,7 @@ PROMPT_TOKENS = 16384
 NUM_BESIDE_STEPS = 150
 NUM_SLOTS = 160_000
 # By the number of instances, what each lease of a round changes, its group and its masters; the first
-# follows the last.
+# depends_on_batch_id the last.
 CHANGES = {
     2: (
         ("more masters", (0, 1), (0, 1)),

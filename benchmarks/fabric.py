@@ -20,7 +20,7 @@ import torch
 from result import print_result, script_parser
 from torch import Tensor
 
-from loong.attention.exchange import MessageExchange, QueryExchange, Questions, StepExchange
+from loong.attention.exchange import MessageExchange, QueryExchange, QueryRouting, StepExchange
 from loong.attention.put_exchange import PutExchange, num_exchange_bytes
 from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
@@ -176,8 +176,8 @@ class Exchanged:
 
     def __init__(self, exchange: QueryExchange, peers: Sequence[int], num_rows: int) -> None:
         self._exchange = exchange
-        num_served = dict.fromkeys(peers, num_rows)
-        self._questions = Questions(dict.fromkeys(peers, torch.arange(num_rows)), num_served, num_rows)
+        num_peer_rows = dict.fromkeys(peers, num_rows)
+        self._routing = QueryRouting(dict.fromkeys(peers, torch.arange(num_rows)), num_peer_rows, num_rows)
         sizes = (NUM_HEADS, HEAD_DIM)
         self._q = torch.ones(num_rows, *sizes, dtype=torch.bfloat16, device="cuda")
         self._part = Partial.identity(num_rows * len(peers), *sizes, self._q.device)
@@ -187,10 +187,10 @@ class Exchanged:
     def __call__(self) -> None:
         """Once."""
         if self._step is None:
-            self._step = self._exchange.begin(self._questions)
-        self._step.ask(self._q)
-        self._step.questions()
-        self._step.answer(self._part, self._total)
+            self._step = self._exchange.begin(self._routing)
+        self._step.send_queries(self._q)
+        self._step.peer_queries()
+        self._step.send_partials(self._part, self._total)
 
 
 def segments(bench: Bench) -> Iterator[Row]:

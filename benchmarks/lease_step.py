@@ -50,12 +50,12 @@ class Seen:
     num_tokens: int = 0
     batches: list[RunBatch] = field(default_factory=list)
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Count."""
         if isinstance(event, TokensProduced):
             self.num_tokens += len(event.tokens)
 
-    def planned(
+    def on_plan(
         self, _e: Sequence[Event], _s: Snapshot, _p: IterationPlan, instructions: Sequence[Instruction], /
     ) -> None:
         """Keep what starts."""

@@ -18,7 +18,7 @@ from loong.launcher.flags import ratio
 from loong.launcher.local import ClusterConfig
 from loong.launcher.model_shape import shape_of
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.policy import POLICIES
+from loong.scheduler.policy import policy_kind
 from loong.scheduling import Scheduling
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.workload import make_workload
@@ -48,7 +48,7 @@ def chosen_workers(args: Namespace, policy: str | None = None) -> tuple[ClusterC
     For a policy that runs one instance they are that, with a roofline: a cost model is of other workers.
     """
     chosen, path = chosen_cluster(args, start_timeout=600.0), args.cost_model
-    if policy is not None and POLICIES[policy].max_instances == 1 < args.num_instances:
+    if policy is not None and policy_kind(policy).max_instances == 1 < args.num_instances:
         whole = vars(args) | {
             "num_instances": 1,
             "tensor_parallel_size": args.num_instances * args.tensor_parallel_size,

@@ -50,6 +50,7 @@ from loong.core.errors import ClusterError
 from loong.launcher.embedded import sigterm_unwinds
 from loong.launcher.flags import ratio
 from loong.launcher.other_work import processor_time, share_of_others, told_other_work
+from loong.launcher.policy_flags import POLICY_NAMES
 from loong.launcher.rates import parse_rates
 from loong.launcher.runs import Asked, Run
 from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill, unloaded_work
@@ -57,7 +58,7 @@ from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.points import counters_of
 from loong.launcher.simulate.run import simulate
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
 from loong.workloads.backlog import WorkOf, used_capacity
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
@@ -327,13 +328,13 @@ def traffics_of(args: argparse.Namespace) -> Iterator[Traffic]:
 
 def by_layout(policies: Sequence[str]) -> list[list[str]]:
     """Neighbors that run on the same workers; the order is that in which they were given."""
-    return [list(layout) for _, layout in groupby(policies, lambda policy: POLICIES[policy].max_instances)]
+    return [list(layout) for _, layout in groupby(policies, lambda policy: policy_kind(policy).max_instances)]
 
 
 def main() -> None:
     parser = script_parser("reality", __doc__)
     add_worker_flags(parser)
-    parser.add_argument("--policy", nargs="+", choices=tuple(POLICIES), default=["esp"])
+    parser.add_argument("--policy", nargs="+", choices=POLICY_NAMES, default=["esp"])
     parser.add_argument("--workload", nargs="+", default=["mixed"])
     parser.add_argument("--length-scale", type=ratio, nargs="+", default=[1 / 64], help="of all, or of each")
     parser.add_argument("--request-rate", nargs="+", default=["4"], help="2,4,8: of all, or of each workload")

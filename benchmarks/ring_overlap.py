@@ -25,8 +25,8 @@ import torch
 from result import print_result, script_parser
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep
 from loong.attention.ring import ring_attention, ring_layout
-from loong.attention.step import Step
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
@@ -106,7 +106,7 @@ class RingPass:
             1, setup.num_kv_heads, HEAD_DIM, 1, dtype=torch.float32, device=torch.device("cpu")
         )
         batch = BatchPlan(ESPGroup(tuple(range(n))), blocks, ())
-        layout = ring_layout(Step(instance_id, batch, {"prompt": Placement()}, pool), DEVICE)
+        layout = ring_layout(AttentionStep(instance_id, batch, {"prompt": Placement()}, pool), DEVICE)
         assert layout is not None
         self.layout, self.pool = layout, pool.layer(0)
         self.q = torch.randn(block_tokens, NUM_HEADS, HEAD_DIM)

@@ -29,7 +29,7 @@ from result import print_result, script_parser
 from streams import child_pid
 
 from loong.launcher.embedded import ServerConfig, embedded_server
-from loong.scheduler.policy import POLICIES
+from loong.scheduler.policy import policy_kind
 
 NUM_INSTANCES = 4
 NUM_AT_ONCE = 64  # streams that are open at a time, at most
@@ -246,7 +246,7 @@ def main() -> None:
 def run_policy(policy: str, args: argparse.Namespace) -> None:
     """Soak a server of one policy, and print what was seen."""
     server_args = ("--kv-cache-tokens", "4096", *args.extra_server_args.split())
-    num_instances = min(NUM_INSTANCES, POLICIES[policy].max_instances or NUM_INSTANCES)
+    num_instances = min(NUM_INSTANCES, policy_kind(policy).max_instances or NUM_INSTANCES)
     with TemporaryDirectory() as folder:
         config = ServerConfig(None, num_instances, 1, server_args, start_timeout=120.0)
         with embedded_server(config, policy, Path(folder) / "server.log") as url:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
-from loong.kernels.signals import EPOCHS, Patience, set_flag
+from loong.kernels.signals import EPOCHS, Deadline, set_flag
 from loong.kernels.softmax import join_pair
 from loong.kernels.waits import await_flags, watch_chunks, watch_flags
 
@@ -126,7 +126,7 @@ class Mailbox:
         return tensor.data_ptr() - self.memory.data_ptr()
 
 
-def await_members(opened: Tensor, peers: Peers, patience: Patience) -> None:
+def await_members(opened: Tensor, peers: Peers, deadline: Deadline) -> None:
     """Let the stream go on once the flags of all members say that they are in the batch of `peers.epoch`.
 
     Contract:
@@ -140,7 +140,7 @@ def await_members(opened: Tensor, peers: Peers, patience: Patience) -> None:
         peers.addresses,
         peers.ranks,
         peers.epoch,
-        *patience,
+        *deadline,
         opened.stride(0),
         num_instances=dims["N"],
         members_room=triton.next_power_of_2(dims["N"]),
@@ -149,7 +149,7 @@ def await_members(opened: Tensor, peers: Peers, patience: Patience) -> None:
 
 
 def exchange_queries(
-    q: Tensor, mailbox: Mailbox, peers: Peers, patience: Patience, *, instance: int, layer: int
+    q: Tensor, mailbox: Mailbox, peers: Peers, deadline: Deadline, *, instance: int, layer: int
 ) -> None:
     """Put q to every member, and let the stream go on when the queries of all members have come.
 
@@ -159,14 +159,14 @@ def exchange_queries(
             two `halves`, where each member has a row at least. `mailbox.queries` then holds them until
             partials, or the second next rows, are exchanged. Allocates nothing.
     """
-    dims = _check(mailbox, peers, patience)
+    dims = _check(mailbox, peers, deadline)
     dims.bind("q", q, "T H D", mailbox.queries.dtype)
     row_size = dims["H"] * dims["D"]
     _exchange_queries[(dims["N"] * dims["C"] + 1,)](
         q,
         *peers,
         mailbox.query_flags,
-        *patience,
+        *deadline,
         mailbox.offset(mailbox.queries),
         mailbox.offset(mailbox.query_flags),
         instance,
@@ -186,7 +186,7 @@ def exchange_partials(
     part: Partial,
     mailbox: Mailbox,
     peers: Peers,
-    patience: Patience,
+    deadline: Deadline,
     *,
     instance: int,
     layer: int,
@@ -201,7 +201,7 @@ def exchange_partials(
             float32, in the order of instances.
         As `exchange_queries` otherwise.
     """
-    dims = _check(mailbox, peers, patience)
+    dims = _check(mailbox, peers, deadline)
     dims.bind("part.out", part.out, "N T H D", mailbox.parts.out.dtype)
     dims.bind("part.lse", part.lse, "N T H", torch.float32)
     dims.bind("out", out, "T H D", mailbox.parts.out.dtype)
@@ -211,7 +211,7 @@ def exchange_partials(
         *peers,
         *mailbox.parts,
         mailbox.part_flags,
-        *patience,
+        *deadline,
         mailbox.offset(mailbox.parts.out),
         mailbox.offset(mailbox.parts.lse),
         mailbox.offset(mailbox.part_flags),
@@ -231,7 +231,7 @@ def exchange_partials(
     )
 
 
-def _check(mailbox: Mailbox, peers: Peers, patience: Patience) -> Dims:
+def _check(mailbox: Mailbox, peers: Peers, deadline: Deadline) -> Dims:
     dims = Dims()
     dims.bind("mailbox.queries", mailbox.queries, "N T H D")
     dims.bind("mailbox.query_flags", mailbox.query_flags, "N C L", torch.int64)
@@ -239,7 +239,7 @@ def _check(mailbox: Mailbox, peers: Peers, patience: Patience) -> Dims:
     dims.bind("peers.num_tokens", peers.num_tokens, "N", torch.int64)
     dims.bind("peers.ranks", peers.ranks, "N", torch.int64)
     dims.bind("peers.epoch", peers.epoch, "1", torch.int64)
-    dims.bind("patience.word", patience.word, "2", torch.int64)
+    dims.bind("deadline.word", deadline.word, "2", torch.int64)
     return dims
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loong.kernels.signals import EPOCHS, Patience, await_flag, raise_flag
+from loong.kernels.signals import EPOCHS, Deadline, await_flag, raise_flag
 
 MAX_PROGRAMS = 128  # of a call: they wait for one another, so all must find room at once
 _EPOCHS = tl.constexpr(EPOCHS)
@@ -42,7 +42,7 @@ class Inbox:
     opened: Tensor
     clock: Tensor
     num_done: Tensor
-    patience: Patience
+    deadline: Deadline
     shards: int
     shard_bytes: int
     whole_bytes: int
@@ -87,7 +87,7 @@ def _exchange(x: Tensor, out: Tensor, num_columns: int, inbox: Inbox, *, is_sum:
             inbox.opened,
             inbox.clock,
             inbox.num_done,
-            *inbox.patience,
+            *inbox.deadline,
             inbox.shards,
             inbox.shard_bytes,
             inbox.flags,
@@ -134,16 +134,16 @@ def _exchange_shards(
     is_sum: tl.constexpr,
 ) -> None:
     """Everybody gets all shards, and adds them up, or lays them side by side."""
-    epoch, room, patience = _turn(clock, shards, shard_bytes, size)
+    epoch, room, deadline = _turn(clock, shards, shard_bytes, size)
     begin, end = _share(num_elements, width, is_aligned)
     peers = addresses + first_rank
-    _await_all(opened + first_rank, epoch // _EPOCHS * _EPOCHS, first_rank, word, stop, limit, patience, size)
+    _await_all(opened + first_rank, epoch // _EPOCHS * _EPOCHS, first_rank, word, stop, limit, deadline, size)
     for start in range(begin, end, width):
         element = start + tl.arange(0, width)
         values = tl.load(x + element, element < end)
         _put_to_all(peers, room + rank * shard_bytes, x.dtype, element, values, element < end, size)
     _tell_all(peers, flags, rank, epoch, stop, size)
-    _await_all(_told(memory, flags, size), epoch, first_rank, word, stop, limit, patience, size)
+    _await_all(_told(memory, flags, size), epoch, first_rank, word, stop, limit, deadline, size)
     for start in range(begin, end, width):
         element = start + tl.arange(0, width)
         if is_sum:
@@ -182,11 +182,11 @@ def _sum_in_parts(
     is_aligned: tl.constexpr,
 ) -> None:
     """Every rank gets its part of all shards, adds them up, and puts the total to all, behind what it got."""
-    epoch, room, patience = _turn(clock, shards, shard_bytes, size)
+    epoch, room, deadline = _turn(clock, shards, shard_bytes, size)
     part = tl.cdiv(tl.cdiv(num_elements, size), _ALIGNED) * _ALIGNED
     begin, end = _share(part, width, True)
     peers, own_slot, told = addresses + first_rank, room + rank * shard_bytes, _told(memory, flags, size)
-    _await_all(opened + first_rank, epoch // _EPOCHS * _EPOCHS, first_rank, word, stop, limit, patience, size)
+    _await_all(opened + first_rank, epoch // _EPOCHS * _EPOCHS, first_rank, word, stop, limit, deadline, size)
     for peer in tl.static_range(size):
         target = _pointer(tl.load(peers + peer) + own_slot, x.dtype)
         its_end = _end_in(part, peer, end, num_elements, is_aligned)
@@ -196,14 +196,14 @@ def _sum_in_parts(
                 target + element, tl.load(x + peer * part + element, element < its_end), element < its_end
             )
     _tell_all(peers, flags, rank, epoch, stop, size)
-    _await_all(told, epoch, first_rank, word, stop, limit, patience, size)
+    _await_all(told, epoch, first_rank, word, stop, limit, deadline, size)
     own_end = _end_in(part, rank, end, num_elements, is_aligned)
     for start in range(begin, own_end, width):
         element = start + tl.arange(0, width)
         total = _sum_here(memory + room, shard_bytes, x.dtype, element, element < own_end, size)
         _put_to_all(peers, own_slot, x.dtype, part + element, total, element < own_end, size)
     _tell_all(peers, flags, rank, epoch + 1, stop, size)
-    _await_all(told, epoch + 1, first_rank, word, stop, limit, patience, size)
+    _await_all(told, epoch + 1, first_rank, word, stop, limit, deadline, size)
     for source in tl.static_range(size):
         came = _pointer(memory + room + source * shard_bytes, x.dtype) + part
         its_end = _end_in(part, source, end, num_elements, is_aligned)
@@ -218,7 +218,7 @@ def _sum_in_parts(
 def _turn(
     clock: tl.tensor, shards: tl.tensor, shard_bytes: tl.tensor, size: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The epoch of this call, its room, and the patience of this program."""
+    """The epoch of this call, its room, and the deadline of this program."""
     epoch = tl.load(clock) + 1
     room = shards + epoch // 2 % 2 * size * shard_bytes
     return epoch, room, tl.where(tl.program_id(0) == 0, 1, _PATIENCE)
@@ -284,11 +284,11 @@ def _await_all(
     word: tl.tensor,
     stop: tl.tensor,
     limit: tl.tensor,
-    patience: tl.tensor,
+    deadline: tl.tensor,
     size: tl.constexpr,
 ) -> None:
     for source in tl.static_range(size):
-        await_flag(flags + source, epoch, first_rank + source, word, stop, limit, patience)
+        await_flag(flags + source, epoch, first_rank + source, word, stop, limit, deadline)
 
 
 @triton.jit

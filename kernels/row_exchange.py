@@ -16,7 +16,7 @@ from loong.kernels.contract import Dims
 from loong.kernels.launch import Launcher
 from loong.kernels.mailbox import Mailbox
 from loong.kernels.partial import Partial
-from loong.kernels.signals import Patience, set_flag
+from loong.kernels.signals import Deadline, set_flag
 from loong.kernels.softmax import join_pair
 from loong.kernels.waits import await_flags, watch_chunks
 
@@ -30,13 +30,13 @@ class RowPeers(NamedTuple):
 
     addresses: Tensor  # [N]: where each one's memory begins, as this device sees it
     ranks: Tensor  # [N]: what each is called where somebody waits for it in vain
-    num_asked: Tensor  # [N]: rows of this instance that each is asked about
-    num_served: Tensor  # [N]: rows that each asks this one about
-    asked_from: Tensor  # [N]: which of `rows` are the first that each is asked about
+    num_sent_rows: Tensor  # [N]: rows of this instance that each peer receives
+    num_peer_rows: Tensor  # [N]: rows that each peer sends here
+    sent_from: Tensor  # [N]: which of `rows` is the first that each peer receives
     served_from: Tensor  # [N]: which of the rows of answers are the first for each
-    rows: Tensor  # [sum of num_asked]: of the step, peer by peer
-    merged_rows: Tensor  # [M]: of the step, all that anybody is asked about, each once
-    places: Tensor  # [M, N]: the place of each of these among what a peer is asked about; -1: it is not
+    rows: Tensor  # [sum of num_sent_rows]: of the step, peer by peer
+    merged_rows: Tensor  # [M]: of the step, all that any peer receives, each once
+    places: Tensor  # [M, N]: the place of each of these among what a peer receives; -1: it is not
     epoch: Tensor  # [1]: that of the step's layer 0
 
 
@@ -44,26 +44,26 @@ class RowExchange:
     """The exchanges of a step: in each layer `put`, `wait` and `answer` come once each, in this order.
 
     Contract:
-        No peer is asked about more rows than the mailbox has room for, and rows are within those of the step
+        No peer receives more rows than the mailbox has room for, and rows are within those of the step
         (not checked). All peers have opened the batch. `instance`: which of the N this one is. Layers count
         on from `peers.epoch`, the same on all members. Nothing is allocated but here.
     """
 
-    def __init__(self, mailbox: Mailbox, peers: RowPeers, patience: Patience, instance: int) -> None:
+    def __init__(self, mailbox: Mailbox, peers: RowPeers, deadline: Deadline, instance: int) -> None:
         dims = Dims()
         dims.bind("mailbox.queries", mailbox.queries, "N T H D")
         dims.bind("mailbox.query_flags", mailbox.query_flags, "N C L", torch.int64)
         for name, table in zip(RowPeers._fields, peers, strict=True):
             dims.bind(f"peers.{name}", table, _LETTERS.get(name, "N"), torch.int64)
-        dims.bind("patience.word", patience.word, "2", torch.int64)
-        self._mailbox, self._peers, self._patience, self._instance = mailbox, peers, patience, instance
+        dims.bind("deadline.word", deadline.word, "2", torch.int64)
+        self._mailbox, self._peers, self._deadline, self._instance = mailbox, peers, deadline, instance
         self._num_puts, self._num_merged = dims["N"] * dims["C"], dims["M"]
         self._rooms = {letter: triton.next_power_of_2(dims[letter]) for letter in "NHD"}
         self._flags_room = triton.next_power_of_2(self._num_puts)
         self._dims = dims
 
     def put(self, q: Tensor, layer: int) -> None:
-        """Put those rows of q to each peer that it is asked about; the stream does not wait for theirs.
+        """Put those rows of q to each peer that it receives; the stream does not wait for theirs.
 
         Contract:
             q [A, H, D], contiguous, of the mailbox's dtype.
@@ -76,10 +76,10 @@ class RowExchange:
             q,
             peers.rows,
             peers.addresses,
-            peers.num_asked,
-            peers.asked_from,
+            peers.num_sent_rows,
+            peers.sent_from,
             peers.epoch,
-            self._patience.stop,
+            self._deadline.stop,
             mailbox.offset(mailbox.queries),
             mailbox.offset(mailbox.query_flags),
             self._instance,
@@ -103,14 +103,14 @@ class RowExchange:
             1,
             self._mailbox.query_flags,
             peers.ranks,
-            peers.num_served,
+            peers.num_peer_rows,
             peers.epoch,
-            *self._patience,
+            *self._deadline,
             layer,
             constants=(dims["N"], dims["C"], dims["L"], self._flags_room),
         )
 
-    def answer(self, part: Partial, total: Partial, layer: int) -> None:
+    def send_partials(self, part: Partial, total: Partial, layer: int) -> None:
         """Put to every peer the attention of its rows, and merge what peers answer into `total`.
 
         Contract:
@@ -130,15 +130,15 @@ class RowExchange:
             *total,
             peers.addresses,
             peers.ranks,
-            peers.num_asked,
-            peers.num_served,
+            peers.num_sent_rows,
+            peers.num_peer_rows,
             peers.served_from,
             peers.merged_rows,
             peers.places,
             peers.epoch,
             *mailbox.parts,
             mailbox.part_flags,
-            *self._patience,
+            *self._deadline,
             mailbox.offset(mailbox.parts.out),
             mailbox.offset(mailbox.parts.lse),
             mailbox.offset(mailbox.part_flags),
@@ -159,8 +159,8 @@ def _put_queries(
     q: tl.tensor,
     rows: tl.tensor,
     addresses: tl.tensor,
-    num_asked: tl.tensor,
-    asked_from: tl.tensor,
+    num_sent_rows: tl.tensor,
+    sent_from: tl.tensor,
     epoch: tl.tensor,
     stop: tl.tensor,
     queries_offset: tl.tensor,
@@ -176,11 +176,11 @@ def _put_queries(
     """A program puts a chunk to a peer."""
     peer, chunk = tl.program_id(0) // num_chunks, tl.program_id(0) % num_chunks
     due = tl.load(epoch) + layer
-    count = tl.load(num_asked + peer)
+    count = tl.load(num_sent_rows + peer)
     if (chunk < count) & (tl.load(stop, volatile=True) < due):
         address = tl.load(addresses + peer)
         target = tl.multiple_of((address + queries_offset).to(q.dtype), 16)
-        peer_rows = rows + tl.load(asked_from + peer)
+        peer_rows = rows + tl.load(sent_from + peer)
         for place in range(chunk, count, num_chunks):
             row = q + tl.load(peer_rows + place) * row_size
             target_row = target + (instance * num_rows_room + place).to(tl.int64) * row_size
@@ -195,7 +195,7 @@ def _put_queries(
 def _await_queries(
     flags: tl.tensor,
     ranks: tl.tensor,
-    num_served: tl.tensor,
+    num_peer_rows: tl.tensor,
     epoch: tl.tensor,
     word: tl.tensor,
     stop: tl.tensor,
@@ -208,20 +208,20 @@ def _await_queries(
 ) -> None:
     due = tl.load(epoch) + layer
     watch_chunks(
-        flags, ranks, num_served, due, word, stop, limit, num_instances, num_chunks, line, flags_room
+        flags, ranks, num_peer_rows, due, word, stop, limit, num_instances, num_chunks, line, flags_room
     )
 
 
 @triton.jit(do_not_specialize=["limit", "out_offset", "lse_offset", "flags_offset", "layer", "instance"])
-def _answer_queries(
+def _attend_peer_queries(
     part_out: tl.tensor,
     part_lse: tl.tensor,
     total_out: tl.tensor,
     total_lse: tl.tensor,
     addresses: tl.tensor,
     ranks: tl.tensor,
-    num_asked: tl.tensor,
-    num_served: tl.tensor,
+    num_sent_rows: tl.tensor,
+    num_peer_rows: tl.tensor,
     served_from: tl.tensor,
     merged_rows: tl.tensor,
     places: tl.tensor,
@@ -260,7 +260,7 @@ def _answer_queries(
     is_element = is_head[:, None] & (dim < head_dim)[None, :]
     if program < num_puts:
         peer, chunk = program // num_chunks, program % num_chunks
-        count = tl.load(num_served + peer)
+        count = tl.load(num_peer_rows + peer)
         if (chunk < count) & (tl.load(stop, volatile=True) < due):
             address, first = tl.load(addresses + peer), tl.load(served_from + peer)
             target_out = tl.multiple_of((address + out_offset).to(came_out.dtype), 16)
@@ -277,7 +277,7 @@ def _answer_queries(
             set_flag(address + flags_offset + (instance * num_chunks + chunk) * 8 * line, due)
     elif program == num_puts:
         watch_chunks(
-            flags, ranks, num_asked, due, word, stop, limit, num_instances, num_chunks, line, flags_room
+            flags, ranks, num_sent_rows, due, word, stop, limit, num_instances, num_chunks, line, flags_room
         )
     else:
         merged = (program - num_puts - 1).to(tl.int64)
@@ -304,4 +304,4 @@ def _answer_queries(
 
 _put = Launcher(_put_queries, num_warps=_NUM_WARPS)
 _await = Launcher(_await_queries, num_warps=_NUM_WARPS)
-_answer = Launcher(_answer_queries, num_warps=_NUM_WARPS)
+_answer = Launcher(_attend_peer_queries, num_warps=_NUM_WARPS)

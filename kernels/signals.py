@@ -26,7 +26,7 @@ _POLLS_A_LOOK = tl.constexpr(64)
 _IS_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
-class Patience(NamedTuple):
+class Deadline(NamedTuple):
     """When to give up waiting. `word` [2] int64 lies in memory of the host that the device reaches.
 
     word[0] is the last epoch that is abandoned: waits for it and all before end at once. A wait that lasts
@@ -45,7 +45,7 @@ def signal(
     offset: int,
     members: int,
     epoch: int,
-    patience: Patience,
+    deadline: Deadline,
     *,
     stream: int | None = None,
 ) -> None:
@@ -57,11 +57,11 @@ def signal(
         stream: a handle; None is the current one.
     """
     Dims().bind("addresses", addresses, "N", torch.int64)
-    _signals(len(addresses), addresses, offset, members, epoch, patience.stop, stream=stream)
+    _signals(len(addresses), addresses, offset, members, epoch, deadline.stop, stream=stream)
 
 
 def wait(
-    memory: Tensor, offset: int, epoch: int, source: int, patience: Patience, *, stream: int | None = None
+    memory: Tensor, offset: int, epoch: int, source: int, deadline: Deadline, *, stream: int | None = None
 ) -> None:
     """Let the stream go on once the flag at `offset` bytes is at least `epoch`, or waiting has no more use.
 
@@ -70,7 +70,7 @@ def wait(
         is to set it; the stream as above.
     """
     Dims().bind("memory", memory, "M", torch.uint8)
-    _waits(1, memory, offset, epoch, source, *patience, stream=stream)
+    _waits(1, memory, offset, epoch, source, *deadline, stream=stream)
 
 
 @triton.jit
@@ -96,14 +96,14 @@ def await_flag(
     word: tl.tensor,
     stop: tl.tensor,
     limit: tl.tensor,
-    patience: tl.tensor,
+    poll_interval: tl.tensor,
 ) -> None:
-    """Spin until the flag (a pointer to int64) is at least `epoch`, or until `Patience` ends.
+    """Spin until the flag (a pointer to int64) is at least `epoch`, or until the `Deadline` passes.
 
     The program may then read what was written before the flag was set; `.cg` loads see it. The host's memory
     is far, and who looks at it at once waits for one another. So of many programs that wait together, let all
-    but one have `patience` above 1, and look so many times less often: they see in `stop` when that one gives
-    up.
+    but one have `poll_interval` above 1, and look so many times less often: they see in `stop` when that one
+    gives up.
     """
     num_polls = tl.full((), 0, tl.int64)
     begun_at = now(num_polls)
@@ -114,7 +114,7 @@ def await_flag(
         is_waiting = tl.load(flag, volatile=True) < epoch
         if is_waiting & (num_polls % _POLLS_A_LOOK == 0):
             is_waiting = tl.load(stop, volatile=True) < epoch
-        if is_waiting & (num_polls % (_POLLS_A_LOOK * patience) == 0):
+        if is_waiting & (num_polls % (_POLLS_A_LOOK * poll_interval) == 0):
             if now(num_polls) - begun_at > limit:
                 tl.store(word + 1, source)
                 tl.store(word, last)

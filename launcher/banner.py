@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 from loong.grammar.availability import ARE_REFUSED, NOT_INSTALLED, is_installed
 from loong.server.engine_client import EngineLimits
+from loong.server.tools.formats import choose_format
 
 if TYPE_CHECKING:
     from loong.launcher.serving import ServeConfig
+    from loong.server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +21,23 @@ def log_missing_grammars() -> None:
     """
     if not is_installed():
         logger.warning("%s: %s", ARE_REFUSED, NOT_INSTALLED)
+
+
+def log_call_format(tokenizer: "Tokenizer", parser: str | None) -> None:
+    """Log how calls of tools are read. Raises `ConfigError` for a parser that the model does not go with."""
+    template = tokenizer.tool_template
+    form = choose_format(template, parser)
+    if template is None:
+        return
+    if form is None:
+        logger.warning(
+            "tools are refused: the chat template's format is not known; --tool-call-parser names one"
+        )
+    else:
+        why = "--tool-call-parser" if parser else "by the chat template"
+        if not template.knows_tools:
+            why = "for a chat template that knows no tools: the system turn tells of them"
+        logger.info("tool calls are read by the parser %s (%s)", form.name, why)
 
 
 def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:

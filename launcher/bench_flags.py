@@ -36,29 +36,41 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--base-url",
         action="append",
         metavar="[NAME=]URL",
-        help="measure this server, any OpenAI-compatible one; may be given repeatedly",
+        help="address of an OpenAI-compatible server to measure; may be given repeatedly",
     )
     group.add_argument(
         "--backend",
         action="append",
         choices=[backend.value for backend in Backend],
-        help="the API of the servers, or of each in turn (default: openai)",
+        help="API of the servers; once for all, or once for each --base-url (openai)",
     )
-    group.add_argument("--policy", metavar="P,P", help=f"start a server for each (default: {DEFAULT_POLICY})")
-    group.add_argument("--model", help="what to serve, or which served model to ask (default: the first)")
-    group.add_argument("--num-instances", type=int, default=4, help="of a server started here (default: 4)")
-    group.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="of each (default: 1)")
-    group.add_argument("--device", help="of servers started here: cpu or cuda (default: as `loong serve`)")
-    group.add_argument("--load-format", help="of their weights; dummy: random ones (default: auto)")
+    group.add_argument(
+        "--policy",
+        metavar="P,P",
+        help=f"policies to measure, each on a server started here ({DEFAULT_POLICY})",
+    )
+    group.add_argument("--model", help="model to serve here, or to ask for at --base-url (the first)")
+    group.add_argument("--num-instances", type=int, default=4, help="instances of a server started here (4)")
+    group.add_argument(
+        "--tensor-parallel-size", "-tp", type=int, default=1, help="ranks of each instance started here (1)"
+    )
+    group.add_argument("--device", help="device of servers started here: cpu or cuda (as `loong serve`)")
+    group.add_argument(
+        "--load-format", help="where weights of servers started here come from; dummy: random (auto)"
+    )
     group.add_argument(
         "--extra-server-args",
         type=_flag(_split),
         default=(),
         metavar="=ARGS",
-        help="more for `loong serve`, as one word: --extra-server-args='--max-model-len 32k'",
+        help="more flags for `loong serve`, as one word: --extra-server-args='--max-model-len 32k'",
     )
     group.add_argument(
-        "--start-timeout", type=float, default=600.0, metavar="S", help="for a server to be healthy (600)"
+        "--start-timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="time limit for a server to become healthy (600)",
     )
 
 
@@ -70,11 +82,14 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--num-requests",
         type=or_auto(int),
         metavar="N",
-        help=f"of each run (auto: what arrives in a minute, at most {MOST_REQUESTS}; "
+        help=f"number of requests of each run (auto: what arrives in a minute, at most {MOST_REQUESTS}; "
         f"{DEFAULT_NUM_REQUESTS} if a rate is given)",
     )
     lengths.add_argument(
-        "--duration", type=seconds, metavar="S", help="instead: what arrives in this time, at each rate"
+        "--duration",
+        type=seconds,
+        metavar="S",
+        help="time of arrivals at each rate, instead of --num-requests",
     )
     group.add_argument(
         "--request-rate",
@@ -83,26 +98,32 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         help="requests per second: 2, or 1,2,4, or 2:8:0.5; inf: all at once (auto: the workload's own pace; "
         "if it has none, two thirds of the capacity, or inf with --max-concurrency)",
     )
-    group.add_argument("--max-concurrency", type=int, metavar="N", help="at most N requests in flight")
-    group.add_argument("--num-warmups", type=int, default=4, help="requests before the clock (default: 4)")
+    group.add_argument("--max-concurrency", type=int, metavar="N", help="bound on requests in flight (none)")
     group.add_argument(
-        "--repeat", type=positive, default=1, metavar="N", help="runs of each, with seeds of their own (1)"
+        "--num-warmups", type=int, default=4, help="warm-up requests that are not measured (4)"
+    )
+    group.add_argument(
+        "--repeat",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="repetitions of each run, with different seeds (1)",
     )
     group.add_argument(
         "--vocab-size",
         type=int,
         default=SMALLEST_VOCABULARY,
-        help=f"prompt token ids are below it (default: {SMALLEST_VOCABULARY}, which every model has)",
+        help=f"bound on token ids of prompts ({SMALLEST_VOCABULARY}, which every model has)",
     )
     group.add_argument(
-        "--request-timeout", type=float, default=3600.0, metavar="S", help="for one request (default: 3600)"
+        "--request-timeout", type=float, default=3600.0, metavar="S", help="time limit of one request (3600)"
     )
     group.add_argument(
         "--extra-body",
         type=_flag(_fields),
         default={},
         metavar="JSON",
-        help='fields that every request has besides: \'{"temperature": 0.7, "frequency_penalty": 0.5}\'',
+        help='more fields of every request: \'{"temperature": 0.7, "frequency_penalty": 0.5}\'',
     )
 
 
@@ -112,14 +133,14 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
     rules.add_argument(
         "--slo",
         default=DEFAULT_SLO,
-        help=f"{', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or bounds as "
-        f"for --goodput in one word (default: {DEFAULT_SLO})",
+        help=f"SLO rule: {', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or "
+        f"bounds as for --goodput in one word (default: {DEFAULT_SLO})",
     )
     rules.add_argument(
         "--goodput",
         nargs="+",
         metavar="METRIC:MS",
-        help="bounds in ms on ttft, tpot, e2el: ttft:2000 tpot:50",
+        help="SLO as bounds in ms on ttft, tpot or e2el: ttft:2000 tpot:50",
     )
     add_goal_flags(group)
     add_class_flag(group)

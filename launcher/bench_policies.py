@@ -8,7 +8,8 @@ from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.config_file import apply_config_file
 from loong.launcher.embedded import ServerConfig
-from loong.scheduler.policy import POLICIES, admissible_tokens
+from loong.launcher.policy_flags import named_kind, policy_config
+from loong.scheduler.policy import admissible_tokens
 
 
 def servers_by_policy(policies: Sequence[str], server: ServerConfig) -> dict[str, ServerConfig]:
@@ -21,19 +22,17 @@ def servers_by_policy(policies: Sequence[str], server: ServerConfig) -> dict[str
         raise ConfigError("--policy needs one name or several with commas, such as esp,static-sp")
     if len(set(policies)) < len(policies):
         raise ConfigError(f"--policy {','.join(policies)} names a policy twice")
-    if unknown := [policy for policy in policies if policy not in POLICIES]:
-        raise ConfigError(f"--policy {unknown[0]!r} is unknown; choose from {', '.join(POLICIES)}")
     return {policy: _server_of(policy, server) for policy in policies}
 
 
 def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
-    if POLICIES[policy].max_instances == 1 < server.num_instances:
+    if named_kind(policy).max_instances == 1 < server.num_instances:
         server = _as_one_instance(policy, server)
     instances = (
         ElasticInstance(i, server.tensor_parallel_size, InstanceKind.FULL, kv_capacity=1)
         for i in range(server.num_instances)
     )
-    admissible_tokens(policy, tuple(instances))
+    admissible_tokens(policy, tuple(instances), policy_config(serve_arguments(policy, server)))
     return server
 
 

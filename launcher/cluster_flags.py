@@ -52,23 +52,25 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="a Hugging Face folder, a GGUF file, ORG/NAME of the hub, or a name that `loong models` lists "
         "(a tiny random one)",
     )
-    group.add_argument("--model", action=_OnlyModel, metavar="MODEL", help="the same, as a flag")
     group.add_argument(
-        "--revision", metavar="NAME", help="of a model of the hub: a branch, tag or commit (its main branch)"
+        "--model", action=_OnlyModel, metavar="MODEL", help="the model, as a flag instead of an argument"
+    )
+    group.add_argument(
+        "--revision", metavar="NAME", help="branch, tag or commit of a model of the hub (its main branch)"
     )
     group.add_argument(
         "--load-format",
         choices=("auto", "safetensors", "dummy"),
         default="auto",
-        help="dummy: random weights, also for built-in shapes such as llama-3.1-8b",
+        help="where weights come from; dummy: random, also for built-in shapes such as llama-3.1-8b",
     )
     group.add_argument(
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
-        help="(the model's; of a GGUF file float32, on GPUs bfloat16)",
+        help="data type of weights and KV (the model's; of a GGUF file float32, on GPUs bfloat16)",
     )
-    group.add_argument("--seed", type=int, default=0, help="of dummy weights (%(default)s)")
+    group.add_argument("--seed", type=int, default=0, help="seed of dummy weights (%(default)s)")
 
 
 def add_instance_flags(group: argparse._ArgumentGroup) -> None:
@@ -77,16 +79,20 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="cuda: each instance, or each rank of one, on a GPU of its own (%(default)s)",
+        help="device of each rank of each instance; cuda: a GPU each (%(default)s)",
     )
     group.add_argument(
         "--fabric",
         choices=FABRICS,
         default="auto",
-        help="what moves tensors between GPUs; auto: symmetric where they reach each other, else staged",
+        help="how tensors move between GPUs; auto: symmetric where they reach each other, else staged",
     )
     group.add_argument(
-        "--num-instances", type=positive, default=4, metavar="N", help="replicas of the weights (%(default)s)"
+        "--num-instances",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="number of instances, each a replica of the weights (%(default)s)",
     )
     group.add_argument(
         "--tensor-parallel-size",
@@ -94,20 +100,20 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="processes an instance (%(default)s)",
+        help="ranks of each instance, each a process on a device (%(default)s)",
     )
     group.add_argument(
         "--kv-cache-tokens",
         type=or_auto(token_count),
         metavar="N",
-        help="an instance's KV pool (auto: what memory suggests, on processors at most 65536)",
+        help="tokens of KV on each instance (auto: what fits into memory, on CPUs at most 65536)",
     )
     group.add_argument(
         "--gpu-memory-utilization",
         type=share,
         default=0.85,
         metavar="X",
-        help="of a GPU's free memory, for weights and KV (%(default)s)",
+        help="share of a GPU's free memory for weights, CUDA graphs and KV (%(default)s)",
     )
 
 

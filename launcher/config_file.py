@@ -15,7 +15,10 @@ FLAG = "--config"
 def add_config_flag(parser: CommandParser) -> None:
     """Let a command be given its flags in a file."""
     parser.add_argument(
-        FLAG, type=Path, metavar="FILE", help="YAML with these flags' names as keys; what is typed here wins"
+        FLAG,
+        type=Path,
+        metavar="FILE",
+        help="YAML file with names of flags as keys; flags that are typed take precedence",
     )
 
 

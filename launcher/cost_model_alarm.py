@@ -31,7 +31,7 @@ class CostModelAlarm:
         self._remedy = _remedy(cost_model)
         self._warned_at = -inf
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Warn if a kind of batch is far off, unless that was said a moment ago."""
         if not isinstance(event, BatchFinished) or event.time - self._warned_at < INTERVAL_SECONDS:
             return
@@ -43,7 +43,7 @@ class CostModelAlarm:
                 self._remedy,
             )
 
-    def planned(
+    def on_plan(
         self,
         _events: Sequence[Event],
         _snapshot: Snapshot,

@@ -105,8 +105,8 @@ def add_workload_flags(group: argparse._ArgumentGroup, *, is_scale_chosen: bool 
         "--workload",
         default="mixed",
         metavar="SPEC",
-        help=f"{usage()}, or a mix such as 0.7*sharegpt+0.3*leval; with @poisson(2), @gamma(2,0.5), "
-        "@constant(2), @closed(8) or @replay(2) behind it if it has a pace (%(default)s)",
+        help=f"workload to send: {usage()}, or a mix such as 0.7*sharegpt+0.3*leval; with @poisson(2), "
+        "@gamma(2,0.5), @constant(2), @closed(8) or @replay(2) behind it if it has a pace (%(default)s)",
     )
     add_drawing_flags(group, is_scale_chosen=is_scale_chosen)
 
@@ -114,9 +114,16 @@ def add_workload_flags(group: argparse._ArgumentGroup, *, is_scale_chosen: bool 
 def add_drawing_flags(group: argparse._ActionsContainer, *, is_scale_chosen: bool = False) -> None:
     """Add flags for how requests are drawn; `is_scale_chosen` makes the default length scale `auto`, None."""
     group.add_argument(
-        "--burstiness", type=float, help="shape of the gamma gaps: 1 is Poisson, inf is constant (1)"
+        "--burstiness",
+        type=float,
+        help="shape of the gamma distribution of gaps between arrivals: 1 is Poisson, inf constant (1)",
     )
-    group.add_argument("--seed", type=int, default=0, help="same seed, same requests (%(default)s)")
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the requests: the same seed gives the same requests (%(default)s)",
+    )
     scaled = "multiply lengths, such as 1/64"
     if is_scale_chosen:
         group.add_argument(
@@ -131,19 +138,21 @@ def add_drawing_flags(group: argparse._ActionsContainer, *, is_scale_chosen: boo
         "--output-scale",
         type=ratio,
         metavar="X",
-        help="multiply lengths of answers by this instead (by --length-scale, but keep at least 16 tokens)",
+        help="factor of output lengths (--length-scale, but at least 16 tokens)",
     )
 
 
 def add_goal_flags(group: argparse._ActionsContainer) -> None:
     """How much of an SLO rule is asked for."""
-    group.add_argument("--slo-scale", type=ratio, default=1.0, metavar="X", help="multiply every bound (1)")
+    group.add_argument(
+        "--slo-scale", type=ratio, default=1.0, metavar="X", help="factor of every bound of the SLO (1)"
+    )
     group.add_argument(
         "--attainment",
         type=ratio,
         default=90.0,
         metavar="%",
-        help="of requests, from which a run attains (90)",
+        help="percentage of requests in time from which a run attains its SLO (90)",
     )
 
 
@@ -163,12 +172,12 @@ def add_output_flags(group: argparse._ActionsContainer) -> None:
         "--output-dir",
         type=Path,
         metavar="DIR",
-        help="write results.json, report.html, pictures, traces and logs there (a new folder in loong-runs)",
+        help="folder for results.json, report.html, pictures, traces and logs (a new one in loong-runs)",
     )
     group.add_argument(
         "--json",
         action="store_true",
-        help="end with one JSON object, for programs (where the output is no terminal)",
+        help="end the output with one JSON object (on where the output is no terminal)",
     )
 
 

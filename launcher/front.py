@@ -27,7 +27,7 @@ class Front(Protocol):
         ...
 
 
-class FrontHere:
+class LocalFrontend:
     """An application in this process."""
 
     def __init__(self, runner: web.AppRunner) -> None:
@@ -48,6 +48,6 @@ async def front_here(app: web.Application, listener: socket) -> AsyncIterator[Fr
     """Serve an application while the context lasts, and for what is said last."""
     runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
     try:
-        yield FrontHere(runner)
+        yield LocalFrontend(runner)
     finally:
         await runner.cleanup()

@@ -1,21 +1,56 @@
-"""Flags for what an operator may choose about planning, the same wherever plans are made."""
+"""Names of policies, and flags for what an operator may choose about planning: the same everywhere."""
 
 import argparse
 from collections.abc import Callable
 
+from loong.core.errors import ConfigError
 from loong.launcher.flags import part, positive, ratio, seconds
 from loong.scheduler.config import Fairness, PolicyConfig
+from loong.scheduler.policy import NAMES, PolicyKind, policy_kind
 
 _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
-    ("max_num_batched_tokens", positive, "N", "of a prefill step, an instance"),
-    ("max_step_time", seconds, "S", "that a prefill step is meant to take"),
-    ("chunk_tokens", positive, "N", "of a step of the chunked policies, an instance"),
-    ("lease_steps", positive, "N", "decode steps that a group takes by itself"),
-    ("target_ttft", seconds, "S", "of requests without an SLO"),
-    ("target_tpot", seconds, "S", "likewise"),
-    ("ttft_factor", ratio, "X", "of long ones among them: times the quickest prefill"),
-    ("deferred_share", part, "X", "of the time, for the oldest prompt that was deferred"),
+    ("max_num_batched_tokens", positive, "N", "bound on prompt tokens of a step on each instance"),
+    ("max_step_time", seconds, "S", "target time of a step without decodes"),
+    ("chunk_tokens", positive, "N", "token budget of a step on each instance, for chunked policies"),
+    ("lease_steps", positive, "N", "decode steps that a group takes without a new plan"),
+    ("target_ttft", seconds, "S", "TTFT target of a request without an SLO"),
+    ("target_tpot", seconds, "S", "TPOT target of a request without an SLO"),
+    ("ttft_factor", ratio, "X", "TTFT target of a long prompt, as a multiple of its fastest prefill"),
+    ("deferred_share", part, "X", "share of the time for the oldest deferred prompt"),
+    (
+        "decode_instances",
+        positive,
+        "N",
+        "number of instances that only decode, the last ones (disaggregated policies)",
+    ),
 )
+
+
+class PolicyNames(tuple[str, ...]):
+    """Names of policies as choices of a flag. All names that `esp-fixed-N` stands for are among them."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            policy_kind(str(name))
+        except ConfigError:
+            return False
+        return True
+
+
+POLICY_NAMES = PolicyNames(NAMES)
+
+
+def named_kind(policy: str) -> PolicyKind:
+    """Return the policy that `--policy` names.
+
+    Raises:
+        ConfigError: there is none. Lists those that exist.
+    """
+    if policy not in POLICY_NAMES:
+        raise ConfigError(f"--policy {policy!r} is unknown; choose from {', '.join(POLICY_NAMES)}")
+    return policy_kind(policy)
 
 
 def add_policy_flags(group: argparse._ArgumentGroup) -> None:
@@ -27,13 +62,13 @@ def add_policy_flags(group: argparse._ArgumentGroup) -> None:
             type=parse,
             default=getattr(defaults, name),
             metavar=unit,
-            help=f"{text} (%(default)s)",
+            help=f"{text} ({'half' if name == 'decode_instances' else '%(default)s'})",
         )
     group.add_argument(
         "--fairness",
         choices=tuple(kind.value for kind in Fairness),
         default=defaults.fairness.value,
-        help="between whom to share when not all can be in time (%(default)s)",
+        help="among whom to share the cluster equally when not all can be in time (%(default)s)",
     )
 
 

@@ -11,10 +11,10 @@ import loong
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
-from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
 from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
-from loong.scheduler.policy import POLICIES
+from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
@@ -88,38 +88,46 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         "--max-model-len",
         type=or_auto(token_count),
         metavar="N",
-        help="longest prompt and output together, such as 25.6k (auto: what model and cluster can hold)",
+        help="longest prompt with output, in tokens, such as 25.6k (auto: what model and cluster can hold)",
     )
-    group.add_argument("--served-model-name", metavar="NAME", help="in the API (the model's)")
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="name of the model in the API (the model's)"
+    )
 
 
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
-        choices=tuple(POLICIES),
+        choices=POLICY_NAMES,
         default="esp",
-        help="esp: elastic; static-sp: one group; replicas: each alone; tp: one instance (%(default)s)",
+        help="scheduling policy; esp: elastic; static-sp: one group; replicas: each alone (%(default)s)",
     )
     add_policy_flags(group)
     group.add_argument(
         "--cost-model",
         type=Path,
         metavar="FILE",
-        help="from `loong profile` (the device's roofline)",
+        help="cost model of `loong profile` (the device's roofline)",
     )
     group.add_argument(
         "--recalibrate",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="correct the cost model by what batches take (on)",
+        help="correct the cost model by measured batch times (on)",
     )
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="(%(default)s)")
-    group.add_argument("--port", type=port, default=8000, help="(%(default)s)")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     group.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="may be given repeatedly"
+        "--port", type=port, default=8000, help="port to listen on; 0: a free one (%(default)s)"
+    )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="API key that clients must send; may be given repeatedly (none)",
     )
     group.add_argument(
         "--allowed-origins",
@@ -130,31 +138,36 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "for all; may be given repeatedly (none)",
     )
     group.add_argument(
+        "--tool-call-parser",
+        choices=tuple(FORMATS_OF_CALLS),
+        help="the format in which the model writes calls of tools (that of its chat template)",
+    )
+    group.add_argument(
         "--api-server-count",
         type=positive,
         default=1,
         metavar="N",
-        help="processes that answer clients, on one port; 1 is the engine's own (%(default)s)",
+        help="processes that answer clients on one port; 1: the engine's own (%(default)s)",
     )
     group.add_argument(
         "--max-waiting-requests",
         type=positive,
         default=4096,
         metavar="N",
-        help="more are refused with 503 and Retry-After (%(default)s)",
+        help="bound on requests without a first token; beyond it, 503 with Retry-After (%(default)s)",
     )
     group.add_argument(
         "--max-waiting-tokens",
         type=token_count,
         default=2**24,
         metavar="N",
-        help="of prompts that wait; more are refused likewise (%(default)s)",
+        help="bound on prompt tokens of such requests; beyond it, 503 with Retry-After (%(default)s)",
     )
     group.add_argument(
         "--max-requests-per-key",
         type=positive,
         metavar="N",
-        help="in flight of one --api-key; more are refused with 429 and Retry-After (no bound)",
+        help="bound on requests in flight of one --api-key; beyond it, 429 with Retry-After (none)",
     )
 
 
@@ -163,39 +176,50 @@ def _add_record_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="send OpenTelemetry spans of requests there, such as http://localhost:4318/v1/traces (none)",
+        help="collector for OpenTelemetry spans, such as http://localhost:4318/v1/traces (none)",
     )
-    group.add_argument("--log-format", choices=FORMATS, default="text", help="of the log (%(default)s)")
+    group.add_argument(
+        "--log-format", choices=FORMATS, default="text", help="format of the log (%(default)s)"
+    )
     group.add_argument(
         "--decision-log",
         type=Path,
         metavar="FILE",
-        help="append to it what is decided and why, for `loong explain`",
+        help="append all plans and their reasons to this file, for `loong explain`",
     )
     group.add_argument(
-        "--event-log", type=Path, metavar="FILE", help="record what happens, for `loong simulate --replay`"
+        "--event-log",
+        type=Path,
+        metavar="FILE",
+        help="write all events and plans to this file, for `loong simulate --replay`",
     )
     group.add_argument(
-        "--event-log-prompts", action="store_true", help="with the token ids of prompts (their number only)"
+        "--event-log-prompts",
+        action="store_true",
+        help="record token ids of prompts in --event-log (only their number)",
     )
     group.add_argument(
         "--trace-dir",
         type=Path,
         metavar="DIR",
-        help="let POST /start_profile and /stop_profile write traces of the workers into it (off)",
+        help="folder for traces of workers, which POST /start_profile and /stop_profile write (off)",
     )
 
 
 def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)s)"
+        "--start-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="time limit for loading weights (%(default)s)",
     )
     group.add_argument(
         "--drain-timeout",
         type=wait_seconds,
         default=30.0,
         metavar="S",
-        help="for open requests to finish at the end; 0 cuts them off at once (%(default)s)",
+        help="time for open requests to finish at the end; 0: none (%(default)s)",
     )
 
 
@@ -223,6 +247,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
             max_waiting_requests=args.max_waiting_requests,
             max_waiting_tokens=args.max_waiting_tokens,
             max_requests_per_key=args.max_requests_per_key,
+            tool_call_parser=args.tool_call_parser,
         ),
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,

@@ -25,7 +25,7 @@ from loong.executor.traces import WorkerTraces
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.api_process import ApiProcessConfig
 from loong.launcher.api_processes import api_processes
-from loong.launcher.banner import log_banner, log_missing_grammars
+from loong.launcher.banner import log_banner, log_call_format, log_missing_grammars
 from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
 from loong.launcher.front import Front, front_here
@@ -112,6 +112,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     tokenizer.make_ahead()
+    log_call_format(tokenizer, config.server.tool_call_parser)
     compile_ahead()
     allow_many_connections()
     signals = StopSignals()
@@ -279,7 +280,7 @@ def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostMode
 def engine_limits(config: ServeConfig) -> EngineLimits:
     """Return the most that one request may have. Raises `ConfigError` if the model cannot have so much."""
     model = config.model
-    max_request_kv = admissible_tokens(config.policy_name, config.cluster.instances)
+    max_request_kv = admissible_tokens(config.policy_name, config.cluster.instances, config.policy)
     max_model_len = config.max_model_len or min(model.max_length, max_request_kv)
     model.check_max_length(max_model_len)
     if max_model_len > model.max_length:

@@ -26,8 +26,7 @@ SERVE = {
     "--enable-lora": "none: there are no LoRA adapters",
     "--speculative-config": "none: there is no speculative decoding",
     "--kv-transfer-config": "none: KV stays in this server",
-    "--enable-auto-tool-choice": "none: there are no tools",
-    "--tool-call-parser": "none: there are no tools",
+    "--enable-auto-tool-choice": "none: always",
     "--reasoning-parser": "none: answers are not parsed",
 }
 BENCH = {

@@ -154,7 +154,7 @@ class Engine:
         if scored is not None and scored.take(part):
             self._scored = {i: other for i, other in self._scored.items() if other is not scored}
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Hand out tokens. Raises `ClusterError` when an instance is lost."""
         match event:
             case TokensProduced():
@@ -171,7 +171,7 @@ class Engine:
             case _:
                 pass
 
-    def planned(
+    def on_plan(
         self,
         _events: Sequence[Event],
         _snapshot: Snapshot,

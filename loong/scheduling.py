@@ -18,11 +18,11 @@ from loong.scheduler.policy import Policy
 class Observer(Protocol):
     """Sees all that the loop does, in order; it must neither change anything nor wait."""
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """The state has applied `event`."""
         ...
 
-    def planned(
+    def on_plan(
         self,
         events: Sequence[Event],
         snapshot: Snapshot,
@@ -60,14 +60,14 @@ class Scheduling:
             calls = []
             for event in events:
                 self._executor.submit(self.state.apply(event))
-                if self.state.calls_for_a_plan(event):
+                if self.state.needs_plan(event):
                     calls.append(event)
                 for observer in self._observers:
-                    observer.took_in(event)
+                    observer.on_event(event)
                 yield event
-            has_settled = not calls
-            while not has_settled:
-                has_settled = self._plan(calls, events[-1].time)
+            is_settled = not calls
+            while not is_settled:
+                is_settled = self._plan(calls, events[-1].time)
 
     def _plan(self, calls: Sequence[Event], now: float) -> bool:
         """Start what the policy wants; false if that freed KV or ended requests, for no event will tell."""
@@ -75,7 +75,7 @@ class Scheduling:
         plan, instructions = self._committed(snapshot)
         self._executor.submit(instructions)
         for observer in self._observers:
-            observer.planned(calls, snapshot, plan, instructions)
+            observer.on_plan(calls, snapshot, plan, instructions)
         has_freed = any(isinstance(instruction, ReleaseKV) for instruction in instructions)
         return not (has_freed or plan.failures)
 

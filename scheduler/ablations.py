@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.scheduler.admission import Order, PrefillCandidate, by_arrival
 from loong.scheduler.allocation import Allocation
 from loong.scheduler.batching import BatchBuilder
+from loong.scheduler.chunk_size import ChunkSizer
 from loong.scheduler.esp import ElasticPlanner
 from loong.scheduler.group import Group
 from loong.scheduler.step_builder import StepBuilder
@@ -32,14 +34,20 @@ class NoScaleUp(ElasticPlanner):
     allocation: ClassVar[type[Allocation]] = _Narrow
 
 
-class _InPlaceStep(StepBuilder):
-    def is_kept_whole(self, view: RequestView, by_ring: int) -> bool:  # noqa: ARG002
-        """Only by who has room, if not all have."""
-        return False
+class _InPlaceSizer(ChunkSizer):
+    def keeper(self, view: RequestView) -> InstanceId | None:  # noqa: ARG002
+        """Return None: KV stays where it is made, if there is room."""
+        return None
+
+
+class InPlaceStep(StepBuilder):
+    """KV of a chunk stays with the instances that compute it."""
+
+    sizer: ClassVar[type[ChunkSizer]] = _InPlaceSizer
 
 
 class _InPlace(BatchBuilder):
-    step: ClassVar[type[StepBuilder]] = _InPlaceStep
+    step: ClassVar[type[StepBuilder]] = InPlaceStep
 
 
 class NoRetention(ElasticPlanner):

@@ -22,13 +22,15 @@ from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.future_kv import FutureKV
 from loong.scheduler.planning_view import PlanningView
 from loong.scheduler.targets import FirstTokenTargets
-
-SECOND_CHANCE_COST = 4  # a prompt that has missed its deadline counts as so much longer when one is deferred
-USABLE_SPEED = 0.8  # of the cluster, beside decode and the ends of steps
-MAX_REFUSED = 4  # prompts for which there is no room, after which no other is tried in a round
-MAX_CONSIDERED = 512, 2  # waiting prompts that a plan considers, and so many an instance if that is more
-BULK_REQUESTS = 8  # requests, from which the KV of all to come is computed anew, and not one by one
-STARVATION_FACTOR = 4  # TTFT targets after which a prompt that finds no room is let past by no one any more
+from loong.scheduler.tuning import (
+    BULK_REQUESTS,
+    MAX_CONSIDERED,
+    MAX_CONSIDERED_PER_INSTANCE,
+    MAX_REFUSED,
+    MISSED_DEADLINE_WEIGHT,
+    STARVATION_FACTOR,
+    USABLE_SPEED_SHARE,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +59,7 @@ class PrefillCandidate:
     @property
     def cost(self) -> float:
         """Of the prompts that cannot all be in time, the one that costs most is deferred."""
-        return self.work * (SECOND_CHANCE_COST if self.missed_deadline else 1)
+        return self.work * (MISSED_DEADLINE_WEIGHT if self.missed_deadline else 1)
 
     def is_starved(self, now: float) -> bool:
         """Whether it has waited for so long that none that came after it begins before it does."""
@@ -101,34 +103,35 @@ class PrefillAdmission:
 
     def admit(self) -> AdmissionDecision:
         """All prompts not in flight."""
-        considered, others = self._considered()
-        admission = self._admitted(self._ordered(considered))
+        considered, others = self.considered()
+        begun = (view for instance_set in self.planning_view.occupied for view in instance_set.prefills)
+        admission = self._admitted(self.ordered((*considered, *begun)))
         if others:
             admission.refused[Refusal.NOT_CONSIDERED] = list(others)
         return admission
 
-    def _considered(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
+    def considered(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
         """The waiting prompts that are considered now, and those that are not.
 
         Of a crowd that no plan could begin at once these are the oldest, which are due first, and the newest,
         which can still be in time. Where users share, each prompt counts, as it may be its user's only one.
         """
         waiting = self.planning_view.waiting
-        at_least, an_instance = MAX_CONSIDERED
+        at_least, an_instance = MAX_CONSIDERED, MAX_CONSIDERED_PER_INSTANCE
         half = max(at_least, an_instance * self.planning_view.num_instances) // 2
         if len(waiting) <= 2 * half or self.config.fairness is Fairness.USER:
             return waiting, ()
         return (*waiting[:half], *waiting[-half:]), waiting[half:-half]
 
-    def _ordered(self, waiting: Sequence[RequestView]) -> list[PrefillCandidate]:
-        """These and the prompts that have begun, most urgent first."""
+    def ordered(self, views: Iterable[RequestView]) -> list[PrefillCandidate]:
+        """Return their prompts, begun or not, most urgent first."""
         now, num_instances = self.planning_view.snapshot.now, max(1, self.planning_view.num_instances)
         terms = self.cost_model.prefill_terms(1)
-        targets = FirstTokenTargets(self.cost_model.prefill_terms(num_instances), self.config)
-        speed = USABLE_SPEED * num_instances
-        begun = (view for instance_set in self.planning_view.occupied for view in instance_set.prefills)
+        widest = self.cost_model.prefill_terms(max(1, self.planning_view.cluster_size))
+        targets = FirstTokenTargets(widest, self.config)
+        speed = USABLE_SPEED_SHARE * num_instances
         prefills = []
-        for view in (*waiting, *begun):
+        for view in views:
             num_cached = view.num_computed_tokens
             num_new = view.num_known_tokens - num_cached
             work = prefill_work(num_new, num_cached, terms)

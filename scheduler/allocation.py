@@ -12,14 +12,14 @@ from typing import ClassVar
 
 from loong.core.cost_model import CostModel
 from loong.core.request import RequestId
-from loong.scheduler.admission import USABLE_SPEED, PrefillCandidate
+from loong.scheduler.admission import PrefillCandidate
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.group import Group
 from loong.scheduler.group_queue import GroupQueue
 from loong.scheduler.planning_view import InstanceSet, PlanningView
 from loong.scheduler.program import Demand, Offer, solve
+from loong.scheduler.tuning import LONG_PROMPT_STEPS, USABLE_SPEED_SHARE
 
-LONG_STEPS = 8  # a prompt that takes one instance more steps than that is long
 MAX_DEMANDS, MAX_OFFERS = 32, 16  # what the program is asked at once; the rest goes in order
 
 
@@ -36,7 +36,7 @@ class Allocation:
     grows: ClassVar[bool] = True  # whether prompts may take more instances at the edges of chunks
 
     def __post_init__(self) -> None:
-        self.least_long = LONG_STEPS * self.config.max_step_time
+        self.least_long = LONG_PROMPT_STEPS * self.config.max_step_time
 
     def allocate(self, order: Sequence[PrefillCandidate]) -> list[Group]:
         """A group for every instance set that may be of use, or for several that share a prompt.
@@ -129,7 +129,7 @@ class Allocation:
                     seconds = wait + prefill.work / dop
                     if spare >= demand and seconds < least:
                         chosen, least = list(together), seconds
-            if chosen and self.planning_view.snapshot.now + least / USABLE_SPEED <= prefill.deadline:
+            if chosen and self.planning_view.snapshot.now + least / USABLE_SPEED_SHARE <= prefill.deadline:
                 break
         if chosen != own:
             self._place([prefill], chosen)

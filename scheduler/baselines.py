@@ -14,7 +14,7 @@ from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption, Tran
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.fixed_groups import FixedGroup, Partition, groups_of, take
+from loong.scheduler.fixed_groups import FixedGroup, Load, Partition, groups_of, promised, take
 from loong.scheduler.leases import latest_in_the_way, lease_ends, plan_lease, spread_masters, timed_batch
 from loong.scheduler.planning_view import make_planning_view
 from loong.scheduler.striping import RequestPart, decode_part, retained_part, striped_part, whole_part
@@ -29,12 +29,20 @@ class Filling:
 
 
 def plan_fixed_groups(
-    snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, partition: Partition, filling: Filling
+    snapshot: Snapshot,
+    cost_model: CostModel,
+    config: PolicyConfig,
+    partition: Partition,
+    filling: Filling,
+    load: Load = promised,
 ) -> IterationPlan:
-    """Run every idle group of `partition`: a step with prompts if it has any, else a lease."""
+    """Run every idle group of `partition`: a step with prompts if it has any, else a lease.
+
+    A request that waits goes to the group with least `load`.
+    """
     found, max_tokens = make_planning_view(snapshot), filling.max_tokens(config)
     groups = groups_of(found, partition(tuple(found.free)))
-    take(found.waiting, groups, max_tokens)
+    take(found.waiting, groups, max_tokens, load)
     batches: list[BatchPlan | None] = []
     ends: list[LeaseEnd] = []
     victims: list[RequestView] = []

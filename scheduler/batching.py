@@ -11,18 +11,22 @@ from loong.core.request import RequestView
 from loong.scheduler.admission import PrefillCandidate, is_share_due
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.group import Group
-from loong.scheduler.interleaving import TPOT_MARGIN, PrefillDecodeInterleaving
-from loong.scheduler.leases import SPARED_SHARE
+from loong.scheduler.interleaving import PrefillDecodeInterleaving
 from loong.scheduler.masters import choose_masters
 from loong.scheduler.planning_view import PlanningView
-from loong.scheduler.step_builder import LEAST_PART, StepBuilder
+from loong.scheduler.step_builder import StepBuilder
+from loong.scheduler.striping import RequestPart
 from loong.scheduler.targets import target_tpot
-
-LEAST_TPOT = 0.5  # and never less, however late its decodes are
-INTERLEAVING_GAIN = 1.1  # times the speed of prompts beside decodes, from which they are interleaved
-LEAST_CHUNK = 16  # tokens of some prompt in every step, whatever they take
-SLOW_SHARE = 1 / 2  # of one instance's time: with it a prompt must be in time that is begun there alone
-READING_PART = 1 / 8  # of a step of prompts, at most, to read the history of the first
+from loong.scheduler.tuning import (
+    INTERLEAVING_GAIN,
+    LONG_LEASE_KV_SHARE,
+    MAX_READING_SHARE,
+    MIN_CHUNK_SHARE,
+    MIN_CHUNK_TOKENS,
+    MIN_TPOT_SHARE,
+    SLOW_INSTANCE_SHARE,
+    TPOT_MARGIN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class BatchBuilder:
         """Steps that a lease may have. Of several instances it is never long, so that they can part soon."""
         if len(instance_ids) > 1:
             return self.config.lease_steps
-        num_spared = int(SPARED_SHARE * self.planning_view.free[instance_ids[0]])
+        num_spared = int(LONG_LEASE_KV_SHARE * self.planning_view.free[instance_ids[0]])
         return max(self.config.lease_steps, min(self.long_lease_steps, num_spared // len(decodes)))
 
     def _decode_step(
@@ -124,13 +128,12 @@ class BatchBuilder:
         """The step, with chunks of prompts in order, as far as they fit into `budget`.
 
         Without decodes, they have as much of the step as it takes besides, at least: also where the share of
-        one that is deferred made it dearer.
+        one that is late made it dearer.
         """
-        step.update_costs()
         is_alone = not step.decodes and len(prefills) == 1
-        if not_on_time := [p for p in prefills if p.is_deferred or p.missed_deadline]:
+        if overdue := [p for p in prefills if p.is_deferred or p.missed_deadline]:
             budget = self._paying(step, prefills[0], budget)
-            oldest = min(not_on_time, key=lambda p: p.view.arrival_time)
+            oldest = min(overdue, key=lambda p: p.view.arrival_time)
             reading = step.reading_seconds(oldest.view)
             begun = step.begun_seconds + reading
             least = begun + max(self.config.deferred_share * (budget - begun), reading)
@@ -138,14 +141,13 @@ class BatchBuilder:
             has_share = is_share_due(
                 oldest, step.dop, self.planning_view.snapshot.now, self.cost_model, self.config
             )
-            step.min_tokens = LEAST_CHUNK if has_share else 0  # else it might never go on
-            if self._add(step, oldest, max(least if has_share else 0.0, spared), is_alone):
+            share_budget = max(least if has_share else 0.0, spared)
+            min_tokens = MIN_CHUNK_TOKENS if has_share else 0  # else it might never go on
+            if self._add(step, oldest, share_budget, is_alone, min_tokens):
                 prefills = [p for p in prefills if p is not oldest]
-            step.min_tokens = 0
         num_added = self._fill(step, prefills, budget, is_alone)
-        step.min_tokens = LEAST_CHUNK
         for prefill in prefills if not num_added else ():
-            if self._add(step, prefill, budget, is_alone):
+            if self._add(step, prefill, budget, is_alone, MIN_CHUNK_TOKENS):
                 break
         return step
 
@@ -155,19 +157,36 @@ class BatchBuilder:
         """Add chunks of prompts in order, then of those for which only single instances have time left."""
         num_added = 0
         left_out = []
+        too_long: PrefillCandidate | None = None  # one without a history for which there is no time any more
         for prefill in prefills:
             if not num_added:
                 budget = self._paying(step, prefill, budget)
+            elif _is_no_shorter(prefill, too_long):
+                left_out.append(prefill)
+                continue
             num_tokens = self._add(step, prefill, budget, is_alone)
             num_added += num_tokens
             if step.is_full(budget):
                 return num_added
-            if not num_tokens and step.dop > 1:
+            if not num_tokens:
                 left_out.append(prefill)
-        for prefill in left_out:
-            num_added += self._add_part(step, prefill, budget)
+            too_long = None if num_tokens or prefill.num_cached else prefill
+        if step.dop > 1:
+            num_added += self._fill_parts(step, left_out, budget)
+        return num_added
+
+    def _fill_parts(self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float) -> int:
+        """Add chunks on single instances in order. Returns the number of their tokens."""
+        num_added = 0
+        too_long: PrefillCandidate | None = None
+        for prefill in prefills:
+            if _is_no_shorter(prefill, too_long):
+                continue
+            num_tokens = self._add_part(step, prefill, budget)
+            num_added += num_tokens
             if step.is_full(budget):
                 break
+            too_long = None if num_tokens or prefill.num_cached else prefill
         return num_added
 
     def _paying(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> float:
@@ -178,7 +197,9 @@ class BatchBuilder:
         if step.decodes:
             return budget
         least, spent = step.least_seconds(prefill.view), step.begun_seconds
-        worth_reading = min(step.reading_seconds(prefill.view) / READING_PART, self.config.target_ttft / 2)
+        worth_reading = min(
+            step.reading_seconds(prefill.view) / MAX_READING_SHARE, self.config.target_ttft / 2
+        )
         return max(budget, worth_reading, 2 * least, 2 * spent if spent > budget else 0.0)
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
@@ -191,47 +212,60 @@ class BatchBuilder:
                 slack = (
                     view.first_token_time + tpot * view.num_output_tokens - self.planning_view.snapshot.now
                 )
-                seconds = max(LEAST_TPOT * tpot, min(seconds, slack))
+                seconds = max(MIN_TPOT_SHARE * tpot, min(seconds, slack))
             budget = min(budget, seconds)
         return budget
 
-    def _add(self, step: StepBuilder, prefill: PrefillCandidate, budget: float, is_alone: bool) -> int:
-        """The next chunk of a prompt: on one instance if that will do, else over all of the group."""
+    def _add(
+        self, step: StepBuilder, prefill: PrefillCandidate, budget: float, is_alone: bool, min_tokens: int = 0
+    ) -> int:
+        """Add the next chunk of a prompt: on one instance if all of it fits there, else over the group.
+
+        Returns the number of its tokens.
+        """
+        view = prefill.view
         if step.dop == 1:
-            return step.add_whole(prefill.view, step.instance_ids[0], budget)
-        held = prefill.view.placement.instance_ids
-        if is_alone or len(held) > 1 or step.count.has_ring:
-            return step.add_striped(prefill.view, budget)
-        best, num_fitting = self._best(step, prefill, budget)
-        if num_fitting < prefill.num_tokens:
-            return step.add_striped(prefill.view, budget)
-        return step.add_whole(prefill.view, best, budget)
+            return step.add(view, step.whole(view, step.instance_ids[0], budget, min_tokens))
+        share = None
+        if not (is_alone or len(view.placement.instance_ids) > 1 or step.count.has_ring):
+            share = self._on_one(step, prefill, budget, at_least=prefill.num_tokens)
+        if share is None:
+            share = step.striped(view, budget, min_tokens)
+        return step.add(view, share)
 
     def _add_part(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> int:
-        """A chunk on one instance, of a prompt for which not all of the group have time.
+        """Add a chunk on one instance, of a prompt for which not all of the group have time.
 
         But none of one that would be bound to an instance on which it cannot be in time, or all be kept, and
-        for little.
+        for little. Returns the number of its tokens.
         """
         if len(prefill.view.placement.instance_ids) > 1 or step.count.has_ring:
             return 0
-        best, num_fitting = self._best(step, prefill, budget)
-        is_most = num_fitting >= (1 - LEAST_PART) * prefill.num_tokens
-        if is_most or (step.free[best] > prefill.num_tokens and self._can_be_slow(prefill)):
-            return step.add_whole(prefill.view, best, budget)
-        return 0
+        share = self._on_one(step, prefill, budget)
+        if share is None:
+            return 0
+        (write,) = share.writes
+        is_most = share.num_tokens >= (1 - MIN_CHUNK_SHARE) * prefill.num_tokens
+        has_room = step.free[write.instance_id] > prefill.num_tokens
+        return step.add(prefill.view, share) if is_most or (has_room and self._can_be_slow(prefill)) else 0
 
     def _can_be_slow(self, prefill: PrefillCandidate) -> bool:
-        """Whether a prompt would be in time on one instance, of whose time it had a part."""
+        """Return whether a prompt would be in time on one instance, of whose time it had a part."""
         if prefill.is_deferred or prefill.missed_deadline:
             return False
-        return self.planning_view.snapshot.now + prefill.work / SLOW_SHARE <= prefill.deadline
+        return self.planning_view.snapshot.now + prefill.work / SLOW_INSTANCE_SHARE <= prefill.deadline
 
-    def _best(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> tuple[InstanceId, int]:
-        """The instance that computes most of a prompt in a step, alone, and how much."""
-        fitting = {
-            i: min(prefill.num_tokens, step.free[i], step.num_fitting(i, prefill.num_cached, budget))
-            for i in prefill.view.placement.instance_ids or step.instance_ids
-        }
-        best = max(fitting, key=lambda i: (fitting[i], step.free[i], -i))
-        return best, fitting[best]
+    @staticmethod
+    def _on_one(
+        step: StepBuilder, prefill: PrefillCandidate, budget: float, at_least: int = 0
+    ) -> RequestPart | None:
+        """Return the next chunk of a prompt on the least busy instance that holds it and has room."""
+        able = prefill.view.placement.instance_ids or step.instance_ids
+        seconds, free = step.instance_seconds, step.free
+        best = min(able, key=lambda i: (free[i] < prefill.num_tokens, seconds[i], -free[i], i))
+        return step.whole(prefill.view, best, budget, at_least=at_least)
+
+
+def _is_no_shorter(prefill: PrefillCandidate, other: PrefillCandidate | None) -> bool:
+    """Return whether a prompt takes no less time than a known one without a history."""
+    return other is not None and prefill.num_tokens >= other.num_tokens

@@ -26,7 +26,8 @@ class PolicyConfig:
     computes, an instance, and `max_step_time` (seconds) how long it is meant to take. A decode batch takes up
     to `lease_steps` steps by itself. `deferred_share` of the time is for the oldest prompt that is deferred.
     `fairness` says who is served first when not all can be in time. `chunk_tokens` is what a step of the
-    chunked baselines computes, decodes and prompts together.
+    chunked baselines computes, decodes and prompts together. The disaggregated policies decode on the last
+    `decode_instances` of the instances; None is half of them.
     """
 
     target_ttft: float = 1.0
@@ -38,13 +39,16 @@ class PolicyConfig:
     deferred_share: float = 0.05
     fairness: Fairness = Fairness.NONE
     chunk_tokens: int = 2048
+    decode_instances: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "deferred_share":
                 is_allowed, limits = 0 <= value <= 1, "from 0 to 1"
-            elif field.type is int:
+            elif value is None and field.default is None:
+                continue
+            elif field.type in (int, int | None):
                 is_allowed, limits = isinstance(value, int) and value > 0, "a whole number above 0"
             else:
                 is_allowed, limits = isinstance(value, Fairness) or value > 0, "above 0"

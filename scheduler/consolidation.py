@@ -15,11 +15,7 @@ from loong.core.work import InstanceWork, WorkCount
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.planning_view import InstanceSet, PlanningView
 from loong.scheduler.targets import target_tpot
-
-SLOW_DECODE_FACTOR = (
-    2.0  # times what a decode takes on each of its instances: they had better not wait for each other
-)
-PAYING_PART = 0.1  # of the time that a request has left to decode, its migration may take
+from loong.scheduler.tuning import MAX_MIGRATION_SHARE, SLOW_DECODE_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class KVConsolidation:
             if i != destination_id
         )
         is_quick = step_time <= target_tpot(view, self.config) / 2
-        if not is_quick or seconds > PAYING_PART * view.num_remaining_tokens * step_time:
+        if not is_quick or seconds > MAX_MIGRATION_SHARE * view.num_remaining_tokens * step_time:
             return ()
         return tuple(
             KVMigration(segment, destination_id)

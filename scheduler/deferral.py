@@ -8,11 +8,9 @@ costs every instance. So it is only kept until others leave it something.
 from loong.core.cost_model import CostModel
 from loong.core.request import RequestId
 from loong.scheduler.admission import AdmissionDecision, PrefillCandidate, is_share_due
-from loong.scheduler.allocation import LONG_STEPS
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.planning_view import PlanningView
-
-MIN_ON_TIME_SHARE = 0.25  # of a step of all instances
+from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
 
 
 def deferred_ids_to_pause(
@@ -24,7 +22,7 @@ def deferred_ids_to_pause(
     are little work.
     """
     not_on_time = [p for p in admission.prefills if p.is_deferred or p.missed_deadline]
-    least_long = LONG_STEPS * config.max_step_time
+    least_long = LONG_PROMPT_STEPS * config.max_step_time
     tying = {p.view.request_id for p in not_on_time if _dop(p) > 1 or p.work > least_long}
     if not tying:
         return frozenset()

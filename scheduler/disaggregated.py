@@ -1,12 +1,12 @@
 """Prefill and decode on instances of their own: the policy `disaggregated`.
 
-Instances with even ids compute whole prompts, first come, first served, each by itself; those with odd ids
-decode. A request's KV stays with the one that computed it until a decode instance has room for all that the
-request will come to, oldest first, and moves to the one with least promised. When all of either kind are
-lost, those left are replicas that do both.
+The first instances compute whole prompts, first come, first served, each by itself; the last decode. KV of a
+request stays with the one that computed it until a decode instance has room for all that it will come to,
+oldest first, and moves to the one with least promised. An instance that is left alone does both.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from math import inf
 
 from loong.core.cost_model import CostModel
@@ -16,7 +16,7 @@ from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines import WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.fixed_groups import FixedGroup, each_alone, groups_of, take
+from loong.scheduler.fixed_groups import FixedGroup, groups_of, one_per_instance, take
 from loong.scheduler.leases import arrival_order, latest_in_the_way, lease_ends, plan_lease
 from loong.scheduler.planning_view import make_planning_view
 
@@ -24,12 +24,13 @@ from loong.scheduler.planning_view import make_planning_view
 def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
     """Compute what waits, move what is computed, and decode what has been moved."""
     found = make_planning_view(snapshot)
-    groups = groups_of(found, each_alone(tuple(found.free)))
+    groups = groups_of(found, one_per_instance(tuple(found.free)))
     _hold_moving(snapshot, groups)
-    sources = [group for group in groups if group.instance_ids[0] % 2 == 0]
-    destinations = [group for group in groups if group.instance_ids[0] % 2 == 1]
-    if not (sources and destinations):
-        return plan_fixed_groups(snapshot, cost_model, config, each_alone, WHOLE_PROMPTS)
+    _, decode_ids = roles(tuple(sorted(snapshot.pools)), config.decode_instances)
+    sources = [group for group in groups if group.instance_ids[0] not in decode_ids]
+    destinations = [group for group in groups if group.instance_ids[0] in decode_ids]
+    if not destinations:
+        return plan_fixed_groups(snapshot, cost_model, config, one_per_instance, WHOLE_PROMPTS)
     take(found.waiting, sources, config.max_num_batched_tokens)
     take(sorted((view for group in sources for view in group.decodes), key=arrival_order), destinations, inf)
     prefills = [
@@ -56,16 +57,24 @@ def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Policy
     )
 
 
-def max_tokens_moved(pools: Mapping[InstanceId, int]) -> int:
-    """The most KV that one request may come to: what a prefill and a decode instance can hold.
+@cache
+def roles(
+    instance_ids: tuple[InstanceId, ...], num_decode: int | None
+) -> tuple[tuple[InstanceId, ...], tuple[InstanceId, ...]]:
+    """Return the instances for prompts and those for decodes, the last `num_decode` or the last half.
 
-    If others were lost those of one kind are left, and do both.
+    `instance_ids` are ascending. There is one of either kind at least, unless only one is left: it is for
+    prompts, and nothing decodes apart from them.
     """
-    largest = [0, 0]
-    for instance_id, num_slots in pools.items():
-        half = instance_id % 2
-        largest[half] = max(largest[half], num_slots)
-    return min(filter(None, largest), default=0)
+    wished = len(instance_ids) // 2 if num_decode is None else num_decode
+    num_prefill = len(instance_ids) - min(max(1, wished), len(instance_ids) - 1)
+    return instance_ids[:num_prefill], instance_ids[num_prefill:]
+
+
+def max_tokens_moved(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
+    """Return the most KV that one request may come to: what a prefill and a decode instance can hold."""
+    parts = roles(tuple(sorted(pools)), config.decode_instances)
+    return min(max(pools[i] for i in part) for part in parts if part)
 
 
 def _hold_moving(snapshot: Snapshot, groups: Iterable[FixedGroup]) -> None:

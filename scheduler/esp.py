@@ -30,7 +30,7 @@ from loong.scheduler.consolidation import KVConsolidation
 from loong.scheduler.deferral import deferred_ids_to_pause
 from loong.scheduler.group import Group
 from loong.scheduler.kv_safety import kv_safety
-from loong.scheduler.leases import LONG_LEASES, lease_start_time
+from loong.scheduler.leases import lease_start_time
 from loong.scheduler.planning_view import InstanceSet, PlanningView, make_planning_view
 from loong.scheduler.reasons import (
     reason_to_consolidate,
@@ -43,11 +43,9 @@ from loong.scheduler.reasons import (
     reasons_to_wait,
     reasons_while_busy,
 )
+from loong.scheduler.tuning import LEASE_START_SHARE, LONG_LEASE_FACTOR, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
 
 PLAN_SECONDS = 20e-6  # of the engine, that a request in a batch costs it to plan, check and send twice
-PLAN_SHARE = 0.3  # of the engine's time that planning may take when all instances decode
-LEASE_START_SHARE = 0.2  # of a lease and of the prompts after it, that it may take to send the decodes
-MAX_BATCHING_WAIT = 0.1  # of the TTFT target, that prompts may wait to be batched
 
 _arrival = attrgetter("arrival_time", "request_id")
 
@@ -109,7 +107,7 @@ class ElasticPlanner:
 
     def _pause_unsafe(self, admission: AdmissionDecision) -> None:
         """Pause those whose next slots others need to end."""
-        most_steps = self.config.lease_steps * (LONG_LEASES if self.planning_view.is_quiet else 1)
+        most_steps = self.config.lease_steps * (LONG_LEASE_FACTOR if self.planning_view.is_quiet else 1)
         safe = kv_safety(self.planning_view, admission.prefills, most_steps)
         self.long_lease_steps = safe.lease_steps
         if safe.lease_steps < self.config.lease_steps:
@@ -128,7 +126,7 @@ class ElasticPlanner:
         """Pause deferred prompts that would tie instances together, while others have enough to do."""
         if paused_ids := deferred_ids_to_pause(admission, self.planning_view, self.cost_model, self.config):
             admission.pause(paused_ids)
-            self.planning_view = make_planning_view(self.planning_view.snapshot, paused_ids)
+            self.planning_view = self.planning_view.pausing(paused_ids)
             self.decisions.append(reason_to_pause_deferred(paused_ids))
 
     def _make_all(self, groups: Sequence[Group]) -> None:
@@ -195,7 +193,9 @@ class ElasticPlanner:
         Else chats that come one by one have a step each, most of whose time goes to sending all decodes;
         and the engine's to planning, where it has tokens to hand on.
         """
-        seconds = PLAN_SECONDS * instance_set.num_decodes * self.planning_view.num_instances / PLAN_SHARE
+        seconds = (
+            PLAN_SECONDS * instance_set.num_decodes * self.planning_view.num_instances / MAX_PLANNING_SHARE
+        )
         if prefills:
             start_time = lease_start_time(
                 instance_set.instance_ids, instance_set.num_decodes, self.cost_model
@@ -278,12 +278,20 @@ def plan_esp(
     config: PolicyConfig,
     planner: type[ElasticPlanner] = ElasticPlanner,
 ) -> IterationPlan:
-    """Plan every instance set that can run now.
+    """Plan every instance set that can run now."""
+    return plan_view(make_planning_view(snapshot), cost_model, config, planner)
 
-    If nothing runs then, and nothing ran before, no event would come: those that were paused go on.
+
+def plan_view(
+    view: PlanningView, cost_model: CostModel, config: PolicyConfig, planner: type[ElasticPlanner]
+) -> IterationPlan:
+    """Plan every instance set of `view` that can run now. The planner changes the view.
+
+    If nothing runs then, and nothing ran before, no event would come: paused prompts go on.
     """
-    plan = planner(make_planning_view(snapshot), cost_model, config).plan()
+    snapshot = view.snapshot
+    plan = planner(view, cost_model, config).plan()
     will_go_on = snapshot.batches or snapshot.ending or snapshot.migrations
     if will_go_on or plan.batches or plan.migrations or plan.preemptions:
         return plan
-    return planner(make_planning_view(snapshot), cost_model, config, pauses_deferred=False).plan()
+    return planner(view.pausing(frozenset()), cost_model, config, pauses_deferred=False).plan()

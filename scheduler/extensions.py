@@ -10,12 +10,12 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, LeaseExtension
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
-from loong.scheduler.leases import LONG_LEASES, SPARED_SHARE
-
-MAX_EXTENSION_FACTOR = (
-    4  # long leases that one may come to: accounting and pictures learn of leases when they are over
+from loong.scheduler.tuning import (
+    LONG_LEASE_FACTOR,
+    LONG_LEASE_KV_SHARE,
+    MAX_EXTENSION_FACTOR,
+    MIN_LIVE_SHARE,
 )
-LIVE_SHARE = 0.75  # of the requests that began a lease, that must go on: those that ended keep their KV
 
 
 def extending(plan: IterationPlan, snapshot: Snapshot, lease_steps: int) -> IterationPlan:
@@ -49,7 +49,7 @@ def _extensions(
     for running in ending:
         views = [snapshot.request[request_id] for request_id in running.plan.request_ids]
         live = [view for view in views if not view.has_ended]
-        if len(live) >= LIVE_SHARE * len(views) and _belong_together(running.plan, live):
+        if len(live) >= MIN_LIVE_SHARE * len(views) and _belong_together(running.plan, live):
             num_more = _num_more(running.plan, live, free, lease_steps)
             if num_more:
                 extension = LeaseExtension(running.batch_id, running.plan.num_steps + num_more)
@@ -69,10 +69,10 @@ def _num_more(
 ) -> int:
     """By how many steps a lease is extended; 0 if all end before, or there is room for few."""
     master_ids = [plan.blocks_of(view.request_id)[0].master_id for view in live]
-    num_spared = min(int(SPARED_SHARE * free[i]) // master_ids.count(i) for i in set(master_ids))
+    num_spared = min(int(LONG_LEASE_KV_SHARE * free[i]) // master_ids.count(i) for i in set(master_ids))
     num_left = max(view.num_final_tokens - view.num_computed_tokens for view in live) - plan.num_steps
     least = min(lease_steps, num_left)
-    long, is_alone = LONG_LEASES * lease_steps, plan.group.dop == 1
+    long, is_alone = LONG_LEASE_FACTOR * lease_steps, plan.group.dop == 1
     most, longest = (long, MAX_EXTENSION_FACTOR * long) if is_alone else (lease_steps, long)
     num_more = min(most, num_left, num_spared, longest - plan.num_steps)
     return num_more if num_more >= least > 0 else 0

@@ -19,7 +19,7 @@ def one_group(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]
     return [tuple(instance_ids)] if instance_ids else []
 
 
-def each_alone(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
+def one_per_instance(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
     """A group for every instance."""
     return [(instance_id,) for instance_id in instance_ids]
 
@@ -79,6 +79,20 @@ class FixedGroup:
         return future.peak + self.num_reserved + num_more <= self.capacity
 
 
+Load: TypeAlias = Callable[[FixedGroup], int]
+"""By which a new request chooses a group: the one with least."""
+
+
+def promised(group: FixedGroup) -> int:
+    """Return the slots that its requests will have come to."""
+    return group.num_promised
+
+
+def memory_in_use(group: FixedGroup) -> int:
+    """Return the slots in use once those that join it now are computed."""
+    return group.capacity - group.num_free + group.num_joining_tokens
+
+
 def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> list[FixedGroup]:
     """A group for each of `parts`, with what it holds and runs."""
     groups, group_of = [], {}
@@ -106,8 +120,10 @@ def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> l
     return groups
 
 
-def take(views: Iterable[RequestView], groups: Sequence[FixedGroup], max_tokens: float) -> None:
-    """Let `views` join groups in their order: each the one with least promised that could ever hold it.
+def take(
+    views: Iterable[RequestView], groups: Sequence[FixedGroup], max_tokens: float, load: Load = promised
+) -> None:
+    """Let `views` join groups in their order: each the one with least `load` that could ever hold it.
 
     Where that has no room yet, nobody after it joins that group either, so that it finds room at last. A
     group takes no more once those that join it have `max_tokens` an instance to compute: that is its next
@@ -118,7 +134,7 @@ def take(views: Iterable[RequestView], groups: Sequence[FixedGroup], max_tokens:
         num_tokens = view.num_final_tokens
         able = [group for group in open_groups if group.capacity >= num_tokens]
         if able:
-            group = min(able, key=lambda g: (g.num_promised, g.instance_ids))
+            group = min(able, key=lambda g: (load(g), g.instance_ids))
             has_room = group.has_room_for(view)
             if has_room:
                 group.join(view)

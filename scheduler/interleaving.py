@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from loong.core.request import RequestView
-
-TPOT_MARGIN = 0.85  # of a TPOT target that a token may take
-LEAST_SHARE = 0.2  # of the time, that prompts have for as long as decodes can be in time
-HOPELESS_SHARE = 0.5  # and where they cannot, whatever prompts do
+from loong.scheduler.tuning import HOPELESS_PREFILL_SHARE, MIN_PREFILL_SHARE, TPOT_MARGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,7 @@ class PrefillDecodeInterleaving:
     @property
     def pace(self) -> float:
         """Seconds between two tokens on average, the pauses included."""
-        share = HOPELESS_SHARE if self.is_hopeless else LEAST_SHARE
+        share = HOPELESS_PREFILL_SHARE if self.is_hopeless else MIN_PREFILL_SHARE
         return max(TPOT_MARGIN * self.target, self.decode_seconds / (1 - share))
 
     @property

@@ -12,9 +12,6 @@ from loong.core.snapshot import RunningBatch
 from loong.core.work import InstanceWork, StepWork, step_work
 from loong.scheduler.striping import RequestPart, batch_of, decode_part
 
-LONG_LEASES = 8  # times as many steps as others may leases have that begin while no prompt waits
-SPARED_SHARE = 0.5  # of the free slots that a long lease may take, so that the next prompt finds room
-
 
 def arrival_order(view: RequestView) -> tuple[float, str]:
     """First come, first served; names break ties."""

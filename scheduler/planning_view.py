@@ -83,6 +83,15 @@ class PlanningView:
         return len(self.free)
 
     @property
+    def cluster_size(self) -> int:
+        """Full instances of the whole cluster, of which this may be a part."""
+        return self.num_instances
+
+    def pausing(self, paused_ids: Set[RequestId]) -> "PlanningView":
+        """Return a new view of the same snapshot that leaves these requests alone."""
+        return make_planning_view(self.snapshot, paused_ids)
+
+    @property
     def is_quiet(self) -> bool:
         """Whether no prompt waits, begun or not, but those in a step."""
         return not self.waiting and not any(instance_set.prefills for instance_set in self.occupied)
@@ -170,7 +179,7 @@ def _occupied_sets(
                 set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
         instance_set = set_of[holders[0]]
         if len(holders) > 1 and any(set_of[i] is not instance_set for i in holders):
-            instance_set = _joined({id(set_of[i]): set_of[i] for i in holders}.values())
+            instance_set = joined({id(set_of[i]): set_of[i] for i in holders}.values())
             set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
         if view.is_decoding:
             instance_set.decodes.append(view)
@@ -188,7 +197,7 @@ def _set_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[Instanc
     return InstanceSet.of_batch(snapshot.batch[batch_id], snapshot.now, full)
 
 
-def _joined(parts: Collection[InstanceSet]) -> InstanceSet:
+def joined(parts: Collection[InstanceSet]) -> InstanceSet:
     """One instance set of several."""
     return InstanceSet(
         tuple(sorted(i for part in parts for i in part.instance_ids)),

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from re import fullmatch
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel
@@ -14,38 +15,47 @@ from loong.core.plan import Failure, IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.ablations import ABLATIONS
 from loong.scheduler.baselines import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
+from loong.scheduler.cluster_parts import groups_of
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.disaggregated import max_tokens_moved, plan_disaggregated
 from loong.scheduler.esp import plan_esp
+from loong.scheduler.esp_disaggregated import max_tokens_of_parts, plan_esp_disaggregated
+from loong.scheduler.esp_fixed import plan_esp_fixed
 from loong.scheduler.esp_paper import plan_esp_paper
 from loong.scheduler.extensions import extending
-from loong.scheduler.fixed_groups import each_alone, one_group
+from loong.scheduler.fixed_groups import memory_in_use, one_group, one_per_instance
 from loong.scheduler.program import warm_up
 
+DEFAULT_CONFIG = PolicyConfig()
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
 Pools: TypeAlias = Mapping[InstanceId, int]
 """The slots of each full instance."""
 
 
-def _all_pools(pools: Pools) -> int:
+def _all_pools(pools: Pools, _config: PolicyConfig) -> int:
     return sum(pools.values())
 
 
-def _largest_pool(pools: Pools) -> int:
+def _largest_pool(pools: Pools, _config: PolicyConfig) -> int:
     return max(pools.values())
+
+
+def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
+    return max(sum(pools[i] for i in part) for part in groups_of(tuple(sorted(pools)), size))
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyKind:
     """How a policy plans, how much KV it gives one request, and how many instances it runs (None: any).
 
-    `prepare` is done before the first plan.
+    Their number is a multiple of `group_size`. `prepare` is done before the first plan.
     """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
-    max_request_tokens: Callable[[Pools], int] = _all_pools
+    max_request_tokens: Callable[[Pools, PolicyConfig], int] = _all_pools
     max_instances: int | None = None
     min_instances: int = 1
+    group_size: int = 1
     prepare: Callable[[], None] = lambda: None
 
 
@@ -55,17 +65,44 @@ _chunked = partial(plan_fixed_groups, filling=SPLIT_FUSE)
 POLICIES: dict[str, PolicyKind] = {
     "esp": PolicyKind(plan_esp, prepare=warm_up),
     "static-sp": PolicyKind(partial(_whole, partition=one_group)),
-    "replicas": PolicyKind(partial(_whole, partition=each_alone), _largest_pool),
+    "replicas": PolicyKind(partial(_whole, partition=one_per_instance), _largest_pool),
     "tp": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     "chunked": PolicyKind(partial(_chunked, partition=one_group), max_instances=1),
-    "chunked-replicas": PolicyKind(partial(_chunked, partition=each_alone), _largest_pool),
+    "chunked-replicas": PolicyKind(partial(_chunked, partition=one_per_instance), _largest_pool),
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
+    "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
+    "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
+    "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{
         name: PolicyKind(partial(plan_esp, planner=planner), prepare=warm_up)
         for name, planner in ABLATIONS.items()
     },
 }
+
+
+FIXED = "esp-fixed-"
+NAMES = (*POLICIES, f"{FIXED}N")
+"""All names, for help and errors; N is any whole number above 0."""
+
+
+def policy_kind(name: str) -> PolicyKind:
+    """Return the policy called `name`, one of `POLICIES` or `esp-fixed-N`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    number = name.removeprefix(FIXED)
+    if not (name.startswith(FIXED) and fullmatch("[1-9][0-9]{0,5}", number)):
+        raise ConfigError(f"policy must be one of {', '.join(NAMES)}, but is {name!r}")
+    return _fixed_kind(int(number))
+
+
+@cache
+def _fixed_kind(size: int) -> PolicyKind:
+    return PolicyKind(partial(plan_esp_fixed, size=size), partial(_largest_group, size=size), group_size=size)
 
 
 def make_policy(name: str, config: PolicyConfig) -> Policy:
@@ -74,11 +111,11 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     Requests that it could never finish on the instances that are left, once others were lost, it fails first.
     Where it would preempt a request on instances whose batch is ending, it waits for what that leaves.
     """
-    kind = _kind(name)
+    kind = policy_kind(name)
     kind.prepare()
 
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        plan = fail_stranded(snapshot, kind) or kind.plan(snapshot, cost_model, config)
+        plan = fail_stranded(snapshot, kind, config) or kind.plan(snapshot, cost_model, config)
         if snapshot.ending and plan.preemptions:
             plan = _sparing(plan, snapshot)
         return extending(plan, snapshot, config.lease_steps)
@@ -101,14 +138,14 @@ def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
     )
 
 
-def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
+def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) -> IterationPlan | None:
     """Fail the requests not in flight that need more KV than one can have now; None if there are none.
 
     While no instance is left they wait for one, as all others do.
     """
     if not snapshot.pools:
         return None
-    limit = kind.max_request_tokens(snapshot.pools)
+    limit = kind.max_request_tokens(snapshot.pools, config)
     if snapshot.most_tokens <= limit:
         return None
     views = (*snapshot.waiting, *snapshot.running)
@@ -126,12 +163,14 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
     )
 
 
-def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
+def admissible_tokens(
+    name: str, instances: tuple[ElasticInstance, ...], config: PolicyConfig = DEFAULT_CONFIG
+) -> int:
     """The most KV, in tokens, that one request may come to need; its last output token needs none.
 
     Raises `ConfigError` if the policy cannot run these instances at all.
     """
-    kind = _kind(name)
+    kind = policy_kind(name)
     pools = {i.instance_id: i.kv_capacity for i in instances if i.kind is InstanceKind.FULL}
     if kind.max_instances is not None and len(pools) > kind.max_instances:
         raise ConfigError(
@@ -143,10 +182,13 @@ def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
             f"policy {name} runs at least {kind.min_instances} instances, but there are {len(pools)}; "
             "give --num-instances"
         )
-    return kind.max_request_tokens(pools)
-
-
-def _kind(name: str) -> PolicyKind:
-    if name not in POLICIES:
-        raise ConfigError(f"policy must be one of {', '.join(sorted(POLICIES))}, but is {name!r}")
-    return POLICIES[name]
+    if len(pools) % kind.group_size:
+        raise ConfigError(
+            f"policy {name} runs groups of {kind.group_size} instances, but the number of instances is "
+            f"{len(pools)}, which {kind.group_size} does not divide"
+        )
+    if kind.min_instances > 1 and (config.decode_instances or 0) >= len(pools):
+        raise ConfigError(
+            f"--decode-instances {config.decode_instances} of {len(pools)} instances leaves none for prompts"
+        )
+    return kind.max_request_tokens(pools, config)

@@ -44,7 +44,7 @@ class Recalibration:
         """What was learned."""
         return self.corrected.calibration
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Compare what has finished with what was predicted."""
         match event:
             case BatchStarted():
@@ -63,7 +63,7 @@ class Recalibration:
             case _:
                 pass
 
-    def planned(
+    def on_plan(
         self,
         _events: Sequence[Event],
         snapshot: Snapshot,

@@ -100,10 +100,10 @@ class Failures:
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Events do not tell of failures."""
 
-    def planned(self, _events: object, _snapshot: object, plan: IterationPlan, _told: object, /) -> None:
+    def on_plan(self, _events: object, _snapshot: object, plan: IterationPlan, _told: object, /) -> None:
         """Keep the reasons."""
         self.reasons.update((failure.request_id, failure.reason) for failure in plan.failures)
 

@@ -25,10 +25,10 @@ class Seen:
         self.events: list[Event] = []
         self.plans: list[tuple[Sequence[Event], Snapshot]] = []
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         self.events.append(event)
 
-    def planned(
+    def on_plan(
         self,
         events: Sequence[Event],
         snapshot: Snapshot,

@@ -1,6 +1,7 @@
 """How all pictures look: one table of colors, and figures that are written for print and for pages."""
 
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,12 +49,17 @@ POLICY_STYLES = {
     "chunked-replicas": LineStyle(BROWN, "-", "<"),
     "disaggregated": LineStyle(SKY, "-", ">"),
     "tp": LineStyle(GRAY, "-", "P"),
+    "vllm-m": LineStyle(GREEN, "--", "<"),
+    "vllm-s": LineStyle(GRAY, "--", ">"),
+    "esp-disaggregated": LineStyle(SKY, "--", ">"),
     "esp-fcfs": LineStyle(BLUE, "--", "v"),
     "esp-no-chunks": LineStyle(VERMILION, "--", "^"),
     "esp-no-scale-up": LineStyle(GREEN, "--", "s"),
     "esp-no-retention": LineStyle(ORANGE, "--", "o"),
     "esp-no-split": LineStyle(PINK, "--", "D"),
 }
+FIXED_GROUPS = re.compile(r"esp-fixed-(\d+)")
+FIXED_GROUP_MARKERS = "o^sDvP"  # of groups of 1, 2, 4, 8, 16, 32 instances, and so on
 # What is not named above, such as other engines, takes these in the order of names.
 OTHER_STYLES = tuple(
     LineStyle(color, ":", marker)
@@ -74,8 +80,16 @@ def styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
 
 def _known_style(name: str) -> LineStyle | None:
     policy, _, variant = name.partition(" (")
-    style = POLICY_STYLES.get(policy)
+    style = POLICY_STYLES.get(policy) or _fixed_group_style(policy)
     return replace(style, dashes=":") if style is not None and variant else style
+
+
+def _fixed_group_style(policy: str) -> LineStyle | None:
+    found = FIXED_GROUPS.fullmatch(policy)
+    if found is None:
+        return None
+    place = int(found[1]).bit_length() - 1
+    return LineStyle(BROWN, "--", FIXED_GROUP_MARKERS[place % len(FIXED_GROUP_MARKERS)])
 
 
 def is_available() -> bool:

@@ -32,22 +32,28 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     parser.add_argument(
         "--base-url",
         metavar="URL",
-        help=f"of an OpenAI-compatible server ({_DEFAULT_URL})",
+        help=f"address of an OpenAI-compatible server ({_DEFAULT_URL})",
     )
     parser.add_argument(
         "--serve",
         metavar="MODEL",
         help="start `loong serve MODEL` on a free port, on four CPU instances, and end it with the chat (no)",
     )
-    parser.add_argument("--model", metavar="NAME", help="which of its models (the first)")
-    parser.add_argument("--api-key", metavar="KEY", help="($OPENAI_API_KEY)")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    parser.add_argument("--model", metavar="NAME", help="one of the server's models (the first)")
+    parser.add_argument("--api-key", metavar="KEY", help="API key to send ($OPENAI_API_KEY)")
+    parser.add_argument("--system", metavar="TEXT", help="system message that starts the chat")
     parser.add_argument(
-        "--max-tokens", type=positive, default=512, metavar="N", help="of an answer (%(default)s)"
+        "--max-tokens",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="longest answer, in tokens (%(default)s)",
     )
-    parser.add_argument("--temperature", type=float, metavar="X", help="(the server's)")
-    parser.add_argument("--top-p", type=float, metavar="X", help="(the server's)")
-    parser.add_argument("--seed", type=int, metavar="N", help="for the same answers again")
+    parser.add_argument("--temperature", type=float, metavar="X", help="sampling temperature (the server's)")
+    parser.add_argument("--top-p", type=float, metavar="X", help="nucleus sampling threshold (the server's)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of sampling, to get the same answers again (random)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,10 +40,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         nargs="?",
         type=Path,
         metavar="LOG",
-        help="a file written by --decision-log or `loong bench` (the newest in this folder)",
+        help="decision log, as written by --decision-log or `loong bench` (the newest in this folder)",
     )
     parser.add_argument(
-        "--request", metavar="ID", help="tell this request's story: by the API's id, or how it begins"
+        "--request", metavar="ID", help="explain one request, named by its API id or how the id begins"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 

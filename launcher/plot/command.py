@@ -40,7 +40,7 @@ def add_parser(subparsers: "Subparsers") -> None:
         "(the newest run in this folder)",
     )
     parser.add_argument(
-        "--output-dir", type=Path, metavar="DIR", help="where to write (the folder of the only RUN)"
+        "--output-dir", type=Path, metavar="DIR", help="folder for pictures and report (that of the only RUN)"
     )
     parser.add_argument(
         "--slo",
@@ -51,7 +51,10 @@ def add_parser(subparsers: "Subparsers") -> None:
         "'ttft:2000 tpot:50'",
     )
     parser.add_argument(
-        "--window", type=_window, metavar="A:B", help="seconds of the timeline to show closely (chosen)"
+        "--window",
+        type=_window,
+        metavar="A:B",
+        help="seconds of the timeline to show closely (chosen automatically)",
     )
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from loong.workloads.plot_style import FIXED_GROUPS
+
 POLICY_WORDS = {
     "esp": "groups of instances grow and shrink at every step, by deadline",
     "esp-paper": "elastic groups by LoongServe's equations",
@@ -11,6 +13,9 @@ POLICY_WORDS = {
     "chunked": "one instance of all devices, prompts in chunks beside decodes",
     "chunked-replicas": "every instance works alone, prompts in chunks beside decodes",
     "disaggregated": "half of the instances prefill, half decode, and KV moves between",
+    "esp-disaggregated": "esp's order and chunks, prefill and decode on fixed parts, and KV moves between",
+    "vllm-m": "every instance works alone, new requests go where most memory is free",
+    "vllm-s": "one instance of all devices, as vLLM on one host",
     "esp-fcfs": "esp, but first come, first served",
     "esp-no-scale-up": "esp, but prompts keep the group that they began with",
     "esp-no-retention": "esp, but without choosing who keeps KV",
@@ -21,5 +26,11 @@ POLICY_WORDS = {
 
 def words_of(policies: Iterable[str]) -> str:
     """One sentence that says what those are that are known; nothing if none is."""
-    known = [f"{policy}: {POLICY_WORDS[policy]}" for policy in policies if policy in POLICY_WORDS]
+    known = [f"{policy}: {words}" for policy in policies if (words := _words_of(policy))]
     return f"{'; '.join(known)}." if known else ""
+
+
+def _words_of(policy: str) -> str | None:
+    if found := FIXED_GROUPS.fullmatch(policy):
+        return f"esp's order and chunks on fixed groups of {found[1]}"
+    return POLICY_WORDS.get(policy)

@@ -50,39 +50,47 @@ def run(args: argparse.Namespace) -> int:
 def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
     limits = Limits()
     group.add_argument(
-        "--output", type=Path, default=Path("cost-model.json"), metavar="FILE", help="(%(default)s)"
+        "--output",
+        type=Path,
+        default=Path("cost-model.json"),
+        metavar="FILE",
+        help="file for the cost model (%(default)s)",
     )
     group.add_argument(
-        "--duration", type=seconds, default=120.0, metavar="S", help="of measuring (%(default)g)"
+        "--duration", type=seconds, default=120.0, metavar="S", help="time to measure (%(default)g)"
     )
     group.add_argument(
         "--max-chunk-tokens",
         type=token_count,
         default=limits.max_chunk_tokens,
         metavar="N",
-        help="of a prefill step (%(default)s)",
+        help="largest prefill step to measure, in tokens (%(default)s)",
     )
     group.add_argument(
         "--max-prompt-tokens",
         type=token_count,
         default=limits.max_prompt_tokens,
         metavar="N",
-        help="of one request, if an instance holds it (%(default)s)",
+        help="longest prompt to measure, as far as an instance holds it (%(default)s)",
     )
     group.add_argument(
         "--max-decode-requests",
         type=positive,
         default=limits.max_decode_requests,
         metavar="N",
-        help="of a decode step (%(default)s)",
+        help="largest decode step to measure, in requests (%(default)s)",
     )
     group.add_argument(
         "--max-prompt-time",
         type=seconds,
         default=limits.max_prompt_seconds,
         metavar="S",
-        help="of the prompts that decode together, by the roofline (%(default)g)",
+        help="longest time to prefill the requests of a decode step, by the roofline (%(default)g)",
     )
     group.add_argument(
-        "--start-timeout", type=seconds, default=600.0, metavar="S", help="for weights to load (%(default)g)"
+        "--start-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="time limit for loading weights (%(default)g)",
     )

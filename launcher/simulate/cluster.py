@@ -9,8 +9,10 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.work import InstanceWork
 from loong.launcher.cost_model_file import CostModelFile
 from loong.launcher.memory import MAX_AUTO_TOKENS
+from loong.launcher.policy_flags import named_kind
+from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.policy import POLICIES, admissible_tokens
+from loong.scheduler.policy import DEFAULT_CONFIG, admissible_tokens
 from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
 from loong.workloads.backlog import WorkOf
 from loong.workloads.request import WorkloadRequest
@@ -45,15 +47,13 @@ class Hardware:
         if self.device not in DEVICES:
             raise ConfigError(f"--device {self.device!r} is unknown; choose from {', '.join(DEVICES)}")
 
-    def cluster(self, policy: str) -> SimulatedCluster:
+    def cluster(self, policy: str, config: PolicyConfig = DEFAULT_CONFIG) -> SimulatedCluster:
         """All devices as `policy` runs them: as one instance, if one is all that it runs.
 
         Raises `ConfigError` if the policy is unknown, or the model cannot be cut or does not fit.
         """
-        if policy not in POLICIES:
-            raise ConfigError(f"--policy {policy!r} is unknown; choose from {', '.join(POLICIES)}")
         num_instances, tp_size, num_tokens = self.num_instances, self.tp_size, self.kv_cache_tokens
-        if POLICIES[policy].max_instances == 1 < num_instances:
+        if named_kind(policy).max_instances == 1 < num_instances:
             num_instances, tp_size = 1, self.num_instances * self.tp_size
             num_tokens = None if num_tokens is None else num_tokens * self.num_instances
             self._check_one(policy, tp_size)
@@ -61,7 +61,8 @@ class Hardware:
         instances = tuple(
             ElasticInstance(i, tp_size, InstanceKind.FULL, capacity) for i in range(num_instances)
         )
-        return SimulatedCluster(instances, self._cost_model(tp_size), admissible_tokens(policy, instances))
+        max_tokens = admissible_tokens(policy, instances, config)
+        return SimulatedCluster(instances, self._cost_model(tp_size), max_tokens)
 
     def unloaded_prefill(self) -> PrefillTime:
         """Seconds of a prefill that has the cluster to itself, at its best DoP: the same for all policies."""

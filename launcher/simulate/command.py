@@ -178,7 +178,7 @@ def _rules(texts: Sequence[str], scale: float, workload: str) -> tuple[SLORule, 
 def _check(config: SimulateConfig) -> None:
     """Raise `ConfigError` now for what would fail later."""
     for policy in config.policies:
-        config.hardware.cluster(policy)
+        config.hardware.cluster(policy, config.policy)
     load, num_requests = config.load, config.load.num_requests
     num_sent = len(load.at(max(config.rates, default=1.0)).measured)
     if num_requests is not None and num_sent < num_requests:

@@ -34,28 +34,35 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
         metavar="P,P",
-        help=f"simulated one by one ({DEFAULT_POLICY}; where no rate is given, {','.join(SWEPT_POLICIES)})",
+        help=f"policies to simulate ({DEFAULT_POLICY}; where no rate is given, {','.join(SWEPT_POLICIES)})",
     )
     group.add_argument(
         "--model",
-        help=f"a Hugging Face folder, or {', '.join(SHAPES)} (the cost model's, or {DEFAULT_MODEL})",
+        help=f"model: a Hugging Face folder, or {', '.join(SHAPES)} (the cost model's, or {DEFAULT_MODEL})",
     )
-    group.add_argument("--device", help=f"{', '.join(DEVICES)} (the cost model's, or {DEFAULT_DEVICE})")
     group.add_argument(
-        "--num-instances", "--instances", type=positive, default=8, metavar="N", help="(%(default)s)"
+        "--device", help=f"device to simulate: {', '.join(DEVICES)} (the cost model's, or {DEFAULT_DEVICE})"
+    )
+    group.add_argument(
+        "--num-instances",
+        "--instances",
+        type=positive,
+        default=8,
+        metavar="N",
+        help="number of instances (%(default)s)",
     )
     group.add_argument(
         "--tensor-parallel-size",
         "-tp",
         type=positive,
         metavar="N",
-        help="devices an instance (the cost model's, or 1)",
+        help="devices of each instance (the cost model's, or 1)",
     )
     group.add_argument(
         "--kv-cache-tokens",
         type=token_count,
         metavar="N",
-        help=f"an instance's KV pool (what memory holds, on processors at most {MAX_AUTO_TOKENS})",
+        help=f"tokens of KV on each instance (what fits into memory, on CPUs at most {MAX_AUTO_TOKENS})",
     )
     group.add_argument(
         "--cost-model",
@@ -63,19 +70,25 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="from `loong profile`; one for each number of devices an instance (the device's roofline)",
+        help="cost model of `loong profile`, one for each --tensor-parallel-size (the device's roofline)",
     )
     group.add_argument(
-        "--num-cores", type=positive, metavar="N", help="CPU instances share these cores (each has its own)"
+        "--num-cores",
+        type=positive,
+        metavar="N",
+        help="CPU cores that all instances share (each instance has its own)",
     )
     group.add_argument(
-        "--plan-time", type=seconds, metavar="S", help="from an event to what it leads to (no time)"
+        "--plan-time",
+        type=seconds,
+        metavar="S",
+        help="time from an event to the instructions it leads to (0)",
     )
     group.add_argument(
         "--noise",
         type=part,
         metavar="X",
-        help="batches take about this part more or less time than predicted, as 0.12 (as predicted)",
+        help="relative spread of batch times around their predictions, such as 0.12 (0)",
     )
 
 
@@ -94,7 +107,7 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--num-requests",
         type=or_auto(positive),
         metavar="N",
-        help=f"send so many, and no more (auto: {MIN_REQUESTS} where rates are chosen, else see --duration)",
+        help=f"number of requests to send (auto: {MIN_REQUESTS} where rates are chosen, else see --duration)",
     )
     lengths.add_argument(
         "--duration",
@@ -111,8 +124,8 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         "--slo",
         action="append",
         metavar="RULE",
-        help=f"{', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or bounds in "
-        f"ms such as 'ttft:2000 tpot:50'; may be given repeatedly ({DEFAULT_SLO})",
+        help=f"SLO rule: {', '.join(RULE_NAMES)}, one of these with other targets such as tight,tpot:10, or "
+        f"bounds in ms such as 'ttft:2000 tpot:50'; may be given repeatedly ({DEFAULT_SLO})",
     )
     add_goal_flags(group)
     add_class_flag(group)
@@ -130,20 +143,25 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         "--jobs",
         type=or_auto(positive),
         metavar="N",
-        help="processes (auto: one a processor, at most one a run)",
+        help="processes that simulate (auto: one for each core, at most one for each run)",
     )
     add_output_flags(group)
 
 
 def add_log_flags(group: argparse._ArgumentGroup) -> None:
     """What one run writes down."""
-    group.add_argument("--event-log", type=Path, metavar="FILE", help="record the run, for --replay")
     group.add_argument(
-        "--decision-log", type=Path, metavar="FILE", help="what is decided and why, for `loong explain`"
+        "--event-log", type=Path, metavar="FILE", help="write all events and plans to this file, for --replay"
+    )
+    group.add_argument(
+        "--decision-log",
+        type=Path,
+        metavar="FILE",
+        help="write all plans and their reasons to this file, for `loong explain`",
     )
     group.add_argument(
         "--replay",
         type=Path,
         metavar="FILE",
-        help="simulate nothing: plan again on the events of an event log, and compare",
+        help="plan again on the events of this event log and compare, instead of simulating",
     )

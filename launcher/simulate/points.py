@@ -43,7 +43,7 @@ def run_point(
     """Simulate once. `cuts_off` ends the run as soon as it is clear that it does not attain; a run that
     `is_told` prints its line when it is over, in whatever process.
     """
-    load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy)
+    load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy, config.policy)
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
     work_of = config.hardware.unloaded_work()
     timeline = Timeline()

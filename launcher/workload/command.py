@@ -37,11 +37,20 @@ def add_parser(subparsers: "Subparsers") -> None:
     described = commands.add_parser("describe", help="counts, lengths, gaps, shared prefixes, KV")
     described.set_defaults(run=run_describe)
     _add_flags(described)
-    described.add_argument("--plot", type=Path, metavar="FILE", help="draw histograms: .png, .svg or .pdf")
+    described.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw histograms into this .png, .svg or .pdf"
+    )
     saved = commands.add_parser("save", help="write requests to a file that trace:FILE reads")
     saved.set_defaults(run=run_save)
     _add_flags(saved)
-    saved.add_argument("--output", "-o", type=Path, required=True, metavar="FILE", help="JSON lines")
+    saved.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file to write the requests to, as JSON lines",
+    )
 
 
 def run_describe(args: argparse.Namespace) -> int:
@@ -71,9 +80,12 @@ def run_save(args: argparse.Namespace) -> int:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workload", metavar="SPEC", help=usage())
+    parser.add_argument("workload", metavar="SPEC", help=f"workload: {usage()}")
     parser.add_argument(
-        "--num-requests", type=positive, metavar="N", help=f"({DEFAULT_NUMBER}, or as many as a file has)"
+        "--num-requests",
+        type=positive,
+        metavar="N",
+        help=f"number of requests ({DEFAULT_NUMBER}, or as many as a file has)",
     )
     parser.add_argument("--request-rate", type=float, help="requests per second (the workload's own)")
     add_drawing_flags(parser)

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep
 from loong.attention.exchange import QueryExchange
 from loong.attention.remote import query_attention, query_layout
 from loong.attention.ring import own_block, ring_attention, ring_layout
-from loong.attention.step import Step
 from loong.fabric.protocol import Fabric
 from loong.kernels import Partial
 from loong.model.device import Device
@@ -14,10 +14,10 @@ from loong.model.device import Device
 class ElasticAttention:
     """What the model calls in each layer; made anew for each step from its plan."""
 
-    def __init__(self, step: Step, fabric: Fabric, exchange: QueryExchange, device: Device) -> None:
+    def __init__(self, step: AttentionStep, fabric: Fabric, exchange: QueryExchange, device: Device) -> None:
         self._step, self._fabric, self._device = step, fabric, device
         self._queries = query_layout(step, device)
-        self._exchange = exchange.begin(self._queries.questions)
+        self._exchange = exchange.begin(self._queries.routing)
         self._ring = ring_layout(step, device)
         self._block: Tensor | None = None  # this layer's: the own block of the ring, and what is not in it
         has_both = self._ring is not None and self._queries.local is not None

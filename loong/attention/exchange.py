@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loong.attention.step import consecutive_slices
+from loong.attention.attention_step import consecutive_slices
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric, Pending
 from loong.fabric.traffic import Channel
@@ -16,30 +16,32 @@ from loong.model.device import Device
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
-    """What one instance asks in a step, and what it is asked; a row is a query token, peers are in order."""
+class QueryRouting:
+    """The query rows that one instance sends and receives in a step. A row is a query token;
+    peers are in order.
+    """
 
-    asked: Mapping[InstanceId, Tensor]  # by peer: the rows [n] int64 of the step whose queries go there
-    num_served: Mapping[InstanceId, int]  # by peer: how many rows come from there
-    most_rows: int  # that any instance of the group asks another about: the same on all of them
+    sent_rows: Mapping[InstanceId, Tensor]  # by peer: the rows [n] int64 of the step whose queries go there
+    num_peer_rows: Mapping[InstanceId, int]  # by peer: how many rows come from there
+    most_rows: int  # that any instance of the group sends another: the same on all of them
 
     @property
     def is_empty(self) -> bool:
-        """Whether this instance neither asks nor is asked."""
-        return not self.asked and not self.num_served
+        """Return whether this instance neither sends nor receives queries."""
+        return not self.sent_rows and not self.num_peer_rows
 
 
 class StepExchange(Protocol):
     """The exchange of a step on one instance: in each layer its calls come once each, in this order."""
 
-    def ask(self, q: Tensor) -> None:
-        """Let the queries of q [T, H, D] set out."""
+    def send_queries(self, q: Tensor) -> None:
+        """Send the queries of q [T, H, D]."""
 
-    def questions(self) -> Tensor:
-        """What has come, peer by peer [n, H, D]; good until `answer`."""
+    def peer_queries(self) -> Tensor:
+        """Return the queries received, peer by peer [n, H, D]; valid until `send_partials`."""
 
-    def answer(self, part: Partial, total: Partial) -> None:
-        """Send attention of the questions, peer by peer, and merge what comes back into `total`.
+    def send_partials(self, part: Partial, total: Partial) -> None:
+        """Send attention of the peers' queries, peer by peer, and merge what comes back into `total`.
 
         `part` may be of the queries' dtype, `total`, of the T rows, is float32.
         """
@@ -48,7 +50,7 @@ class StepExchange(Protocol):
 class QueryExchange(Protocol):
     """The exchanges of one instance, of any group it is in."""
 
-    def begin(self, questions: Questions) -> StepExchange:
+    def begin(self, routing: QueryRouting) -> StepExchange:
         """For a step of the batch that is open. All members of the group begin all its steps."""
 
 
@@ -58,50 +60,57 @@ class MessageExchange:
     def __init__(self, fabric: Fabric, device: Device) -> None:
         self._fabric, self._device = fabric, device
 
-    def begin(self, questions: Questions) -> StepExchange:
+    def begin(self, routing: QueryRouting) -> StepExchange:
         """See QueryExchange."""
-        rows = {peer_id: self._device.upload(rows) for peer_id, rows in questions.asked.items()}
-        return _Messages(self._fabric, self._device, rows, questions.num_served)
+        rows = {peer_id: self._device.upload(rows) for peer_id, rows in routing.sent_rows.items()}
+        return _Messages(self._fabric, self._device, rows, routing.num_peer_rows)
 
 
 class _Messages:
-    """Implements StepExchange. Out and lse of an answer are one message [n, H, D + 1] float32."""
+    """Implements StepExchange. Out and lse of a partial are one message [n, H, D + 1] float32."""
 
     def __init__(
         self,
         fabric: Fabric,
         device: Device,
-        asked: Mapping[InstanceId, Tensor],
-        num_served: Mapping[InstanceId, int],
+        sent_rows: Mapping[InstanceId, Tensor],
+        num_peer_rows: Mapping[InstanceId, int],
     ) -> None:
-        self._fabric, self._device, self._asked, self._num_served = fabric, device, asked, num_served
-        self._came: Tensor | None = None
+        self._fabric, self._device, self._sent_rows, self._num_peer_rows = (
+            fabric,
+            device,
+            sent_rows,
+            num_peer_rows,
+        )
+        self._peer_queries: Tensor | None = None
         self._pending: Pending | None = None
 
-    def ask(self, q: Tensor) -> None:
+    def send_queries(self, q: Tensor) -> None:
         """See StepExchange."""
-        outgoing = {peer_id: q[rows] for peer_id, rows in self._asked.items()}
-        self._came = q.new_empty(sum(self._num_served.values()), *q.shape[1:])
-        places = zip(self._num_served, consecutive_slices(self._num_served.values()), strict=True)
-        incoming = {peer_id: self._came[rows] for peer_id, rows in places}
+        outgoing = {peer_id: q[rows] for peer_id, rows in self._sent_rows.items()}
+        self._peer_queries = q.new_empty(sum(self._num_peer_rows.values()), *q.shape[1:])
+        places = zip(self._num_peer_rows, consecutive_slices(self._num_peer_rows.values()), strict=True)
+        incoming = {peer_id: self._peer_queries[rows] for peer_id, rows in places}
         self._pending = self._fabric.exchange(outgoing, incoming, Channel.QUERIES)
 
-    def questions(self) -> Tensor:
+    def peer_queries(self) -> Tensor:
         """See StepExchange."""
-        assert self._pending is not None, "`ask` comes first"
-        assert self._came is not None, "likewise"
+        assert self._pending is not None, "`send_queries` comes first"
+        assert self._peer_queries is not None, "likewise"
         self._pending.wait()
-        return self._came
+        return self._peer_queries
 
-    def answer(self, part: Partial, total: Partial) -> None:
+    def send_partials(self, part: Partial, total: Partial) -> None:
         """See StepExchange."""
-        answers = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
-        slices = consecutive_slices(self._num_served.values())
-        outgoing = {peer_id: answers[rows] for peer_id, rows in zip(self._num_served, slices, strict=True)}
+        partials = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
+        slices = consecutive_slices(self._num_peer_rows.values())
+        outgoing = {
+            peer_id: partials[rows] for peer_id, rows in zip(self._num_peer_rows, slices, strict=True)
+        }
         incoming = {
-            peer_id: answers.new_empty(len(r), *answers.shape[1:]) for peer_id, r in self._asked.items()
+            peer_id: partials.new_empty(len(r), *partials.shape[1:]) for peer_id, r in self._sent_rows.items()
         }
         self._fabric.exchange(outgoing, incoming, Channel.PARTIALS).wait()
-        for peer_id, rows in self._asked.items():
+        for peer_id, rows in self._sent_rows.items():
             came = incoming[peer_id][None]
             self._device.merge_into(total, Partial(came[..., :-1], came[..., -1]), rows)

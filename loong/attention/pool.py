@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep, concatenate
 from loong.attention.local import tables_of, tasks_of
-from loong.attention.step import Step, concatenate
 from loong.core.plan import QueryBlock
 from loong.core.request import RequestId
 from loong.kernels import Partial
@@ -100,7 +100,7 @@ class PoolAttention:
 
 
 def pool_attention(
-    step: Step, blocks: Iterable[tuple[QueryBlock, int]], device: Device
+    step: AttentionStep, blocks: Iterable[tuple[QueryBlock, int]], device: Device
 ) -> PoolAttention | None:
     """What blocks, whose first rows are given, attend in this instance's pool; None if there are none.
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loong.attention.exchange import QueryExchange, Questions, StepExchange
+from loong.attention.exchange import QueryExchange, QueryRouting, StepExchange
 from loong.fabric.arena import Arena, Clock
 from loong.kernels import Partial
 from loong.kernels.mailbox import Mailbox, Peers, await_members
@@ -37,7 +37,7 @@ class PutExchange:
         self._arena, self._device, self._others, self._most_rows = arena, device, others, most_rows
         self._num_layers, self._num_instances = shard.config.num_layers, arena.world.num_instances
         self._instance, tp_rank = arena.world.place(arena.rank)
-        self._patience = arena.patience()
+        self._deadline = arena.deadline()
         shape = (self._num_instances, most_rows, shard.num_heads, shard.config.head_dim)
         self._mailbox = Mailbox.laid(
             arena.memory, arena.reserve, shape, shard.config.torch_dtype, max_num_chunks=_MAX_CHUNKS
@@ -48,53 +48,56 @@ class PutExchange:
         self._clock = arena.clocks[Clock.QUERIES : Clock.QUERIES + 1]
         self._opened = arena.opened[tp_rank :: arena.world.tp_size]
 
-    def begin(self, questions: Questions) -> StepExchange:
+    def begin(self, routing: QueryRouting) -> StepExchange:
         """See QueryExchange. The device waits until all whom this instance talks to have opened the batch."""
         self._clock.add_(self._num_layers)
-        if questions.is_empty or questions.most_rows > self._most_rows:
-            return self._others.begin(questions)
-        return self._opened_step(questions)
+        if routing.is_empty or routing.most_rows > self._most_rows:
+            return self._others.begin(routing)
+        return self._opened_step(routing)
 
     def warm_up(self) -> None:
         """Let the kernels be compiled, of which each layer uses three."""
         heads, dtype = self._mailbox.queries.shape[2:], self._mailbox.queries.dtype
-        step = self._opened_step(Questions({}, {}, 0))
+        step = self._opened_step(QueryRouting({}, {}, 0))
         for part_dtype in {dtype, torch.float32}:
             q = self._mailbox.queries.new_empty(0, *heads)
             lse = q.new_empty(0, heads[0], dtype=torch.float32)
-            step.ask(q)
-            step.questions()
-            step.answer(Partial(q.to(part_dtype), lse), Partial(q.float(), lse))
+            step.send_queries(q)
+            step.peer_queries()
+            step.send_partials(Partial(q.to(part_dtype), lse), Partial(q.float(), lse))
 
-    def _opened_step(self, questions: Questions) -> StepExchange:
-        peers = self._peers(questions)
+    def _opened_step(self, routing: QueryRouting) -> StepExchange:
+        peers = self._peers(routing)
         members = Peers(peers.addresses, self._nobodys_tokens, peers.ranks, peers.epoch)
-        await_members(self._opened, members, self._patience)
-        num_served = questions.num_served or {0: 0}
-        came = [self._mailbox.queries[peer_id, :n] for peer_id, n in num_served.items()]
-        return _Puts(RowExchange(self._mailbox, peers, self._patience, self._instance), came)
+        await_members(self._opened, members, self._deadline)
+        num_peer_rows = routing.num_peer_rows or {0: 0}
+        came = [self._mailbox.queries[peer_id, :n] for peer_id, n in num_peer_rows.items()]
+        return _Puts(RowExchange(self._mailbox, peers, self._deadline, self._instance), came)
 
-    def _peers(self, questions: Questions) -> RowPeers:
+    def _peers(self, routing: QueryRouting) -> RowPeers:
         """The tables of a step."""
         ids = range(self._num_instances)
-        asked = [questions.asked[i].numpy() if i in questions.asked else _NO_ROWS for i in ids]
-        num_asked, num_served = [len(rows) for rows in asked], [questions.num_served.get(i, 0) for i in ids]
-        is_peer = [bool(num_asked[i] or num_served[i]) for i in ids]
+        sent_rows = [routing.sent_rows[i].numpy() if i in routing.sent_rows else _NO_ROWS for i in ids]
+        num_sent_rows, num_peer_rows = (
+            [len(rows) for rows in sent_rows],
+            [routing.num_peer_rows.get(i, 0) for i in ids],
+        )
+        is_peer = [bool(num_sent_rows[i] or num_peer_rows[i]) for i in ids]
         addresses = [self._arena.host_addresses[self._ranks[i]] if is_peer[i] else 0 for i in ids]
-        all_asked = np.concatenate(asked)
-        merged_rows = np.unique(all_asked)
+        all_sent_rows = np.concatenate(sent_rows)
+        merged_rows = np.unique(all_sent_rows)
         places = np.full((len(merged_rows), len(ids)), -1)
-        for i, its_rows in enumerate(asked):
+        for i, its_rows in enumerate(sent_rows):
             places[np.searchsorted(merged_rows, its_rows), i] = np.arange(len(its_rows))
-        counts = (addresses, num_asked, num_served, _starts(num_asked), _starts(num_served))
-        tables = (*map(np.array, counts), all_asked, merged_rows, places.ravel())
+        counts = (addresses, num_sent_rows, num_peer_rows, _starts(num_sent_rows), _starts(num_peer_rows))
+        tables = (*map(np.array, counts), all_sent_rows, merged_rows, places.ravel())
         to, sent, due, sent_from, due_from, rows, merged, flat_places = self._upload(tables)
         return RowPeers(
             addresses=to,
             ranks=self._device_ranks,
-            num_asked=sent,
-            num_served=due,
-            asked_from=sent_from,
+            num_sent_rows=sent,
+            num_peer_rows=due,
+            sent_from=sent_from,
             served_from=due_from,
             rows=rows,
             merged_rows=merged,
@@ -116,22 +119,22 @@ class _Puts:
     """Implements StepExchange."""
 
     def __init__(self, exchange: RowExchange, came: list[Tensor]) -> None:
-        self._exchange, self._came = exchange, came
+        self._exchange, self._peer_queries = exchange, came
         self._layer = -1
 
-    def ask(self, q: Tensor) -> None:
+    def send_queries(self, q: Tensor) -> None:
         """See StepExchange."""
         self._layer += 1
         self._exchange.put(q, self._layer)
 
-    def questions(self) -> Tensor:
+    def peer_queries(self) -> Tensor:
         """See StepExchange."""
         self._exchange.wait(self._layer)
-        return self._came[0] if len(self._came) == 1 else torch.cat(self._came)
+        return self._peer_queries[0] if len(self._peer_queries) == 1 else torch.cat(self._peer_queries)
 
-    def answer(self, part: Partial, total: Partial) -> None:
+    def send_partials(self, part: Partial, total: Partial) -> None:
         """See StepExchange."""
-        self._exchange.answer(part, total, self._layer)
+        self._exchange.send_partials(part, total, self._layer)
 
 
 def num_exchange_bytes(num_instances: int, shard: Shard, most_rows: int = MOST_ROWS) -> int:

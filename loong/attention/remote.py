@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from loong.attention.exchange import Questions, StepExchange
+from loong.attention.attention_step import AttentionStep, concatenate, consecutive_slices, row_range
+from loong.attention.exchange import QueryRouting, StepExchange
 from loong.attention.pool import PoolAttention, pool_attention
-from loong.attention.step import Step, concatenate, consecutive_slices, row_range
 from loong.core.placement import InstanceId
 from loong.core.plan import QueryBlock, Transfer
 from loong.kernels import Partial
@@ -17,39 +17,42 @@ from loong.model.device import Device
 
 @dataclass(frozen=True, slots=True)
 class QueryLayout:
-    """The blocks of a step whose queries travel: what this instance asks, serves, and can answer itself."""
+    """The blocks of a step whose queries travel: what this instance sends, serves to peers, and
+    attends itself.
+    """
 
     local: PoolAttention | None
-    questions: Questions
-    served: PoolAttention | None  # of the peers' rows as they come
+    routing: QueryRouting
+    peer_attention: PoolAttention | None  # of the peers' rows as they come
     stored_slots: Tensor  # [n] int64, of the KV that stays here because its queries travel
 
     @property
     def is_merged(self) -> bool:
         """Whether an own query attends in several calls, or an exchange merges into what they have seen.
 
-        It takes a total to merge into even where this instance asks nothing, and only answers.
+        It takes a total to merge into even where this instance sends no queries, and only serves those of
+        peers.
         """
-        return not self.questions.is_empty or (self.local is not None and self.local.is_merged)
+        return not self.routing.is_empty or (self.local is not None and self.local.is_merged)
 
 
-def query_layout(step: Step, device: Device) -> QueryLayout:
+def query_layout(step: AttentionStep, device: Device) -> QueryLayout:
     """What this instance does for the blocks whose queries travel."""
     blocks = [block for block in step.batch.queries if block.transfer is Transfer.QUERY]
     own = [block for block in blocks if block.master_id == step.instance_id]
     here = [block for block in blocks if step.meets(block, step.instance_id)]
     peers = sorted(set(step.batch.group.instance_ids) - {step.instance_id})
-    asked = {i: concatenate(row_range(step.rows[b]) for b in own if step.meets(b, i)) for i in peers}
+    sent_rows = {i: concatenate(row_range(step.rows[b]) for b in own if step.meets(b, i)) for i in peers}
     theirs = {i: [b for b in here if b.master_id == i] for i in peers}
-    questions = Questions(
-        asked={i: rows for i, rows in asked.items() if len(rows)},
-        num_served={i: _num_rows(theirs[i]) for i in peers if theirs[i]},
+    routing = QueryRouting(
+        sent_rows={i: rows for i, rows in sent_rows.items() if len(rows)},
+        num_peer_rows={i: _num_rows(theirs[i]) for i in peers if theirs[i]},
         most_rows=_most_rows(step, blocks),
     )
     return QueryLayout(
         local=pool_attention(step, ((b, step.rows[b].start) for b in here if b in step.rows), device),
-        questions=questions,
-        served=_serve(step, [block for i in peers for block in theirs[i]], device),
+        routing=routing,
+        peer_attention=_peer_attention(step, [block for i in peers for block in theirs[i]], device),
         stored_slots=device.upload(concatenate(step.slots(b.request_id, (b.positions,)) for b in own)),
     )
 
@@ -61,24 +64,24 @@ def query_attention(
 
     This instance's own share of a layer of its pool [S, 2, K, D] is computed while the queries are under way.
     """
-    if not layout.questions.is_empty:
-        exchange.ask(q)
+    if not layout.routing.is_empty:
+        exchange.send_queries(q)
     if layout.local is not None:
         layout.local.merge_into(total, q, pool, device)
-    if layout.questions.is_empty:
+    if layout.routing.is_empty:
         return
-    came, served = exchange.questions(), layout.served
-    part = Partial.unseen(came, is_merged=served is not None and served.is_merged)
-    if served is not None:
-        served.merge_into(part, came, pool, device)
-    exchange.answer(part, total)
+    came, peer_attention = exchange.peer_queries(), layout.peer_attention
+    part = Partial.unseen(came, is_merged=peer_attention is not None and peer_attention.is_merged)
+    if peer_attention is not None:
+        peer_attention.merge_into(part, came, pool, device)
+    exchange.send_partials(part, total)
 
 
 def _num_rows(blocks: Iterable[QueryBlock]) -> int:
     return sum(len(block.positions) for block in blocks)
 
 
-def _most_rows(step: Step, blocks: Iterable[QueryBlock]) -> int:
+def _most_rows(step: AttentionStep, blocks: Iterable[QueryBlock]) -> int:
     """The most that any instance of the group asks another about."""
     counts: Counter[tuple[InstanceId, InstanceId]] = Counter()
     for block in blocks:
@@ -88,7 +91,7 @@ def _most_rows(step: Step, blocks: Iterable[QueryBlock]) -> int:
     return max(counts.values(), default=0)
 
 
-def _serve(step: Step, blocks: list[QueryBlock], device: Device) -> PoolAttention | None:
+def _peer_attention(step: AttentionStep, blocks: list[QueryBlock], device: Device) -> PoolAttention | None:
     """The part of this instance in answering its peers, whose blocks come one after the other."""
     rows = [piece.start for piece in consecutive_slices(len(block.positions) for block in blocks)]
     return pool_attention(step, zip(blocks, rows, strict=True), device)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep, concatenate, consecutive_slices, members, row_range
 from loong.attention.local import tables_of, tasks_of
-from loong.attention.step import Step, concatenate, consecutive_slices, members, row_range
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.positions import intersection
@@ -60,7 +60,7 @@ class RingLayout:
         return len(tables) > 1 or any(table.is_merged for table in tables)
 
 
-def ring_layout(step: Step, device: Device) -> RingLayout | None:
+def ring_layout(step: AttentionStep, device: Device) -> RingLayout | None:
     """What this instance does in the ring of a step; None if no KV travels."""
     if not step.requests(Transfer.KV):
         return None
@@ -76,7 +76,7 @@ def ring_layout(step: Step, device: Device) -> RingLayout | None:
     )
 
 
-def own_rows(step: Step) -> OwnRows:
+def own_rows(step: AttentionStep) -> OwnRows:
     """The rows of the block that this instance brings."""
     history_rows, history_slots = [], []
     first_new_rows: dict[RequestId, int] = {}
@@ -133,23 +133,23 @@ def ring_attention(
             block = incoming
 
 
-def parts_of(step: Step, source_id: InstanceId) -> Mapping[RequestId, slice]:
+def parts_of(step: AttentionStep, source_id: InstanceId) -> Mapping[RequestId, slice]:
     """The rows of each request in the block that an instance brings."""
     request_ids = step.requests(Transfer.KV)
     return dict(zip(request_ids, consecutive_slices(_sizes(step, source_id)), strict=True))
 
 
-def num_rows_of(step: Step, source_id: InstanceId) -> int:
+def num_rows_of(step: AttentionStep, source_id: InstanceId) -> int:
     """The size of the block that an instance brings."""
     return sum(_sizes(step, source_id))
 
 
-def _sizes(step: Step, source_id: InstanceId) -> Iterator[int]:
+def _sizes(step: AttentionStep, source_id: InstanceId) -> Iterator[int]:
     for request_id in step.requests(Transfer.KV):
         yield sum(map(len, step.kv_on(source_id, request_id)))
 
 
-def kept_rows(step: Step, source_id: InstanceId) -> tuple[Tensor, Tensor]:
+def kept_rows(step: AttentionStep, source_id: InstanceId) -> tuple[Tensor, Tensor]:
     """What of the block that an instance brings is to stay here: its rows [n] int64, and their slots."""
     rows, slots = [], []
     for request_id, part in parts_of(step, source_id).items():
@@ -159,7 +159,7 @@ def kept_rows(step: Step, source_id: InstanceId) -> tuple[Tensor, Tensor]:
     return concatenate(rows), concatenate(slots)
 
 
-def _ring_block(step: Step, source_id: InstanceId, device: Device) -> RingBlock:
+def _ring_block(step: AttentionStep, source_id: InstanceId, device: Device) -> RingBlock:
     parts = parts_of(step, source_id)
     tasks = [
         tasks_of(block, rows.start, parts[block.request_id].start, step.kv_on(source_id, block.request_id))
@@ -175,7 +175,7 @@ def _ring_block(step: Step, source_id: InstanceId, device: Device) -> RingBlock:
     )
 
 
-def _kept(step: Step, request_id: RequestId, kv: Iterable[range]) -> Iterator[tuple[Tensor, range]]:
+def _kept(step: AttentionStep, request_id: RequestId, kv: Iterable[range]) -> Iterator[tuple[Tensor, range]]:
     """Which rows [n] int64 of a request's part of a block are to stay here, and their positions."""
     here = [s.positions for s in step.batch.writes_of(request_id) if s.instance_id == step.instance_id]
     offset = 0

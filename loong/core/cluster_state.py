@@ -87,7 +87,7 @@ class ClusterState:
         instructions += [self._end_lease(end) for end in plan.lease_ends]
         return tuple(instructions)
 
-    def calls_for_a_plan(self, event: Event) -> bool:
+    def needs_plan(self, event: Event) -> bool:
         """Whether a policy may want to act on an event just applied.
 
         It may on all but the start of a batch; tokens with which no request ends, unless their lease comes

@@ -25,11 +25,10 @@ class RequestInput(NamedTuple):
     `token_ids` are those of the batch's positions of this request, ascending. `placement` is the KV that
     exists before the batch. `sampling_params` is None where the batch does not reach the last known token, so
     that nothing is sampled. `prompt_token_ids` are given only if there is a repetition penalty, and
-    `output_token_ids` only if the draw needs them.
-    `siblings` begin when the batch ends, with all KV that the request then has.
-    `follows` is the batch before, which is to sample the newest token, if nobody knew it yet when this was
-    told: `num_output_tokens` counts it, but no ids hold it. The same instance samples it, in a step that is
-    neither of a lease nor the end of a prompt with siblings.
+    `output_token_ids` only if the draw needs them. `siblings` begin when the batch ends, with all KV that the
+    request then has. `depends_on_batch_id` is the batch before, which is to sample the newest token, if
+    nobody knew it yet when this was submitted: `num_output_tokens` counts it, but no ids hold it. The same
+    instance samples it, in a step that is neither of a lease nor the end of a prompt with siblings.
     """
 
     request_id: RequestId
@@ -41,9 +40,9 @@ class RequestInput(NamedTuple):
     prompt_token_ids: Sequence[TokenId] = ()
     output_token_ids: Sequence[TokenId] = ()
     siblings: tuple[Sibling, ...] = ()
-    follows: int | None = None
+    depends_on_batch_id: int | None = None
 
-    def following(self, token: ProducedToken) -> "RequestInput":
+    def with_token(self, token: ProducedToken) -> "RequestInput":
         """The same, now that `token` is known; if the request ended with it, it ends with one more."""
         params = self.sampling_params
         assert params is not None, "the token before the one to be sampled is its newest"
@@ -53,7 +52,7 @@ class RequestInput(NamedTuple):
             token_ids=(*self.token_ids, token.token_id),
             sampling_params=params,
             output_token_ids=(*self.output_token_ids, token.token_id) if params.needs_output else (),
-            follows=None,
+            depends_on_batch_id=None,
         )
 
     @property

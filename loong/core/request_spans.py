@@ -43,7 +43,7 @@ class RequestSpans:
         self._live: dict[RequestId, RequestSpan] = {}
         self._ended = Latest(max_bytes, _size_of_span)
 
-    def took_in(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Follow an event; those that are of no request change nothing."""
         if isinstance(event, TokensProduced):
             for token in event.tokens:

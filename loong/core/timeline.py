@@ -128,15 +128,15 @@ class Timeline:
         batches = (*self._batches, *self._ended)
         return ClusterHistory(batches, tuple(self._moves), dict(self._kv_capacity), self._requests.spans())
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Keep what ended, and forget what a lost instance took part in: it never ends."""
-        self._requests.took_in(event)
+        self._requests.on_event(event)
         if isinstance(event, BatchStarted) and event.batch_id in self._running:
-            told, _, reserved = self._running[event.batch_id]
-            self._running[event.batch_id] = told, event.time, reserved
+            instruction, _, reserved = self._running[event.batch_id]
+            self._running[event.batch_id] = instruction, event.time, reserved
         elif isinstance(event, BatchFinished) and event.batch_id in self._running:
-            told, started_at, reserved = self._running.pop(event.batch_id)
-            self._ended.append(_slice(told, started_at, reserved, event.time))
+            instruction, started_at, reserved = self._running.pop(event.batch_id)
+            self._ended.append(_slice(instruction, started_at, reserved, event.time))
         elif isinstance(event, MigrationFinished) and event.migration_id in self._moving:
             self._moves.append(_move(*self._moving.pop(event.migration_id), event))
         elif isinstance(event, InstanceLost):
@@ -147,12 +147,13 @@ class Timeline:
                 if lost not in running[0].plan.group.instance_ids
             }
             self._moving = {
-                migration_id: (told, started_at)
-                for migration_id, (told, started_at) in self._moving.items()
-                if lost not in (told.migration.segment.instance_id, told.migration.destination_id)
+                migration_id: (instruction, started_at)
+                for migration_id, (instruction, started_at) in self._moving.items()
+                if lost
+                not in (instruction.migration.segment.instance_id, instruction.migration.destination_id)
             }
 
-    def planned(
+    def on_plan(
         self,
         events: Sequence[Event],
         snapshot: Snapshot,
@@ -167,15 +168,19 @@ class Timeline:
             self._batches.append(_with_pools_of(snapshot, ended) if is_seen else ended)
         self._ended.clear()
         self._requests.failed(snapshot.now, (failure.request_id for failure in plan.failures))
-        for told in instructions:
-            if isinstance(told, RunBatch):
-                self._running[told.batch_id] = (told, snapshot.now, self._reserved(told, snapshot))
-            elif isinstance(told, MoveKV):
-                self._moving[told.migration_id] = (told, snapshot.now)
+        for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self._running[instruction.batch_id] = (
+                    instruction,
+                    snapshot.now,
+                    self._reserved(instruction, snapshot),
+                )
+            elif isinstance(instruction, MoveKV):
+                self._moving[instruction.migration_id] = (instruction, snapshot.now)
 
-    def _reserved(self, told: RunBatch, snapshot: Snapshot) -> TokensOf:
-        writes = told.plan.num_stored_tokens
-        instances = [snapshot.instance[i] for i in told.plan.group.instance_ids]
+    def _reserved(self, instruction: RunBatch, snapshot: Snapshot) -> TokensOf:
+        writes = instruction.plan.num_stored_tokens
+        instances = [snapshot.instance[i] for i in instruction.plan.group.instance_ids]
         self._kv_capacity.update((i.instance_id, i.kv_capacity) for i in instances)
         return tuple((i.instance_id, i.kv_used + writes.get(i.instance_id, 0)) for i in instances)
 
@@ -218,13 +223,13 @@ def _phase(num_prefilled: int, num_requests: int) -> str:
     return "mixed" if num_prefilled else "decode"
 
 
-def _move(told: MoveKV, started_at: float, event: MigrationFinished) -> KVMove:
-    segment = told.migration.segment
+def _move(instruction: MoveKV, started_at: float, event: MigrationFinished) -> KVMove:
+    segment = instruction.migration.segment
     return KVMove(
-        told.migration_id,
+        instruction.migration_id,
         segment.owner_id,
         segment.instance_id,
-        told.migration.destination_id,
+        instruction.migration.destination_id,
         len(segment.positions),
         started_at,
         event.time,

@@ -119,15 +119,24 @@ class WorkCount:
         if not is_ringed and len(blocks) == 1 and len(blocks[0].positions) == 1:
             self.add_decode(blocks[0].master_id, placement)
             return
-        held = placement.tokens_by_instance()
+        made = {block.master_id: len(block.positions) for block in blocks}
+        self.add_chunk(made, placement.tokens_by_instance(), is_ringed=is_ringed)
+        _add_kept(self.instances, made, writes)
+        self.num_segments += len(placement.segments)
+
+    def add_chunk(
+        self, made: Mapping[InstanceId, int], held: Mapping[InstanceId, int], *, is_ringed: bool
+    ) -> None:
+        """Count a chunk of a prompt, given how many tokens each master computes and each instance holds.
+
+        Its KV travels if it `is_ringed`, else its queries do.
+        """
         if is_ringed:
-            _add_ring(self.instances, blocks, held)
+            _add_ring(self.instances, made, held)
             self.has_ring = True
         else:
-            self.has_exchange |= _add_exchange(self.instances, blocks, held)
-        _add_kept(self.instances, blocks, writes)
+            self.has_exchange |= _add_exchange(self.instances, made, held)
         self.num_requests += 1
-        self.num_segments += len(placement.segments)
 
     def add_decode(self, master_id: InstanceId, placement: Placement) -> None:
         """Count one token that its master stores, and that meets its history where that is."""
@@ -154,10 +163,11 @@ class WorkCount:
         self.num_requests += num_decodes
         self.num_segments += sum([len(placement.segments) for placement in placements])
 
-    def copy(self) -> "WorkCount":
-        """One to which other requests can be added."""
+    def copy(self, instance_ids: Iterable[InstanceId] | None = None) -> "WorkCount":
+        """Return one to which other requests can be added: of all its instances, or of these alone."""
         other = copy(self)
-        other.instances = {instance_id: work.copy() for instance_id, work in self.instances.items()}
+        ids = self.instances if instance_ids is None else instance_ids
+        other.instances = {instance_id: self.instances[instance_id].copy() for instance_id in ids}
         return other
 
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
@@ -218,11 +228,10 @@ def _add_history(
 
 def _add_ring(
     instances: Mapping[InstanceId, InstanceWork],
-    blocks: tuple[QueryBlock, ...],
+    made: Mapping[InstanceId, int],
     held: Mapping[InstanceId, int],
 ) -> None:
     """All KV passes by every instance; a master's query meets half of the chunk's keys on average."""
-    made = {block.master_id: len(block.positions) for block in blocks}
     num_new, num_cached = sum(made.values()), sum(held.values())
     num_holders = len(made.keys() | held.keys())
     for instance_id, work in instances.items():
@@ -242,18 +251,17 @@ def _add_ring(
 
 def _add_exchange(
     instances: Mapping[InstanceId, InstanceWork],
-    blocks: tuple[QueryBlock, ...],
+    made: Mapping[InstanceId, int],
     held: Mapping[InstanceId, int],
 ) -> bool:
     """Every instance that has KV of the request, old or new, meets all its queries; whether any travel."""
-    num_new = sum(len(block.positions) for block in blocks)
-    made = {block.master_id: len(block.positions) for block in blocks}
+    num_new = sum(made.values())
     holders = made.keys() | held.keys()
     for instance_id in holders:
         work, num_made = instances[instance_id], made.get(instance_id, 0)
         num_keys = held.get(instance_id, 0) + num_made
-        work.num_attends += len(blocks)
-        work.num_prompt_blocks += len(blocks)
+        work.num_attends += len(made)
+        work.num_prompt_blocks += len(made)
         work.num_keys += num_keys
         num_pairs = num_new * (held.get(instance_id, 0) + (num_made + num_made / num_new) / 2)
         work.num_pairs += num_pairs
@@ -266,11 +274,13 @@ def _add_exchange(
 
 
 def _add_kept(
-    instances: Mapping[InstanceId, InstanceWork], blocks: Iterable[QueryBlock], writes: Iterable[KVSegment]
+    instances: Mapping[InstanceId, InstanceWork],
+    made: Mapping[InstanceId, int],
+    writes: Iterable[KVSegment],
 ) -> None:
     """KV stored elsewhere than where it is made, to the nearest token an instance."""
-    made = {block.master_id: len(block.positions) for block in blocks}
+    left = dict(made)
     for segment in writes:
-        num_own = min(made.get(segment.instance_id, 0), len(segment.positions))
-        made[segment.instance_id] = made.get(segment.instance_id, 0) - num_own
+        num_own = min(left.get(segment.instance_id, 0), len(segment.positions))
+        left[segment.instance_id] = left.get(segment.instance_id, 0) - num_own
         instances[segment.instance_id].num_kept_keys += len(segment.positions) - num_own

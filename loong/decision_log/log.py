@@ -71,7 +71,7 @@ class DecisionLog:
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
         self._write(lines.Started(lines.VERSION, clock_start))
 
-    def took_in(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Write down what happens, and what became of earlier plans."""
         match event:
             case TokensProduced():
@@ -101,7 +101,7 @@ class DecisionLog:
             case _:
                 assert_never(event)
 
-    def planned(
+    def on_plan(
         self,
         events: Sequence[Event],
         snapshot: Snapshot,
@@ -192,8 +192,8 @@ class DecisionLog:
         for said in self._said.values():
             said.clear()  # whoever has lost KV waits anew
         self._running = {
-            batch_id: (plan, told_at)
-            for batch_id, (plan, told_at) in self._running.items()
+            batch_id: (plan, submitted_at)
+            for batch_id, (plan, submitted_at) in self._running.items()
             if event.instance_id not in plan.group.instance_ids
         }
 

@@ -27,8 +27,8 @@ from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
-from loong.executor.holding import Holding
-from loong.executor.in_order import InOrder
+from loong.executor.batch_queue import BatchQueue
+from loong.executor.held_instructions import HeldInstructions
 from loong.executor.lease_work import LeaseWork
 from loong.executor.processors import Processors
 
@@ -49,7 +49,7 @@ class _Running:
     sampled: list[tuple[RequestId, int, int]]
     last_step: int
     slowness: float
-    told_at: float
+    submitted_at: float
     num_steps_taken: int = 0
     next_end: int = field(init=False)
     work: LeaseWork = field(init=False)  # from its beginning on
@@ -108,7 +108,11 @@ class SimulatedExecutor:
         lookahead: LookaheadMargin | None = None,
     ) -> None:
         self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
-        self._lookahead, self._holding, self._in_order = lookahead, Holding(), InOrder()
+        self._lookahead, self._held_instructions, self._batch_queue = (
+            lookahead,
+            HeldInstructions(),
+            BatchQueue(),
+        )
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
@@ -148,14 +152,14 @@ class SimulatedExecutor:
                 events.append(event)
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
-        """Put what follows from these on the clock."""
-        told = tuple(instructions)
-        if not told:
+        """Put what depends_on_batch_id from these on the clock."""
+        submitted = tuple(instructions)
+        if not submitted:
             return
         if self._plan_time:
-            self._schedule(self._now + self._plan_time, told)
+            self._schedule(self._now + self._plan_time, submitted)
         else:
-            self._carry_out(told)
+            self._carry_out(submitted)
 
     @property
     def _next_due(self) -> float:
@@ -191,9 +195,9 @@ class SimulatedExecutor:
         return event
 
     def _carry_out(self, instructions: _Instructions) -> None:
-        for told in instructions:
-            if (instruction := self._holding.take(told)) is not None:
-                self._do(instruction)
+        for instruction in instructions:
+            if (ready := self._held_instructions.take(instruction)) is not None:
+                self._do(ready)
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:
@@ -213,8 +217,8 @@ class SimulatedExecutor:
             case _:
                 assert_never(instruction)
 
-    def _start_batch(self, told: RunBatch) -> None:
-        plan, inputs = told.plan, told.inputs
+    def _start_batch(self, instruction: RunBatch) -> None:
+        plan, inputs = instruction.plan, instruction.inputs
         placements = {given.request_id: given.placement for given in inputs}
         sampled = [
             (given.request_id, given.num_output_tokens, given.sampling_params.max_tokens)
@@ -227,11 +231,11 @@ class SimulatedExecutor:
             for sibling in given.siblings
         ]
         slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
-        self._running[told.batch_id] = _Running(
+        self._running[instruction.batch_id] = _Running(
             plan, placements, sampled, plan.num_steps, slowness, self._now
         )
-        if self._in_order.tell(told.batch_id, plan.group.instance_ids):
-            self._begin(told.batch_id)
+        if self._batch_queue.enqueue(instruction.batch_id, plan.group.instance_ids):
+            self._begin(instruction.batch_id)
 
     def _begin(self, batch_id: int) -> None:
         """Take the first step of a batch now that its instances have ended all before."""
@@ -249,15 +253,15 @@ class SimulatedExecutor:
 
     def _end_batch(self, batch_id: int) -> None:
         """Let all go on that waited for a batch that has ended, or never will."""
-        for told in self._holding.end(batch_id):
-            self._do(told)
-        self._holding.forget(batch_id)
-        for begun_id in self._in_order.end(batch_id):
+        for instruction in self._held_instructions.end(batch_id):
+            self._do(instruction)
+        self._held_instructions.forget(batch_id)
+        for begun_id in self._batch_queue.end(batch_id):
             self._begin(begun_id)
 
     def _hidden(self, running: _Running) -> float:
-        """Seconds that a batch which begins now need not take, for another ran while it was told."""
-        waited, first = self._now - running.told_at, running.work.step
+        """Seconds that a batch which begins now need not take, for another ran while it was instruction."""
+        waited, first = self._now - running.submitted_at, running.work.step
         if not waited:
             return 0.0
         step_time = self._cost_model.step_time
@@ -279,16 +283,16 @@ class SimulatedExecutor:
             self._schedule(self._now, BatchFinished(self._now, batch_id, running.num_steps_taken))
         return event
 
-    def _start_migration(self, told: MoveKV) -> None:
-        segment, destination_id = told.migration.segment, told.migration.destination_id
+    def _start_migration(self, instruction: MoveKV) -> None:
+        segment, destination_id = instruction.migration.segment, instruction.migration.destination_id
         seconds = self._cost_model.migration_time(len(segment.positions), segment.instance_id, destination_id)
-        self._migrations[told.migration_id] = told.migration
+        self._migrations[instruction.migration_id] = instruction.migration
         time = self._now + seconds
-        self._schedule(time, MigrationFinished(time, told.migration_id, is_committed=True))
+        self._schedule(time, MigrationFinished(time, instruction.migration_id, is_committed=True))
 
     def _lose(self, instance_id: InstanceId) -> None:
         """Drop the batches and migrations that an instance was to take part in: they never end, or begin."""
-        self._holding.drop(lambda told: _needs(told, instance_id))
+        self._held_instructions.drop(lambda instruction: _needs(instruction, instance_id))
         for batch_id, running in tuple(self._running.items()):
             if instance_id in running.plan.group.instance_ids:
                 del self._running[batch_id]
@@ -321,9 +325,9 @@ def _ends(migration: KVMigration) -> tuple[InstanceId, InstanceId]:
     return migration.segment.instance_id, migration.destination_id
 
 
-def _without(instance_id: InstanceId, told: _Instructions) -> _Instructions:
+def _without(instance_id: InstanceId, instructions: _Instructions) -> _Instructions:
     """What of these does not need an instance."""
-    return tuple(instruction for instruction in told if not _needs(instruction, instance_id))
+    return tuple(instruction for instruction in instructions if not _needs(instruction, instance_id))
 
 
 def _needs(instruction: Instruction, instance_id: InstanceId) -> bool:

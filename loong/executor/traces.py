@@ -32,7 +32,7 @@ class WorkerTraces:
         self._numbers = count(1)
         self._is_started = False
         self._one_at_a_time = asyncio.Lock()
-        self._under_way: set[asyncio.Task[Any]] = set()  # Any: nothing, or a path
+        self._in_flight: set[asyncio.Task[Any]] = set()  # Any: nothing, or a path
 
     async def start(self) -> None:
         """Return once all workers trace.
@@ -50,8 +50,8 @@ class WorkerTraces:
 
     async def _finished(self, work: Coroutine[None, None, T]) -> T:
         task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
         return await asyncio.shield(task)
 
     async def _start(self) -> None:

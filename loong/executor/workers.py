@@ -28,10 +28,10 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.executor.answers import Answers
+from loong.executor.batch_queue import BatchQueue
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.heartbeats import Heartbeats
-from loong.executor.holding import Holding
-from loong.executor.in_order import InOrder
+from loong.executor.held_instructions import HeldInstructions
 from loong.executor.losses import Losses
 from loong.executor.outstanding import Outstanding
 from loong.stray_frames import StrayFrames
@@ -88,8 +88,8 @@ class WorkersExecutor:
         self._ending: Drained | BaseException | None = None  # what came after the last event
         self._turn_began_at = monotonic()
         self._outstanding = Outstanding()
-        self._holding = Holding()
-        self._in_order = InOrder()
+        self._held_instructions = HeldInstructions()
+        self._batch_queue = BatchQueue()
         self._to_predict: dict[int, BatchPlan] = {}  # batches in flight
         self._alarms: dict[int, asyncio.TimerHandle] = {}
         self._not_ready = set(endpoints.commands)
@@ -167,7 +167,7 @@ class WorkersExecutor:
                     self._ending = item
                     break
                 if isinstance(item, BatchFinished):
-                    self._holding.forget(item.batch_id)
+                    self._held_instructions.forget(item.batch_id)
                 events.append(item)
         if isinstance(self._ending, BaseException) and not events:
             raise self._ending
@@ -182,10 +182,10 @@ class WorkersExecutor:
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Send each instruction to the workers that have a part in it, once they can."""
         for instruction in instructions:
-            if (told := self._holding.take(instruction)) is not None:
-                self._tell(told)
+            if (ready := self._held_instructions.take(instruction)) is not None:
+                self._send_instruction(ready)
 
-    def _tell(self, instruction: Instruction) -> None:
+    def _send_instruction(self, instruction: Instruction) -> None:
         workers = self._endpoints.addressees(instruction)
         match instruction:
             case RunBatch():
@@ -199,10 +199,10 @@ class WorkersExecutor:
                 assert_never(instruction)
         self._send(workers, encode(instruction))
 
-    def _begin_batch(self, told: RunBatch) -> None:
-        self._to_predict[told.batch_id] = told.plan
-        if self._in_order.tell(told.batch_id, told.plan.group.instance_ids):
-            self._set_alarm(told.batch_id)
+    def _begin_batch(self, instruction: RunBatch) -> None:
+        self._to_predict[instruction.batch_id] = instruction.plan
+        if self._batch_queue.enqueue(instruction.batch_id, instruction.plan.group.instance_ids):
+            self._set_alarm(instruction.batch_id)
 
     def _set_alarm(self, batch_id: int) -> None:
         """A batch begins now; its end is predicted in time."""
@@ -364,7 +364,7 @@ class WorkersExecutor:
         Reports of several workers have no order: tokens may come from one while another has yet to begin.
         """
         if self._outstanding.start(batch_id):
-            for before_id in self._in_order.before(batch_id):
+            for before_id in self._batch_queue.before(batch_id):
                 self._start(before_id)
             self.post(BatchStarted(self.now, batch_id))
 
@@ -380,9 +380,11 @@ class WorkersExecutor:
         del self._to_predict[batch_id]
         if (alarm := self._alarms.pop(batch_id, None)) is not None:
             alarm.cancel()
-        for told in self._holding.end(batch_id, chain.from_iterable(report.tokens for report in reports)):
-            self._tell(told)
-        for begun_id in self._in_order.end(batch_id):
+        for instruction in self._held_instructions.end(
+            batch_id, chain.from_iterable(report.tokens for report in reports)
+        ):
+            self._send_instruction(instruction)
+        for begun_id in self._batch_queue.end(batch_id):
             self._set_alarm(begun_id)
 
 

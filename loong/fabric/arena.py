@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from loong.core.errors import ClusterError
-from loong.fabric.door import Door, knock
+from loong.fabric.memory_server import MemoryServer, fetch_memory
 from loong.fabric.shared_memory import SharedMemory
 from loong.fabric.traffic import Plane
 from loong.fabric.world import World
-from loong.kernels.signals import EPOCHS, Patience
+from loong.kernels.signals import EPOCHS, Deadline
 
 _ALIGNMENT = 256
 _GRANULE = 2 << 20  # bytes; what a GPU's driver gives out
@@ -69,10 +69,10 @@ class Arena:
         self._learn(rank, self.memory.data_ptr())
         stop, words = new((len(Plane), 1), _NEVER), shared.words(2 * len(Plane), _NEVER).view(len(Plane), 2)
         limit = round(deadline * 1e9)
-        self._patience = [Patience(words[plane], stop[plane], limit) for plane in Plane]
+        self._deadlines = [Deadline(words[plane], stop[plane], limit) for plane in Plane]
         self._words = words.numpy()  # the same memory, which torch takes longer to look at
         self._openings = [self.reserve(8 * world.size) for _ in Plane]  # offsets of flags, one a rank
-        self._door = Door(self._door_of(rank), self._descriptor, self._num_bytes)
+        self._memory_server = MemoryServer(self._memory_path_of(rank), self._descriptor, self._num_bytes)
 
     @property
     def opened(self) -> Tensor:
@@ -87,13 +87,13 @@ class Arena:
         """Where the flags of `opened_on` begin."""
         return self._openings[plane]
 
-    def patience(self, plane: Plane = Plane.BATCH) -> Patience:
+    def deadline(self, plane: Plane = Plane.BATCH) -> Deadline:
         """What ends waits of a batch or a migration."""
-        return self._patience[plane]
+        return self._deadlines[plane]
 
     def gave_up(self, plane: Plane, epoch: int) -> bool:
         """Whether something was waited for in vain since `epoch`; the device is asked only if it may be."""
-        return bool(self._words[plane, 0] >= epoch) and bool(self._patience[plane].stop >= epoch)
+        return bool(self._words[plane, 0] >= epoch) and bool(self._deadlines[plane].stop >= epoch)
 
     def reserve(self, num_bytes: int) -> int:
         """The offset of room of zeros. Raises ClusterError if the arena was made too small."""
@@ -109,7 +109,7 @@ class Arena:
 
     def meet(self, rank: int) -> None:
         """Open the memory of a process that has joined, or joined again, waiting for it to be there."""
-        descriptor = knock(self._door_of(rank), self._num_bytes, self._deadline)
+        descriptor = fetch_memory(self._memory_path_of(rank), self._num_bytes, self._deadline)
         if self.host_addresses[rank]:
             self._shared.close(self.host_addresses[rank])
         self._learn(rank, self._shared.open(descriptor, self._num_bytes))
@@ -117,7 +117,7 @@ class Arena:
 
     def close(self) -> None:
         """Let go of the others' memory, and give away our own to nobody any more."""
-        self._door.close()
+        self._memory_server.close()
         for rank, address in enumerate(self.host_addresses):
             if address and rank != self.rank:
                 self._shared.close(address)
@@ -127,7 +127,7 @@ class Arena:
         self.host_addresses[rank] = address
         self.addresses[rank] = address
 
-    def _door_of(self, rank: int) -> Path:
+    def _memory_path_of(self, rank: int) -> Path:
         return self._directory / f"{rank}.arena"
 
 

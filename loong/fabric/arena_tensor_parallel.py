@@ -24,7 +24,7 @@ class ArenaTensorParallel:
             opened=arena.opened,
             clock=arena.clocks[Clock.TENSOR_PARALLEL :][:1],
             num_done=torch.zeros(1, dtype=torch.int32, device=arena.memory.device),
-            patience=arena.patience(),
+            deadline=arena.deadline(),
             shards=shards,
             shard_bytes=shard_bytes,
             whole_bytes=shard_bytes // _WHOLE_PARTS,

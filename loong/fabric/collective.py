@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from loong.core.errors import ClusterError
+from loong.fabric.device_transfer import DeviceTransfer
 from loong.fabric.errors import InvalidMessageError
 from loong.fabric.protocol import Pending
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.tensor_parallel import TensorParallelGroup
 from loong.fabric.traffic import Channel, Plane
-from loong.fabric.under_way import UnderWay
 from loong.fabric.world import neighbours
 
 _LOOK_SECONDS = 0.02
@@ -43,8 +43,8 @@ class CollectiveFabric:
         self._sockets, self._rank, self._device, self._backend = sockets, sockets.rank, device, backend
         self._groups: dict[Plane, dist.ProcessGroup] = {}
         self._peer_rank = self._rank
-        self._under_way: deque[dist.Work] = deque()
-        self._lock = Lock()  # of `_under_way`
+        self._in_flight: deque[dist.Work] = deque()
+        self._lock = Lock()  # of `_in_flight`
         self._oldest_since = monotonic()
         self._broken: ClusterError | None = None
         self._is_closed, self._changed = False, Event()
@@ -151,10 +151,10 @@ class CollectiveFabric:
             come[self._rank].copy_(sent[self._rank])
         works = dist.batch_isend_irecv(ops) if ops else []
         with self._lock:
-            if not self._under_way:
+            if not self._in_flight:
                 self._oldest_since = monotonic()
-            self._under_way.extend(works)
-        return UnderWay([work.wait for work in works], (*sent.values(), *come.values()), self.check)
+            self._in_flight.extend(works)
+        return DeviceTransfer([work.wait for work in works], (*sent.values(), *come.values()), self.check)
 
     def _gather_shards(self, x: Tensor) -> list[Tensor]:
         ranks = self.world.ranks(self.world.instance_id(self._rank))
@@ -181,10 +181,10 @@ class CollectiveFabric:
 
     def _is_something_owed(self) -> bool:
         with self._lock:
-            while self._under_way and self._under_way[0].is_completed():
-                self._under_way.popleft()
+            while self._in_flight and self._in_flight[0].is_completed():
+                self._in_flight.popleft()
                 self._oldest_since = monotonic()
-            return bool(self._under_way)
+            return bool(self._in_flight)
 
     def _raise_if_late(self) -> None:
         if monotonic() - self._oldest_since > self._sockets.deadline:

@@ -6,7 +6,7 @@ import torch
 
 from loong.core.errors import ConfigError
 from loong.fabric.collective import CollectiveFabric
-from loong.fabric.cuda_lanes import CudaLane
+from loong.fabric.cuda_copy_streams import CudaCopyStream
 from loong.fabric.cuda_memory import CudaMemory
 from loong.fabric.protocol import Fabric
 from loong.fabric.sockets import SocketFabric
@@ -26,7 +26,7 @@ def connect_gpus(kind: str, sockets: SocketFabric, index: int, spare_bytes: int)
         logger.info("GPU %d: tensors travel by the %s fabric", index, kind)
     match kind:
         case "symmetric":
-            return SymmetricFabric(sockets, CudaMemory(index), CudaLane, spare_bytes=spare_bytes)
+            return SymmetricFabric(sockets, CudaMemory(index), CudaCopyStream, spare_bytes=spare_bytes)
         case "nccl":
             if sockets.world.size > torch.cuda.device_count():
                 raise ConfigError(

@@ -13,8 +13,8 @@ from loong.core.errors import ClusterError
 from loong.fabric.errors import AbandonedError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link, bytes_of, memory_of
 from loong.fabric.mailbox import Address, Mailbox
+from loong.fabric.peer_registry import PeerRegistry
 from loong.fabric.protocol import Pending
-from loong.fabric.roster import Roster
 from loong.fabric.tensor_parallel import TensorParallelGroup
 from loong.fabric.traffic import Channel, Plane, Traffic
 from loong.fabric.world import World, neighbours
@@ -77,14 +77,14 @@ class SocketFabric:
         self.deadline = deadline
         self._instance_id = world.instance_id(rank)
         self._mailbox = Mailbox(world)
-        self._roster = Roster(directory, world, rank, self._mailbox, deadline)
+        self._peer_registry = PeerRegistry(directory, world, rank, self._mailbox, deadline)
         self._open_batch: _Batch | None = None
         self._open_migration: _Migration | None = None
         self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
 
     def wait_for_peers(self) -> None:
         """Return once the whole world has joined; DeadlineError names who has not."""
-        self._roster.wait_for_all()
+        self._peer_registry.wait_for_all()
 
     @contextmanager
     def batch(self, batch_id: int, group: tuple[int, ...]) -> Iterator[None]:
@@ -94,7 +94,7 @@ class SocketFabric:
         if self._instance_id not in group:
             raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
         ranks = [rank for i in group for rank in self.world.ranks(i) if rank != self.rank]
-        links = {rank: self._roster.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
+        links = {rank: self._peer_registry.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
         with self._opened(Plane.BATCH, batch_id, links.values()):
             self._open_batch = _Batch(batch_id, group, links)
             try:
@@ -133,7 +133,9 @@ class SocketFabric:
             raise InvalidMessageError(
                 f"migration {migration_id} opened inside migration {self._open_migration.migration_id}"
             )
-        link = self._roster.link(self._counterpart(peer_id), Plane.MIGRATION, f"migration {migration_id}")
+        link = self._peer_registry.link(
+            self._counterpart(peer_id), Plane.MIGRATION, f"migration {migration_id}"
+        )
         with self._opened(Plane.MIGRATION, migration_id, [link]):
             self._open_migration = _Migration(migration_id, link)
             try:
@@ -161,7 +163,7 @@ class SocketFabric:
 
     def close(self) -> None:
         """See Fabric."""
-        self._roster.close()
+        self._peer_registry.close()
 
     def watch(self, tell: Callable[[], None]) -> None:
         """Let `tell` be called, by any thread, whenever `raise_if_broken` may have something new to raise."""
@@ -183,11 +185,11 @@ class SocketFabric:
     @property
     def num_stray_frames(self) -> int:
         """Frames that were dropped where peers join."""
-        return self._roster.strays.num_dropped
+        return self._peer_registry.strays.num_dropped
 
     def num_joins(self, rank: int) -> int:
         """How often a peer has joined."""
-        return self._roster.num_joins(rank)
+        return self._peer_registry.num_joins(rank)
 
     def _exchange_ranks(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel

@@ -13,23 +13,23 @@ from torch import Tensor
 from loong.core.errors import ClusterError
 from loong.fabric.arena import Arena, first_epoch, last_epoch
 from loong.fabric.arena_tensor_parallel import ArenaTensorParallel
+from loong.fabric.chunked_channel import ChunkedChannel, ChunkedChannelSize
+from loong.fabric.copy_streams import CopyStream, CopyStreamMaker
+from loong.fabric.device_transfer import DeviceTransfer
 from loong.fabric.errors import DeadlineError, InvalidMessageError
-from loong.fabric.lanes import Lane, LaneMaker
-from loong.fabric.pipes import Pipes, PipeSize
 from loong.fabric.protocol import Pending
 from loong.fabric.shared_memory import SharedMemory
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Channel, Plane
-from loong.fabric.under_way import UnderWay
 from loong.fabric.world import neighbours
 
 _LAST_ID = (1 << 38) - 1  # of a batch or a migration: its epochs are the last that fit a flag
 MIB = 1 << 20
-SIZES: Mapping[Channel, PipeSize] = {
-    Channel.RING: PipeSize(2, 32 * MIB),
-    Channel.QUERIES: PipeSize(2, 2 * MIB),
-    Channel.PARTIALS: PipeSize(2, 2 * MIB),
-    Channel.SEGMENT: PipeSize(2, 32 * MIB),
+SIZES: Mapping[Channel, ChunkedChannelSize] = {
+    Channel.RING: ChunkedChannelSize(2, 32 * MIB),
+    Channel.QUERIES: ChunkedChannelSize(2, 2 * MIB),
+    Channel.PARTIALS: ChunkedChannelSize(2, 2 * MIB),
+    Channel.SEGMENT: ChunkedChannelSize(2, 32 * MIB),
 }
 
 
@@ -44,9 +44,9 @@ class SymmetricFabric:
         self,
         sockets: SocketFabric,
         shared: SharedMemory,
-        make_lane: LaneMaker,
+        make_copy_stream: CopyStreamMaker,
         *,
-        sizes: Mapping[Channel, PipeSize] = SIZES,
+        sizes: Mapping[Channel, ChunkedChannelSize] = SIZES,
         shard_bytes: int = 16 * MIB,
         spare_bytes: int = 0,
     ) -> None:
@@ -54,12 +54,17 @@ class SymmetricFabric:
         self.world = sockets.world
         self._sockets, self._rank = sockets, sockets.rank
         num_ranks = self.world.size
-        num_bytes = spare_bytes + sum(Pipes.num_bytes(size, num_ranks) for size in sizes.values())
+        num_bytes = spare_bytes + sum(ChunkedChannel.num_bytes(size, num_ranks) for size in sizes.values())
         num_bytes += ArenaTensorParallel.num_bytes(self.world.tp_size, shard_bytes)
         self.arena = Arena(sockets.directory, self.world, self._rank, shared, num_bytes, sockets.deadline)
-        self._pipes = {channel: Pipes(self.arena, channel, size) for channel, size in sizes.items()}
-        self._out, self._in = make_lane(self.arena, Plane.BATCH), make_lane(self.arena, Plane.BATCH)
-        self._segments = make_lane(self.arena, Plane.MIGRATION)
+        self._chunked_channels = {
+            channel: ChunkedChannel(self.arena, channel, size) for channel, size in sizes.items()
+        }
+        self._out, self._in = (
+            make_copy_stream(self.arena, Plane.BATCH),
+            make_copy_stream(self.arena, Plane.BATCH),
+        )
+        self._segments = make_copy_stream(self.arena, Plane.MIGRATION)
         self._open_ids: dict[Plane, int | None] = dict.fromkeys(Plane)
         self._num_met = [0] * num_ranks
         self._peer_rank = self._rank
@@ -96,8 +101,8 @@ class SymmetricFabric:
     ) -> Pending:
         """See Fabric. All ranks take their peers by their distance, so they never wait in a circle.
 
-        And they ask for pieces to be sent and received by turns: a lane's queue ends somewhere, and there the
-        host waits until a peer has received.
+        And they ask for pieces to be sent and received by turns: a copy stream's queue ends somewhere, and
+        there the host waits until a peer has received.
         """
         self.check()
         sent = {self._sockets.member(i): tensor for i, tensor in outgoing.items() if self._is_message(tensor)}
@@ -107,9 +112,15 @@ class SymmetricFabric:
         for distance in range(self.world.size):
             to, source = (self._rank + distance) % self.world.size, (self._rank - distance) % self.world.size
             sending = self._sending(channel, self._out, to, sent[to]) if to in sent else ()
-            receiving = self._pipes[channel].receive(self._in, source, come[source]) if source in come else ()
+            receiving = (
+                self._chunked_channels[channel].receive(self._in, source, come[source])
+                if source in come
+                else ()
+            )
             _by_turns(sending, receiving)
-        return UnderWay((self._out.mark(), self._in.mark()), (*sent.values(), *come.values()), self.check)
+        return DeviceTransfer(
+            (self._out.mark(), self._in.mark()), (*sent.values(), *come.values()), self.check
+        )
 
     def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
         """See Fabric; the payload is of the host."""
@@ -135,23 +146,25 @@ class SymmetricFabric:
         if self._is_message(tensor):
             self._segments.follow()
             _by_turns(self._sending(Channel.SEGMENT, self._segments, self._peer_rank, tensor))
-        return UnderWay((self._segments.mark(),), (tensor,), self._check_migration)
+        return DeviceTransfer((self._segments.mark(),), (tensor,), self._check_migration)
 
     def receive_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
         self._check_migration()
         if self._is_message(tensor):
             self._segments.follow()
-            _by_turns(self._pipes[Channel.SEGMENT].receive(self._segments, self._peer_rank, tensor))
-        return UnderWay((self._segments.mark(),), (tensor,), self._check_migration)
+            _by_turns(
+                self._chunked_channels[Channel.SEGMENT].receive(self._segments, self._peer_rank, tensor)
+            )
+        return DeviceTransfer((self._segments.mark(),), (tensor,), self._check_migration)
 
     def close(self) -> None:
         """See Fabric."""
         self._sockets.close()
         for plane in Plane:
-            self.arena.patience(plane).word[0] = last_epoch(_LAST_ID)
-        for lane in (self._out, self._in, self._segments):
-            lane.close()
+            self.arena.deadline(plane).word[0] = last_epoch(_LAST_ID)
+        for copy_stream in (self._out, self._in, self._segments):
+            copy_stream.close()
         self.arena.close()
 
     def _meet(self, rank: int) -> None:
@@ -161,35 +174,39 @@ class SymmetricFabric:
             self.arena.meet(rank)
             self._num_met[rank] = num_joins
 
-    def _sending(self, channel: Channel, lane: Lane, rank: int, tensor: Tensor) -> Iterator[None]:
+    def _sending(
+        self, channel: Channel, copy_stream: CopyStream, rank: int, tensor: Tensor
+    ) -> Iterator[None]:
         if rank != self._rank:
             self.traffic.count(channel, tensor.nbytes)
-        return self._pipes[channel].send(lane, rank, tensor)
+        return self._chunked_channels[channel].send(copy_stream, rank, tensor)
 
-    def _open(self, plane: Plane, batch_or_migration_id: int, ranks: Sequence[int], lane: Lane) -> None:
+    def _open(
+        self, plane: Plane, batch_or_migration_id: int, ranks: Sequence[int], copy_stream: CopyStream
+    ) -> None:
         """Let the others write here, once all that came before is done."""
         for rank in ranks:
             self._meet(rank)
         self._open_ids[plane] = batch_or_migration_id
         self._look()  # for what was told before there was anybody to tell
-        for channel, pipes in self._pipes.items():
+        for channel, chunked_channels in self._chunked_channels.items():
             if channel.plane is plane:
-                pipes.open(batch_or_migration_id)
-        lane.follow()
+                chunked_channels.open(batch_or_migration_id)
+        copy_stream.follow()
         offset = self.arena.opening_offset(plane) + 8 * self._rank
-        lane.signal(sum(1 << rank for rank in ranks), offset, first_epoch(batch_or_migration_id))
+        copy_stream.signal(sum(1 << rank for rank in ranks), offset, first_epoch(batch_or_migration_id))
 
     @contextmanager
-    def _ending(self, plane: Plane, lanes: Sequence[Lane]) -> Iterator[None]:
+    def _ending(self, plane: Plane, copy_streams: Sequence[CopyStream]) -> Iterator[None]:
         """When it ends by an error, end all that is under way: it may use the caller's memory."""
         before = self._open_ids[plane]
         try:
             yield
         except BaseException:
             if (open_id := self._open_ids[plane]) is not None and before is None:
-                self.arena.patience(plane).word[0] = last_epoch(open_id)
-                for lane in lanes:
-                    lane.drain()
+                self.arena.deadline(plane).word[0] = last_epoch(open_id)
+                for copy_stream in copy_streams:
+                    copy_stream.drain()
             raise
         finally:
             self._open_ids[plane] = before
@@ -202,11 +219,11 @@ class SymmetricFabric:
             try:
                 self._sockets.raise_if_broken(plane)
             except ClusterError:
-                self.arena.patience(plane).word[0] = last_epoch(open_id)
+                self.arena.deadline(plane).word[0] = last_epoch(open_id)
 
     def _check(self, plane: Plane) -> None:
         """Raise if somebody failed and something was waited for in vain; the device is asked only then."""
-        open_id, word = self._open_ids[plane], self.arena.patience(plane).word
+        open_id, word = self._open_ids[plane], self.arena.deadline(plane).word
         if open_id is None or not self.arena.gave_up(plane, first_epoch(open_id)):
             return
         self._sockets.raise_if_broken(plane)

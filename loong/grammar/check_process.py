@@ -30,6 +30,7 @@ _NAMES: Mapping[GrammarKind, str] = {  # as messages call what a client sent
     GrammarKind.CHOICE: "the choices",
     GrammarKind.EBNF: "the rules",
     GrammarKind.LARK: "the rules",
+    GrammarKind.STRUCTURAL_TAG: "the schemas of the tools",
 }
 
 

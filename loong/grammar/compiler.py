@@ -10,6 +10,7 @@ from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar, GrammarKind
 from loong.grammar.pattern import num_repetitions
 from loong.grammar.schema import MAX_REPETITIONS, supported
+from loong.grammar.structural_tag import with_supported_schemas
 from loong.grammar.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class GrammarCompiler:
                 return self._of_json.compile_json_schema(
                     schema, strict_mode=False, max_whitespace_cnt=_MAX_BLANKS
                 )
+            case GrammarKind.STRUCTURAL_TAG:
+                tag = with_supported_schemas(msgspec.json.decode(text), _MAX_BLANKS)
+                return self._of_json.compile_structural_tag(msgspec.json.encode(tag).decode())
             case GrammarKind.REGEX:
                 _check_repetitions(text)
                 return self._text_compiler().compile_regex(text)

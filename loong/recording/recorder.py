@@ -35,21 +35,21 @@ class Recorder:
         self._file, self._keeps_prompts = file, keeps_prompts
         self._write(setting)
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Write an event down."""
         self._write(event_line(event, keeps_prompts=self._keeps_prompts))
 
-    def planned(
+    def on_plan(
         self,
         _events: Sequence[Event],
         snapshot: Snapshot,
         plan: IterationPlan,
-        told: Sequence[Instruction],
+        instructions: Sequence[Instruction],
         /,
     ) -> None:
         """Write a plan down."""
         self._write(planned_line(plan))
-        if not (snapshot.batches or snapshot.ending or told):
+        if not (snapshot.batches or snapshot.ending or instructions):
             self._file.flush()  # nothing may come for long
 
     def _write(self, line: Line) -> None:

@@ -93,15 +93,15 @@ class _Script:
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """What follows from these was recorded."""
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Nothing is compared here."""
 
-    def planned(
+    def on_plan(
         self,
         events: Sequence[Event],
         _snapshot: Snapshot,
         plan: IterationPlan,
-        _told: Sequence[Instruction],
+        _instructions: Sequence[Instruction],
         /,
     ) -> None:
         """Compare a plan with the recorded one. The last events may have been recorded without plans."""

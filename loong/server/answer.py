@@ -15,7 +15,7 @@ from loong.server.choices import Choices
 from loong.server.context import Server
 from loong.server.output import Delta
 from loong.server.schemas import StreamOptions
-from loong.server.sse import EventStream, event_of
+from loong.server.sse import OPENAI_STREAM, EventStream, StreamFormat, event_of
 from loong.server.tokenizer import Tokenizer
 from loong.server.wire import json_response
 
@@ -52,21 +52,27 @@ class AnswerShape(ABC):
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
+    stream_format: ClassVar[StreamFormat] = OPENAI_STREAM
 
     def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
         self.asked = asked
         self.tokenizer = tokenizer
-        self._is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks
+        self.is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # in events of a choice that tell only text
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """The whole answer, of the deltas of all choices."""
-        by_choice: list[list[Delta]] = [[] for _ in self.asked.choices]
-        for delta in deltas:
-            by_choice[delta.choice].append(delta)
+        by_choice = self.by_choice(deltas)
         choices = [self.whole_choice(told) for told in by_choice]
         usage = self.usage(sum(map(len, by_choice)))
         return self.envelope(self.whole_object, choices) | {"usage": usage}
+
+    def by_choice(self, deltas: Iterable[Delta]) -> list[list[Delta]]:
+        """Return the deltas of each choice."""
+        found: list[list[Delta]] = [[] for _ in self.asked.choices]
+        for delta in deltas:
+            found[delta.choice].append(delta)
+        return found
 
     @abstractmethod
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
@@ -74,7 +80,13 @@ class AnswerShape(ABC):
 
     def events(self, delta: Delta, num_output_tokens: int) -> bytes:
         """The events of a stream that tell one token, the last of so many of all choices."""
-        if self._is_brief and delta.index and delta.finish_reason is None and delta.logprobs is None:
+        if (
+            self.is_brief
+            and delta.index
+            and delta.parts is None
+            and delta.finish_reason is None
+            and delta.logprobs is None
+        ):
             around = self._around_text.get(delta.choice) or self._find_around_text(delta.choice)
             return around[0] + msgspec.json.encode(delta.text) + around[1]
         return b"".join(map(event_of, self.chunks(delta, num_output_tokens)))
@@ -178,7 +190,7 @@ async def send_stream(
     http: web.Request, server: Server, shape: AnswerShape, deltas: AsyncGenerator[Delta, None]
 ) -> web.StreamResponse:
     """Send the answer as it grows; what fails from here on is an event of the stream."""
-    stream = EventStream(server.settings)
+    stream = EventStream(server.settings, shape.stream_format)
     num_output_tokens = 0
     async with aclosing(deltas), stream.open(http):
         async for delta in deltas:

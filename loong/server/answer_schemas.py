@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 FinishReason = Literal["stop", "length", "abort"]
+ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
 
 class Answer(BaseModel):
@@ -107,11 +108,29 @@ class ChatLogprobs(Answer):
     content: list[ChosenLogprob]
 
 
+class CalledFunction(Answer):
+    """What is called, and with what."""
+
+    name: str
+    arguments: str
+    """JSON, as the model wrote it: an object of the schema where the call was forced."""
+
+
+class ToolCall(Answer):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Answer):
     """The assistant's turn."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """Null if there are calls and no text."""
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(Answer):
@@ -120,7 +139,7 @@ class ChatChoice(Answer):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None
     """The stop string or token that was asked for and ended the answer."""
     token_ids: list[int] = []
@@ -140,11 +159,28 @@ class ChatCompletion(Answer):
     """As those of completions."""
 
 
+class FunctionDelta(Answer):
+    """The name of a function, or a piece of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(Answer):
+    """What is new of a call: first its id and its name, then its arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class MessageDelta(Answer):
     """What is new of the assistant's turn."""
 
     role: Literal["assistant"] | None = None
-    content: str
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChunkChoice(Answer):
@@ -153,7 +189,7 @@ class ChatChunkChoice(Answer):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] = []
 

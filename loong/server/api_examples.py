@@ -132,6 +132,16 @@ data: [DONE]""",
               "message": {"role": "assistant", "content": "{\\"mood\\":\\"sad\\",\\"stars\\":3}"}}]}""",
     ),
     Example(
+        "A call of a tool, which the client runs. Its result goes into a turn of the role `tool`, with the "
+        "`tool_call_id`:",
+        """\
+{"messages": [{"role": "user", "content": "Rate it."}], "max_tokens": 200, "temperature": 0,
+     "tools": [{"type": "function", "function": {"name": "rate", "parameters":
+       {"type": "object", "required": ["stars"], "properties": {
+         "stars": {"type": "integer", "minimum": 1, "maximum": 5}}}}}],
+     "tool_choice": "required", "parallel_tool_calls": false}""",
+    ),
+    Example(
         "Log probabilities, as chats have them:",
         """\
 {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "temperature": 0,
@@ -153,6 +163,22 @@ data: [DONE]""",
 EXAMPLES: Mapping[tuple[str, str], Sequence[Example]] = {
     ("post", "/v1/completions"): _COMPLETIONS,
     ("post", "/v1/chat/completions"): _CHATS,
+    ("post", "/generate"): (
+        Example(
+            body='{"inputs": "hello", "parameters": {"max_new_tokens": 8}}',
+            answer="""\
+{"generated_text": ["[t>gBj~;"], "count_output_tokens": 8, "finish_reason": "length", "prompt_tokens": 6}""",
+        ),
+    ),
+    ("post", "/generate_stream"): (
+        Example(
+            body='{"inputs": "hello", "parameters": {"do_sample": true, "max_new_tokens": 1, "seed": 7}}',
+            answer="""\
+data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "count_output_tokens": 1,
+                 "prompt_tokens": 6},
+       "generated_text": null, "finished": true, "finish_reason": "length", "details": null}""",
+        ),
+    ),
     ("get", "/v1/models"): (
         Example(
             answer="""\

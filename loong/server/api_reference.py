@@ -23,8 +23,9 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
   null counts as absent. **Fields that are not listed here are refused by name**, except for `store`,
   `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Every
   number has bounds.
-- Inside messages, unknown keys are ignored with a warning in the log. Tool calls, audio and refusals are
-  refused.
+- Inside messages, unknown keys are ignored with a warning in the log. Audio and refusals are refused.
+- Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. A forced call is
+  held to its schema by xgrammar.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault.
 - Every answer has an `X-Request-Id`: the client's own, if it is printable ASCII of at most 128
   characters, else the completion's `id`. The log names failed requests by it.
@@ -38,7 +39,8 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
   answers cannot be held to it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB.
 - Special tokens in messages are plain text, so they cannot end or begin a turn. In prompts of
   `/v1/completions` they are special.
-- Not supported: tools, images and sound, a `best_of` above `n`, `suffix`, several models, embeddings.
+- Not supported: built-in tools, images and sound, a `best_of` above `n`, `suffix`, several models,
+  embeddings.
 """
 
 

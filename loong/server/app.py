@@ -12,6 +12,7 @@ from loong.server.context import SERVER, Server
 from loong.server.engine_client import Engine, EngineClient, Tracing
 from loong.server.grammar_checker import GrammarChecker
 from loong.server.insight import Insight
+from loong.server.lightllm.generate import generate, generate_stream
 from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics import MetricFamilies
 from loong.server.middleware import check_api_key, tell_errors
@@ -24,6 +25,7 @@ from loong.server.settings import ServerSettings
 from loong.server.spans import note_traceparent
 from loong.server.sse import EVENT_WRITES, EventWrites
 from loong.server.tokenizer import Tokenizer
+from loong.server.tools.formats import choose_format
 
 
 def create_app(
@@ -80,11 +82,14 @@ def create_api(
         metrics=RequestMetrics(MetricFamilies(registry, settings.served_model_name)),
         bodies=Bodies(settings),
         grammars=grammars,
+        call_format=choose_format(tokenizer.tool_template, settings.tool_call_parser),
     )
     app.add_routes(
         [
             web.post("/v1/completions", completions),
             web.post("/v1/chat/completions", chat_completions),
+            web.post("/generate", generate),
+            web.post("/generate_stream", generate_stream),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
             web.post("/tokenize", tokenization.tokenize),

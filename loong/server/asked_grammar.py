@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from loong.core.grammar import Grammar
+from loong.core.grammar import Grammar, GrammarKind
 from loong.core.request import TokenId
 from loong.server.errors import bad_request
 from loong.server.schemas import GenerationFields
 from loong.server.structured_outputs import choice_grammar, regex_grammar, rules_grammar, schema_grammar
+from loong.server.tools.use import ToolUse
 
 
 class AskedGrammar(NamedTuple):
@@ -17,13 +18,15 @@ class AskedGrammar(NamedTuple):
     grammar: Grammar
 
 
-def asked_grammar(fields: GenerationFields, eos_token_ids: Sequence[TokenId]) -> AskedGrammar | None:
-    """Return the grammar asked for, None for none.
+def asked_grammar(
+    fields: GenerationFields, tools: ToolUse | None, eos_token_ids: Sequence[TokenId]
+) -> AskedGrammar | None:
+    """Return the grammar asked for, None for none. One of JSON lets calls of `tools` through as well.
 
     Raises a 400 that names two fields if two ask for one, or if one contradicts that an answer ends where it
     is whole.
     """
-    found = list(_asked(fields))
+    found = list(_asked(fields, tools))
     if not found:
         return None
     asked, *others = found
@@ -36,10 +39,14 @@ def asked_grammar(fields: GenerationFields, eos_token_ids: Sequence[TokenId]) ->
     for name in ("ignore_eos", "min_tokens", "stop_token_ids"):
         if getattr(fields, name):
             raise bad_request(f"{name} cannot be used with {asked.field}, which says where to end", name)
+    if tools is not None and not tools.is_forced and asked.grammar.kind is GrammarKind.JSON_SCHEMA:
+        return AskedGrammar(asked.field, tools.grammar(or_schema=asked.grammar.text))
     return asked
 
 
-def _asked(fields: GenerationFields) -> Iterator[AskedGrammar]:
+def _asked(fields: GenerationFields, tools: ToolUse | None) -> Iterator[AskedGrammar]:
+    if tools is not None and tools.is_forced:
+        yield AskedGrammar("tool_choice", tools.grammar())
     if (grammar := fields.response_format.grammar) is not None:
         yield AskedGrammar("response_format", grammar)
     if fields.structured_outputs is not None:

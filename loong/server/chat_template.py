@@ -1,14 +1,15 @@
 """Chat templates: a model's own Jinja, in a sandbox, turns messages into a prompt."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Never
 
-import msgspec
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
+from jinja2.nodes import Const, Name
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -63,25 +64,39 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _strftime_now
         try:
+            tree = environment.parse(source)
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigError(f"the model's chat template does not compile: {error}") from error
+        self.source = source
+        self.knows_tools = any(name.name == "tools" for name in tree.find_all(Name))
+        self._texts = frozenset(const.value for const in tree.find_all(Const) if isinstance(const.value, str))
         self._special_tokens = dict(special_tokens)
+
+    def names(self, text: str) -> bool:
+        """Return whether the template compares something with this text, or writes it."""
+        return text in self._texts
 
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
+        tools: Sequence[object] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt for `messages`; raise `InvalidRequestError` if the template refuses them."""
+        """Return the prompt for `messages`, of a model that may call `tools`.
+
+        Raises `InvalidRequestError` if the template refuses them.
+        """
         names = {**self._special_tokens, "tools": None, "documents": None, **(variables or {})}
         names |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        if tools is not None:
+            names["tools"] = tools
         _deadline.set(time.monotonic() + MAX_SECONDS)
         try:
             return self._template.render(names)
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             message = f"the model's chat template refuses these messages: {error}"
             raise InvalidRequestError(message, param="messages") from error
 
@@ -94,7 +109,14 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    """JSON as templates write it: characters as they are, a blank after commas and colons."""
-    encoded = msgspec.json.encode(value)
-    return msgspec.json.format(encoded, indent=0 if indent is None else indent).decode()
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as the filter of transformers does, with its parameters."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -58,8 +58,8 @@ def add_cluster(app: web.Application, cluster: Cluster) -> None:
     metrics = RunMetrics(MetricFamilies(cluster.registry, model_name))
     if insight is not None:
         cluster.registry.register(CostModelCollector(model_name, insight.errors))
-        insight.when_planned.append(metrics.saw_plan)
-        insight.runs.tell(lambda run: metrics.saw_run(run, insight.target_of(run)))
+        insight.when_planned.append(metrics.observe_plan)
+        insight.runs.tell(lambda run: metrics.observe_run(run, insight.target_of(run)))
         add_dashboard(app, insight)
 
 

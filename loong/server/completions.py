@@ -124,7 +124,8 @@ async def complete(
     answer_id = f"{shape_type.id_prefix}-{new_id()}"
     note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
-    held_to = asked_grammar(fields, server.tokenizer.eos_token_ids)
+    tools = prompts[0].tools
+    held_to = asked_grammar(fields, tools, server.tokenizer.eos_token_ids)
     by_prompt = _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
     asked = Asked(
         answer_id,
@@ -147,6 +148,8 @@ async def complete(
         fields.skip_special_tokens,
         asked.is_prompt_only,
         held_to and held_to.field,
+        tools,
+        frozenset() if tools is None else server.tokenizer.special_token_ids(tools.form.markers),
     )
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}

@@ -13,6 +13,7 @@ from loong.server.parsing import short
 from loong.server.request_metrics import RequestMetrics
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
+from loong.server.tools.formats import CallFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Server:
     metrics: RequestMetrics
     bodies: Bodies
     grammars: GrammarChecker
+    call_format: CallFormat | None  # of calls of tools; None: not known
     ignored_keys: IgnoredKeys = field(default_factory=IgnoredKeys)
 
     def check_model(self, name: str | None) -> None:

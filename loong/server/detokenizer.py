@@ -1,5 +1,6 @@
 """Text of tokens as they come, never a character too early."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 from loong.core.request import TokenId
@@ -32,8 +33,16 @@ class IncrementalDetokenizer:
     recent tokens is decoded, not all: a first part whose text is out, as context, and what came since.
     """
 
-    def __init__(self, decoder: Decoder, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        skip_special_tokens: bool = True,
+        kept_token_ids: Collection[TokenId] = (),
+    ) -> None:
+        """Skip special tokens if asked, but for those that are kept."""
         self._decoder = decoder
+        self._kept_token_ids = kept_token_ids
         self._skip_special_tokens = skip_special_tokens
         self._window: list[TokenId] = []
         self._num_context = 0  # tokens
@@ -41,6 +50,10 @@ class IncrementalDetokenizer:
 
     def add(self, token_id: TokenId) -> str:
         """Take one token; return the text that is certain by now, often none."""
+        if token_id in self._kept_token_ids:
+            text = self.finish() + self._decoder.decode([token_id], skip_special_tokens=False)
+            self._window, self._num_context, self._num_emitted = [], 0, 0
+            return text
         if self._decoder.is_silent(token_id, skip_special_tokens=self._skip_special_tokens):
             return ""
         self._window.append(token_id)

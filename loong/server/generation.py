@@ -89,12 +89,12 @@ class _Answer:
         now, metrics = time.monotonic(), self._server.metrics
         if self.num_tokens == 0:
             num_prompt_tokens = len(self.request.prompt_token_ids) if is_first else 0
-            metrics.saw_first_token(now - self._arrived_at, num_prompt_tokens)
+            metrics.observe_first_token(now - self._arrived_at, num_prompt_tokens)
         else:
-            metrics.saw_token(now - self._last_token_at)
+            metrics.observe_token(now - self._last_token_at)
         self._last_token_at = now
         return self._output.add(token)
 
     def end(self, reason: FinishReason) -> None:
         """Count that it is over."""
-        self._server.metrics.saw_end(reason, time.monotonic() - self._arrived_at, self.num_tokens)
+        self._server.metrics.observe_end(reason, time.monotonic() - self._arrived_at, self.num_tokens)

@@ -22,7 +22,7 @@ MAX_SECONDS = 2.0  # for one grammar, which every worker then takes too
 _START_SECONDS = 60.0
 _MAX_PENDING = 64
 MAX_KNOWN = 1024
-_CODES = {GrammarKind.JSON_SCHEMA: "invalid_schema"}
+_CODES = dict.fromkeys((GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG), "invalid_schema")
 _PROCESS = """\
 from loong.child import leave_signals_to_parent
 leave_signals_to_parent()  # before what takes a while to import

@@ -45,7 +45,7 @@ class Insight:
     def __post_init__(self) -> None:
         self.runs.tell(self.over.append)
         if self.spans is not None:
-            self.runs.tell(self.spans.saw_run)
+            self.runs.tell(self.spans.observe_run)
 
     def timed(self, policy: Policy) -> Policy:
         """The same policy, of which every plan is timed."""

@@ -15,7 +15,8 @@ class Literals:
     """Takes special tokens out of texts before a template sees them, and tells where they were after it."""
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
-        longest_first = sorted({*special_tokens, _BEGIN, _END}, key=len, reverse=True)
+        self._special_tokens = tuple(special_tokens)
+        longest_first = sorted({*self._special_tokens, _BEGIN, _END}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
         self._taken: list[str] = []
 
@@ -28,7 +29,7 @@ class Literals:
             case str():
                 return self._pattern.sub(self._take, value)
             case dict():
-                return {name: self._marked(item) for name, item in value.items()}
+                return {self._marked(name): self._marked(item) for name, item in value.items()}
             case list():
                 return [self._marked(item) for item in value]
             case _:
@@ -37,6 +38,10 @@ class Literals:
     def _take(self, found: re.Match[str]) -> str:
         self._taken.append(found[0])
         return f"{_BEGIN}{len(self._taken) - 1}{_END}"
+
+    def is_part(self, text: str) -> bool:
+        """Return whether some special token has the text within."""
+        return any(text in token for token in self._special_tokens)
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
         """What a template wrote, in pieces, and whether each is a text that had been marked."""

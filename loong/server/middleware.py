@@ -68,7 +68,7 @@ def _kept_headers(error: web.HTTPException) -> dict[str, str]:
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
     if (server := request.app.get(SERVER)) is not None:
-        server.metrics.saw_refusal(error.code)
+        server.metrics.observe_refusal(error.code)
     response = json_response(error.body, error.status)
     response.headers.update(error.headers)
     if error.status == 503 and server is not None:

@@ -14,12 +14,16 @@ import loong
 from loong.server import answer_schemas as answers
 from loong.server import schemas
 from loong.server.free_json import VALUE_NAME, VALUE_SCHEMA
+from loong.server.lightllm.answer_schemas import Generated, GeneratedEvent
+from loong.server.lightllm.fields import GenerateFields
 from loong.server.middleware import OPEN_PATHS
 from loong.server.parsing import HARMLESS, NEUTRAL
 from loong.server.schema_base import Schema
+from loong.server.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
 
 Json: TypeAlias = dict[str, Any]
 
+_EVENT_STREAM = "text/event-stream"
 _REF = "#/components/schemas/{model}"
 _WHY = {
     400: "What was sent cannot be served; `param` names the field at fault.",
@@ -47,6 +51,7 @@ class Operation:
     errors: Sequence[int] = ()
     request: type[Schema] | None = None
     event: type[BaseModel] | None = None  # of a stream, where one can be asked for
+    stream_format: StreamFormat = OPENAI_STREAM
 
 
 OPERATIONS = (
@@ -67,6 +72,24 @@ OPERATIONS = (
         (*_OF_BODIES, 429, 500),
         schemas.ChatFields,
         answers.ChatCompletionChunk,
+    ),
+    Operation(
+        "post",
+        "/generate",
+        "Continue a text, as LightLLM's server does.",
+        Generated,
+        (*_OF_BODIES, 429, 500),
+        GenerateFields,
+    ),
+    Operation(
+        "post",
+        "/generate_stream",
+        "The same, streamed without a last `[DONE]` and without comments.",
+        _EVENT_STREAM,
+        (*_OF_BODIES, 429, 500),
+        GenerateFields,
+        GeneratedEvent,
+        BARE_STREAM,
     ),
     Operation("get", "/v1/models", "The model that is served.", answers.ModelList),
     Operation("get", "/v1/models/{model}", "One model by its name.", answers.Model, (404,)),
@@ -157,22 +180,25 @@ def _described(operation: Operation) -> Json:
 
 
 def _contents(operation: Operation) -> Iterator[tuple[str, Json]]:
-    if isinstance(operation.answer, str):
+    if not isinstance(operation.answer, str):
+        yield "application/json", {"schema": _reference(operation.answer)}
+    elif operation.event is None:
         yield operation.answer, {"schema": {"type": "string"}}
-        return
-    yield "application/json", {"schema": _reference(operation.answer)}
     if operation.event is not None:
-        yield "text/event-stream", {"schema": _event(operation.event)}
+        yield _EVENT_STREAM, {"schema": _event(operation.event, operation.stream_format)}
 
 
-def _event(model: type[BaseModel]) -> Json:
-    """What one event of a stream is."""
+def _event(model: type[BaseModel], form: StreamFormat) -> Json:
+    """Return the schema of one event of a stream."""
     told = {"anyOf": [_reference(model), _reference(answers.Error)]}
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    description = f"A `{model.__name__}`, or an `Error`"
+    if form.last_event:
+        data, description = {"anyOf": [data, {"const": "[DONE]"}]}, f"{description}; the last one is `[DONE]`"
     return {
         "type": "object",
-        "description": f"A `{model.__name__}`, or an `Error`; the last one is `[DONE]`.",
-        "properties": {"data": {"anyOf": [data, {"const": "[DONE]"}]}},
+        "description": f"{description}.",
+        "properties": {"data": data},
         "required": ["data"],
     }
 

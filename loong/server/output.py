@@ -1,5 +1,6 @@
 """The answer to one request as it grows, token by token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +10,9 @@ from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, SamplingParams, TokenId
 from loong.server.detokenizer import Decoder, IncrementalDetokenizer
 from loong.server.stop_strings import StopStrings
+from loong.server.tools.parser import CallParser
+from loong.server.tools.parts import Part
+from loong.server.tools.use import ToolUse
 
 
 class Delta(NamedTuple):
@@ -17,7 +21,8 @@ class Delta(NamedTuple):
     `choice` is the answer's place among those of its request, `index` counts the answer's tokens from 0, and
     `text_offset` is where in the answer the token's own text begins, in characters. `stop_reason` is the stop
     string or token that ended the answer, None if none was asked for or it was the model's own. The first
-    delta of an answer brings the `prompt_logprobs`.
+    delta of an answer brings the `prompt_logprobs`. `parts` are what is new of an answer that may call
+    tools, None of any other.
     """
 
     choice: int
@@ -29,6 +34,7 @@ class Delta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: str | TokenId | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    parts: Sequence[Part] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class OutputOptions:
     skip_special_tokens: bool = True
     is_prompt_only: bool = False
     grammar_field: str | None = None  # of the request, whose grammar the answer is held to
+    tools: ToolUse | None = None  # how calls in the text are read
+    kept_token_ids: frozenset[TokenId] = frozenset()  # special tokens whose text is told in any case
 
 
 class Output:
@@ -51,7 +59,12 @@ class Output:
         self._choice = choice
         self._min_tokens = params.min_tokens
         self._options = options
-        self._detokenizer = IncrementalDetokenizer(decoder, skip_special_tokens=options.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            decoder,
+            skip_special_tokens=options.skip_special_tokens,
+            kept_token_ids=options.kept_token_ids if options.skip_special_tokens else (),
+        )
+        self._calls = None if options.tools is None else options.tools.parser()
         self._stop_strings = StopStrings(options.stop_strings)
         self._num_characters = 0  # detokenised, told or held back
         self.num_tokens = 0
@@ -73,9 +86,26 @@ class Output:
         offset = self._num_characters
         text = self._certain_text(self._new_text(token), is_last=token.finish_reason is not None)
         finish_reason, stop_reason = self._finish(token)
-        index = self.num_tokens - 1
-        logprobs = token.logprobs
-        return Delta(self._choice, index, text, token.token_id, offset, logprobs, finish_reason, stop_reason)
+        delta = Delta(
+            self._choice,
+            self.num_tokens - 1,
+            text,
+            token.token_id,
+            offset,
+            token.logprobs,
+            finish_reason,
+            stop_reason,
+        )
+        return delta if self._calls is None else self._with_parts(delta, self._calls)
+
+    def _with_parts(self, delta: Delta, calls: CallParser) -> Delta:
+        """Return a delta with the parts that its text is; an only call ends the answer where it ends."""
+        parts = calls.add(delta.text)
+        if delta.finish_reason is not None:
+            parts += calls.finish()
+        elif calls.is_done:
+            delta = delta._replace(finish_reason=FinishReason.STOP)
+        return delta._replace(parts=parts)
 
     def _new_text(self, token: ProducedToken) -> str:
         """What the token adds before stop strings are looked for; a token that stops adds nothing itself."""

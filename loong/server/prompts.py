@@ -1,17 +1,21 @@
 """Prompts in every form the API takes, as token ids."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from loong.core.errors import InvalidRequestError
 from loong.core.request import TokenId
 from loong.server.chat_template import ChatTemplate
 from loong.server.errors import bad_request
 from loong.server.ignored_keys import IgnoredKeys
 from loong.server.literals import Literals
-from loong.server.schemas import MAX_PROMPTS, ChatFields, CompletionFields, Message, TokenizeFields
+from loong.server.messages import KNOWN_ROLES, Message
+from loong.server.schemas import MAX_PROMPTS, ChatFields, CompletionFields, TokenizeFields
 from loong.server.tokenizer import Tokenizer
+from loong.server.tools.plain_turns import plain_turns
+from loong.server.tools.use import ToolUse
 
 T = TypeVar("T")
 
@@ -20,11 +24,15 @@ _PIECE = 2**16  # items that are looked at in a millisecond or two
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be continued; `name` is what errors call it, `echo` the text that the answer begins with."""
+    """What is to be continued; `name` is what errors call it, `echo` the text that the answer begins with.
+
+    `tools` are those that the answer may call.
+    """
 
     name: str
     token_ids: Sequence[TokenId]
     echo: str = ""
+    tools: ToolUse | None = None
 
 
 async def completion_prompts(fields: CompletionFields, tokenizer: Tokenizer, vocab_size: int) -> list[Prompt]:
@@ -82,14 +90,19 @@ async def _pieces(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
 
 
 async def chat_prompt(
-    fields: ChatFields | TokenizeFields, tokenizer: Tokenizer, ignored_keys: IgnoredKeys
+    fields: ChatFields | TokenizeFields, tokenizer: Tokenizer, ignored_keys: IgnoredKeys, ending: str = ""
 ) -> list[TokenId]:
-    """Token ids of a conversation, by the model's chat template, which writes its special tokens itself."""
-    template = tokenizer.chat_template
+    """Token ids of a conversation, by the model's chat template, which writes its special tokens itself.
+
+    They end with `ending`, in which the answer has begun.
+    """
+    template = tokenizer.chat_template if fields.tools_for_template() is None else tokenizer.tool_template
     if template is None:
         message = "this model has no chat template; send its prompt to /v1/completions"
         raise bad_request(message, "messages", "no_chat_template")
     pieces = await asyncio.to_thread(_rendered, fields, template, tokenizer.literals(), ignored_keys)
+    if ending:
+        pieces.append((ending, False))
     return await tokenizer.encode_pieces(pieces, add_special_tokens=bool(fields.add_special_tokens))
 
 
@@ -102,12 +115,58 @@ def _rendered(
     """What the template writes; no text of the client's can pass for one of its special tokens."""
     messages: Sequence[Message] = fields.messages or []
     ignored_keys.note(key for message in messages for key in message.ignored_keys())
-    text = template.render(
+    _check_roles(messages, template, literals)
+    conversation = _Conversation(
+        template,
         [literals.mark(message.for_template()) for message in messages],
+        literals.mark(fields.tools_for_template()),
+        literals.mark(fields.chat_template_kwargs),
         add_generation_prompt=fields.add_generation_prompt,
-        variables=literals.mark(fields.chat_template_kwargs),
     )
+    text = conversation.text()
+    for role in dict.fromkeys(message.role for message in messages):
+        if role not in KNOWN_ROLES and not conversation.takes(role, text):
+            raise bad_request(f"messages: the chat template takes no turns of the role {role!r}", "messages")
     return list(literals.pieces(text))
+
+
+def _check_roles(messages: Sequence[Message], template: ChatTemplate, literals: Literals) -> None:
+    """Raise a 400 for a role that is a part of a special token, which a template would write with it."""
+    for role in {message.role for message in messages} - KNOWN_ROLES:
+        if literals.is_part(role) and not template.names(role):
+            message = f"messages: the role {role!r} is not supported: it is a part of a special token"
+            raise bad_request(message, "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What a template is given."""
+
+    template: ChatTemplate
+    turns: Sequence[Mapping[str, object]]
+    tools: Sequence[object] | None
+    variables: Mapping[str, object]
+    add_generation_prompt: bool
+
+    def takes(self, role: str, text: str) -> bool:
+        """Return whether turns of a role are in the whole text."""
+        try:
+            return self.text(without=role) != text
+        except InvalidRequestError:  # they cannot be left out
+            return True
+
+    def text(self, without: str | None = None) -> str:
+        """Return what the template writes, of turns of all roles but one."""
+        turns = [turn for turn in self.turns if turn["role"] != without]
+        tools = self.tools
+        if not self.template.knows_tools:
+            turns, tools = plain_turns(turns, tools), None
+        return self.template.render(
+            turns,
+            tools=tools,
+            variables=self.variables,
+            add_generation_prompt=self.add_generation_prompt,
+        )
 
 
 async def check_prompt_ids(

@@ -27,7 +27,7 @@ class RequestMetrics:
         rejected = labeled("vllm:admission_rejections", "Requests refused for want of room.", "reason")
         self._rejected = {code: rejected.labels(self._model_name, code) for code in ADMISSION_CODES}
 
-    def saw_first_token(self, ttft: float, num_prompt_tokens: int) -> None:
+    def observe_first_token(self, ttft: float, num_prompt_tokens: int) -> None:
         """Count a first token, and the prompt that was processed for it: 0 if for another choice too."""
         self._ttft.observe(ttft)
         if num_prompt_tokens:
@@ -35,13 +35,13 @@ class RequestMetrics:
             self._prompt_tokens.inc(num_prompt_tokens)
         self._generation_tokens.inc()
 
-    def saw_token(self, latency: float) -> None:
+    def observe_token(self, latency: float) -> None:
         """Count a token after the first: soon, or when the next request ends."""
         self._latencies.append(latency)
         if len(self._latencies) >= _MAX_UNCOUNTED:
             self._count_tokens()
 
-    def saw_end(self, reason: FinishReason, latency: float, num_output_tokens: int) -> None:
+    def observe_end(self, reason: FinishReason, latency: float, num_output_tokens: int) -> None:
         """Count a request that is over; only one that was served whole has a latency."""
         self._count_tokens()
         self._success.labels(self._model_name, reason.value).inc()
@@ -55,7 +55,7 @@ class RequestMetrics:
             self._itl.observe_all(latencies)
             self._generation_tokens.inc(len(latencies))
 
-    def saw_refusal(self, code: str) -> None:
+    def observe_refusal(self, code: str) -> None:
         """Count a request that was answered with an error."""
         self._refused.labels(self._model_name, code).inc()
         if (rejected := self._rejected.get(code)) is not None:

@@ -44,11 +44,11 @@ class RunMetrics:
             "loong:slo_requests", "Latencies of served requests against their targets.", "latency", "outcome"
         )
 
-    def saw_plan(self, seconds: float) -> None:
+    def observe_plan(self, seconds: float) -> None:
         """Count a plan, and what it took to make."""
         self._scheduler.observe(seconds)
 
-    def saw_run(self, run: RequestRun, target: Targets) -> None:
+    def observe_run(self, run: RequestRun, target: Targets) -> None:
         """Count a request that was served whole, as the scheduler saw it, against its `target`."""
         if run.end not in SERVED or run.ended_at is None:
             return

@@ -1,25 +1,14 @@
 """What clients may send: fields of the OpenAI API, and those that vLLM adds, with vLLM's defaults."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
-from pydantic.config import JsonDict
-from pydantic_core import PydanticKnownError
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from loong.core.request import MAX_TOKEN_ID, NUM_SEEDS
 from loong.server.errors import bad_request
 from loong.server.free_json import FreeObject
+from loong.server.messages import Messages
 from loong.server.schema_base import Schema, within
 from loong.server.structured_outputs import (
     Alternatives,
@@ -28,6 +17,7 @@ from loong.server.structured_outputs import (
     Source,
     StructuredOutputs,
 )
+from loong.server.tools.fields import OfferedTools, ToolUseFields
 
 MAX_PROMPTS = 256  # in one request
 MAX_STOP_STRINGS = 16
@@ -35,22 +25,17 @@ MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_USER_LENGTH = 256  # characters
-MAX_MESSAGES = 4096
 
 _TEXT = {"type": "string", "minLength": 1}
 _ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
-_IDS = {"type": "array", "items": _ID, "minItems": 1}
+MAX_TOKEN_IDS_SCHEMA = {"type": "array", "items": _ID, "minItems": 1}
 _TEXTS = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS}
-_LISTS = {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS}
-_PROMPT = {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS]}
+_LISTS = {"type": "array", "items": MAX_TOKEN_IDS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT = {"anyOf": [_TEXT, _TEXTS, MAX_TOKEN_IDS_SCHEMA, _LISTS]}
 
 
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
-
-
-def _as_parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 TokenIdField = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
@@ -230,90 +215,7 @@ class CompletionFields(GenerationFields):
         return self.echo or super().is_about_prompt
 
 
-class TextPart(Schema):
-    """A piece of a message. Keys that are not listed here are ignored, with a warning in the log."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["text"]
-    text: str
-
-
-def _only(empty: object) -> AfterValidator:
-    """Refuse any other value as an unknown field is refused: to ignore it would lose a part of the turn."""
-
-    def check(value: object) -> object:
-        if value != empty:
-            raise PydanticKnownError("extra_forbidden")
-        return value
-
-    return AfterValidator(check)
-
-
-_NEEDS_CONTENT: JsonDict = {
-    "required": ["role"],
-    "if": {"properties": {"role": {"const": "assistant"}}, "required": ["role"]},
-    "else": {"required": ["content"]},
-}
-
-
-class Message(Schema):
-    """One turn of a conversation, such as servers answer with and clients keep.
-
-    Keys that are not listed here are ignored, with a warning in the log. Chat templates see the role, the
-    content and the name.
-    """
-
-    model_config = ConfigDict(extra="allow", json_schema_extra=_NEEDS_CONTENT)
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts, str | list[TextPart])]
-    """A text, or its pieces, which are joined by line breaks. Special tokens in it are plain text. A turn of
-    the assistant may have none."""
-    name: str | None = None
-    tool_calls: Annotated[Any, _only([]), WithJsonSchema({"type": "array", "maxItems": 0})] = []
-    """Tools are not supported: an empty list, or null."""
-    function_call: Annotated[Any, _only(None), WithJsonSchema({"const": None})] = None
-    """Not supported: null."""
-    audio: Annotated[Any, _only(None), WithJsonSchema({"const": None})] = None
-    """Not supported: null."""
-    refusal: Annotated[Any, _only(""), WithJsonSchema({"const": ""})] = ""
-    """Not supported: empty, or null."""
-    reasoning_content: Any = None
-    """Ignored: what the assistant thought in an earlier turn is no part of the prompt."""
-    reasoning: Any = None
-    """Ignored likewise."""
-    annotations: Any = None
-    """Ignored."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_an_empty_turn(cls, message: object) -> object:
-        """Take an assistant's turn without content as an empty text."""
-        if (
-            isinstance(message, dict)
-            and message.get("role") == "assistant"
-            and message.get("content") is None
-        ):
-            return {**message, "content": ""}
-        return message
-
-    def ignored_keys(self) -> Iterator[str]:
-        """Yield the keys that are not known, of the message and of its pieces."""
-        for part in (self, *self.content):
-            yield from part.model_extra or ()
-
-    def for_template(self) -> dict[str, object]:
-        """The message as chat templates expect it, its content as one string."""
-        text = "\n".join(part.text for part in self.content)
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": text, **named}
-
-
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-class ChatFields(GenerationFields):
+class ChatFields(ToolUseFields, GenerationFields):
     """The body of `/v1/chat/completions`."""
 
     prompt_field = "messages"
@@ -340,7 +242,7 @@ class ChatFields(GenerationFields):
         return self.top_logprobs if self.logprobs else None
 
 
-class TokenizeFields(Schema):
+class TokenizeFields(OfferedTools):
     """The body of `/tokenize`: a text, or the messages of a chat."""
 
     model: str | None = None

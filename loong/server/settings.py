@@ -35,6 +35,7 @@ class ServerSettings:
     body_timeout: float = 120.0
     write_timeout: float = 600.0  # how long a client may leave its stream unread
     keep_alive_interval: float = 5.0
+    tool_call_parser: str | None = None  # the name of a format of calls; None: by the chat template
 
     def __post_init__(self) -> None:
         for name in (

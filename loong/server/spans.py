@@ -71,7 +71,7 @@ class Spans:
         if len(self._parents) > MAX_PARENTS:
             del self._parents[next(iter(self._parents))]
 
-    def saw_run(self, run: RequestRun) -> None:
+    def observe_run(self, run: RequestRun) -> None:
         """Make the spans of a request that is over."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 

@@ -7,6 +7,7 @@ have to say at one turn of the event loop is collected, and written in one go at
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -20,9 +21,20 @@ _HEADERS = {
     "X-Accel-Buffering": "no",  # a proxy that collects events would undo streaming
 }
 _KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
 _MAX_STREAMS = 64  # that are written in one go
 _MAX_COLLECTED_BYTES = 2**14  # a stream that has more to say at one turn lets others have theirs first
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """What a stream has besides its events: a last one, and comments while there are none."""
+
+    last_event: bytes
+    has_keep_alives: bool
+
+
+OPENAI_STREAM = StreamFormat(b"data: [DONE]\n\n", has_keep_alives=True)
+BARE_STREAM = StreamFormat(b"", has_keep_alives=False)
 
 
 def event_of(content: object) -> bytes:
@@ -60,14 +72,15 @@ EVENT_WRITES = web.AppKey("event_writes", EventWrites)
 class EventStream:
     """An answer of events."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, form: StreamFormat = OPENAI_STREAM) -> None:
+        self._format = form
         self.response = web.StreamResponse(headers=_HEADERS)
         self._settings = settings
         self._collected = bytearray()
 
     @asynccontextmanager
     async def open(self, http: web.Request) -> AsyncIterator[None]:
-        """Send the headers, then comments whenever nothing else was sent for a while; `[DONE]` at the end.
+        """Send the headers, then comments whenever nothing else was sent for a while, and the last event.
 
         What fails within is told as an event before it. A client that leaves ends the context quietly.
         """
@@ -85,7 +98,7 @@ class EventStream:
             except Exception as error:  # noqa: BLE001  the answer is under way: there can be no other
                 self._collected += event_of(as_api_error(error).body)
             self._next_keep_alive.cancel()
-            rest = bytes(self._collected) + _DONE
+            rest = bytes(self._collected) + self._format.last_event
             self._collected.clear()
             await self._in_time(self.response.write_eof(rest))
         except ClientLeftError:
@@ -131,7 +144,8 @@ class EventStream:
         """Say something if it is time, and come back when it may be again."""
         interval = self._settings.keep_alive_interval
         idle = self._loop.time() - self._last_write
-        if idle >= interval and not self._http.protocol.writing_paused:
+        is_due = idle >= interval and self._format.has_keep_alives
+        if is_due and not self._http.protocol.writing_paused:
             self._collect(_KEEP_ALIVE)
             self.write()
         self._next_keep_alive = self._loop.call_later(

@@ -23,7 +23,7 @@ class StopStrings:
             end, _, self.matched = min(ends)
             self._held = ""
             return text[: end - len(self.matched)]
-        num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        num_held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
 
@@ -33,7 +33,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` with which `stop` begins, short of all of it."""
+def overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` with which `stop` begins, short of all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

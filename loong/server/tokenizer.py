@@ -28,11 +28,13 @@ class Tokenizer:
         eos_token_ids: Iterable[TokenId] = (),
         prefix_token_ids: Sequence[TokenId] = (),
         chat_template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
         folder: Path | None = None,
     ) -> None:
         """Take a tokenizer over, with truncation and padding off; `folder` is where it is from.
 
-        Text prompts begin with `prefix_token_ids` whether or not the backend adds them.
+        `tool_template` is for chats with tools, where a model has another for these. Text prompts begin with
+        `prefix_token_ids` whether or not the backend adds them.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -40,6 +42,7 @@ class Tokenizer:
         self._prefix = list(prefix_token_ids)
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.chat_template = chat_template
+        self.tool_template = chat_template if tool_template is None else tool_template
         self.folder = folder
         self._names: dict[TokenId, tuple[str, bytes]] = {}
         self._texts: dict[tuple[TokenId, bool], str] = {}
@@ -61,7 +64,8 @@ class Tokenizer:
             backend,
             eos_token_ids=[*eos_token_ids, *([] if eos_id is None else [eos_id])],
             prefix_token_ids=[] if bos_id is None else [bos_id],
-            chat_template=_read_chat_template(folder, config, special_tokens),
+            chat_template=_read_chat_template(folder, config, special_tokens, "default"),
+            tool_template=_read_chat_template(folder, config, special_tokens, "tool_use"),
             folder=folder,
         )
 
@@ -167,6 +171,11 @@ class Tokenizer:
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         return text.encode()
 
+    def special_token_ids(self, texts: Iterable[str]) -> frozenset[TokenId]:
+        """Return the ids of those of the texts that are special tokens."""
+        wanted = frozenset(texts)
+        return frozenset(i for i, token in self._special_tokens.items() if token in wanted)
+
     def literals(self) -> Literals:
         """What keeps clients' texts from being taken for this tokenizer's special tokens."""
         return Literals(self._special_tokens.values())
@@ -240,12 +249,12 @@ def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _read_chat_template(
-    folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str]
+    folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str], name: str
 ) -> ChatTemplate | None:
-    """The template in a file of its own, else the one in the config; of several named ones the default."""
+    """Return the template in a file of its own, else the one in the config; of several the one named."""
     path = folder / "chat_template.jinja"
     source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
     if isinstance(source, list):
         named = {item["name"]: item["template"] for item in source if isinstance(item, dict)}
-        source = named.get("default")
+        source = named.get(name)
     return ChatTemplate(source, special_tokens) if isinstance(source, str) else None

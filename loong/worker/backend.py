@@ -14,8 +14,8 @@ from loong.kernels import reference_draw
 from loong.kernels.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
 from loong.model.tensor_parallel import Shard
-from loong.worker.draw import uniform
 from loong.worker.group_exchange import FabricExchange, KVExchange
+from loong.worker.random_sampling import uniform
 from loong.worker.sampling import Sampler, TorchSampler
 
 

@@ -1,4 +1,4 @@
-"""Batches in the order in which they are told: while the device works on one, the next is laid out."""
+"""Batches in the order in which they are submitted: while the device works on one, the next is laid out."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,15 +8,15 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
 from loong.wire import BatchBegun, BatchDone, PromptScored, StepDone
-from loong.worker.begun_batch import BegunBatch
 from loong.worker.lease_ends import LeaseEnds
 from loong.worker.runner import BatchRunner
+from loong.worker.started_batch import StartedBatch
 
 _LOOK_SECONDS = 100e-6  # between looks at whether the device is done
 
 
 class BatchLoop:
-    """Begins batches and finishes them, and tells what they produce; one thread's."""
+    """Begins batches and finishes them, and reports what they produce; for one thread."""
 
     def __init__(
         self,
@@ -27,22 +27,22 @@ class BatchLoop:
         send: Callable[[BatchBegun | StepDone | PromptScored | BatchDone], None],
         trace: Callable[[], None],
     ) -> None:
-        """Take where to send reports, and what to do at the edge of each step."""
+        """Take where to send reports, and what to do at each step boundary."""
         self._instance_id, self._tp_rank = instance_id, tp_rank
         self._runner, self._lease_ends = runner, lease_ends
         self._send, self._trace = send, trace
-        self._begun: BegunBatch | None = None
+        self._started: StartedBatch | None = None
 
-    def turn(self, told: "SimpleQueue[RunBatch | None]") -> None:
-        """Wait for the next that is told, or for the device, and go on: begin a batch, finish the one before.
+    def turn(self, commands: "SimpleQueue[RunBatch | None]") -> None:
+        """Wait for the next command or for the device: begin a batch, and finish the one before.
 
-        None in the queue is no batch, but wants what is to be done at an edge.
+        None in the queue is no batch, but asks for what is done at a step boundary.
         """
-        command = self._wait(told)
-        before = self._begun
+        command = self._wait(commands)
+        before = self._started
         if before is None and command is not None:
             self._report_begin(command)
-        self._begun = None if command is None else self._runner.begin(command)
+        self._started = None if command is None else self._runner.begin(command)
         if before is not None:
             self._finish(before)
             if command is not None:  # laid out before, but the device has come to it only now
@@ -53,35 +53,35 @@ class BatchLoop:
         if self._tp_rank == 0:  # all ranks begin together
             self._send(BatchBegun(command.batch_id, self._instance_id, self._tp_rank))
 
-    def _wait(self, told: "SimpleQueue[RunBatch | None]") -> RunBatch | None:
-        """The next that is told; None if before that the batch that has begun is to be finished."""
-        if self._begun is None:
-            return told.get()
-        while not self._begun.needs_host():
+    def _wait(self, commands: "SimpleQueue[RunBatch | None]") -> RunBatch | None:
+        """The next command; None if before that the batch that has begun is to be finished."""
+        if self._started is None:
+            return commands.get()
+        while not self._started.needs_host():
             with suppress(Empty):
-                return told.get_nowait()  # first: a device that is done has nothing else to do
-            if self._begun.is_done():
+                return commands.get_nowait()  # first: a device that is done has nothing else to do
+            if self._started.is_done():
                 break
             with suppress(Empty):
-                return told.get(timeout=_LOOK_SECONDS)
+                return commands.get(timeout=_LOOK_SECONDS)
         return None
 
-    def _finish(self, begun: BegunBatch) -> None:
-        batch_id = begun.command.batch_id
-        told_at_the_end: tuple[ProducedToken, ...] = ()
+    def _finish(self, started: StartedBatch) -> None:
+        batch_id = started.command.batch_id
+        last_tokens: tuple[ProducedToken, ...] = ()
 
         def report_step(step: int, tokens: tuple[ProducedToken, ...], is_last: bool) -> None:
-            nonlocal told_at_the_end
+            nonlocal last_tokens
             if tokens and self._tp_rank == 0:  # all ranks sample the same
                 if is_last:
-                    told_at_the_end = tokens
+                    last_tokens = tokens
                 else:
                     self._send(StepDone(batch_id, step, tokens))
-            self._trace()  # a lease that goes on and on has no edge to wait for
+            self._trace()  # a lease that goes on and on has no batch end to wait for
 
-        num_steps = begun.finish(self._lease_ends.of(begun.command), report_step)
+        num_steps = started.finish(self._lease_ends.of(started.command), report_step)
         self._lease_ends.forget_up_to(batch_id)
         if self._tp_rank == 0:  # all ranks find the same
-            for found in begun.prompt_logprobs():
+            for found in started.prompt_logprobs():
                 self._send(PromptScored(batch_id, self._instance_id, self._tp_rank, found))
-        self._send(BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, told_at_the_end))
+        self._send(BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, last_tokens))

@@ -1,7 +1,7 @@
 """Tokens that a request's grammar allows next, for any request, in whatever order steps come.
 
-What is allowed follows from the grammar and the output so far alone, so it does not matter which instance
-computed the output, or whether it was computed twice.
+What is allowed depends_on_batch_id from the grammar and the output so far alone, so it does not matter which
+instance computed the output, or whether it was computed twice.
 """
 
 import logging

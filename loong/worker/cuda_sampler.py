@@ -8,7 +8,7 @@ from torch import Tensor
 from loong.kernels import gpu
 from loong.kernels.draw_params import DrawParams, Penalties
 from loong.model.device import Device
-from loong.worker.draw import draw_params
+from loong.worker.random_sampling import draw_params
 from loong.worker.sampling_input import SamplingInput
 
 
@@ -20,11 +20,11 @@ class CudaSampler:
         self._workspaces: dict[int, gpu.DrawWorkspace] = {}  # by rows; kept, for graphs hold their memory
 
     def upload(self, tensor: Tensor) -> Tensor:
-        """See Adjuster."""
+        """See LogitsOps."""
         return self._device.upload(tensor)
 
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
-        """See Adjuster."""
+        """See LogitsOps."""
         gpu.penalize(logits, penalties, out=logits)
 
     def choose(self, logits: Tensor, inputs: Sequence[SamplingInput]) -> tuple[Tensor, Tensor]:

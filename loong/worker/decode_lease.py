@@ -15,15 +15,15 @@ from loong.core.plan import Transfer
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.worker.backend import Reading
-from loong.worker.begun_batch import ReportStep
 from loong.worker.constraints import Constraints
-from loong.worker.decode_steps import DecodeSteps
-from loong.worker.edges import settle
-from loong.worker.following import Following, NewestTokens
+from loong.worker.decode_graph import DecodeGraph
 from loong.worker.kv_pool import KVPool
-from loong.worker.lease_choices import LeaseChoices
 from loong.worker.lease_ends import LeaseTerm
+from loong.worker.lease_sampling import LeaseSampling
 from loong.worker.lease_slots import LeaseSlots, masters_inputs
+from loong.worker.started_batch import ReportStep
+from loong.worker.step_sync import sync_step
+from loong.worker.token_placeholders import PendingTokens, TokenPlaceholders
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DecodeLeases:
 
     instance_id: InstanceId
     pool: KVPool
-    steps: DecodeSteps
+    graph: DecodeGraph
     fabric: Fabric
     constraints: Constraints
 
@@ -41,7 +41,7 @@ class DecodeLeases:
         blocks = command.plan.queries
         num_tokens = Counter(block.master_id for block in blocks)
         return (
-            max(num_tokens.values()) <= self.steps.max_size(command.plan.group.dop)
+            max(num_tokens.values()) <= self.graph.max_size(command.plan.group.dop)
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
             and all(given.num_output_tokens > 0 for given in command.inputs)
             and self._has_room(command)
@@ -52,92 +52,97 @@ class DecodeLeases:
         writes = command.plan.writes
         num_slots = sum(len(segment.positions) for segment in writes)
         num_slots += sum(given.placement.num_tokens for given in command.inputs)
-        if num_slots <= self.steps.max_num_slots:
+        if num_slots <= self.graph.max_num_slots:
             return True
         by_instance: Counter[InstanceId] = Counter()
         for given in command.inputs:
             by_instance.update(given.placement.tokens_by_instance())
         for segment in writes:
             by_instance[segment.instance_id] += len(segment.positions)
-        return max(by_instance.values()) <= self.steps.max_num_slots
+        return max(by_instance.values()) <= self.graph.max_num_slots
 
 
 class _Launched(NamedTuple):
     """A lease whose first step was asked for."""
 
     slots: LeaseSlots
-    choices: LeaseChoices
+    sampling: LeaseSampling
     reading: Reading
 
 
 class DecodeLease:
-    """One of these leases; see BegunBatch.
+    """One of these leases; see StartedBatch.
 
     What is computed beyond the end of a request or of the lease is dropped. A group learns that its leader
     stops the lease while it takes the next step, which then counts.
     """
 
     def __init__(
-        self, leases: DecodeLeases, following: Following, newest: NewestTokens, *, is_alone: bool
+        self,
+        leases: DecodeLeases,
+        placeholders: TokenPlaceholders,
+        pending_tokens: PendingTokens,
+        *,
+        is_alone: bool,
     ) -> None:
         """Begin at once on an instance alone, unless it needs tokens that are not there yet."""
-        self._instance_id, self._pool, self._steps = leases.instance_id, leases.pool, leases.steps
+        self._instance_id, self._pool, self._graph = leases.instance_id, leases.pool, leases.graph
         self._fabric, self._constraints = leases.fabric, leases.constraints
-        self._following, self._newest = following, newest
+        self._placeholders, self._pending_tokens = placeholders, pending_tokens
         self._is_alone = is_alone
         self._launched: _Launched | None = None
-        if is_alone and not following.needs_tokens:
-            self._launched = self._launch(following.begun())
+        if is_alone and not placeholders.needs_tokens:
+            self._launched = self._launch(placeholders.begun())
 
     @property
     def command(self) -> RunBatch:
-        """See BegunBatch."""
-        return self._following.command
+        """See StartedBatch."""
+        return self._placeholders.command
 
     def needs_host(self) -> bool:
-        """See BegunBatch."""
+        """See StartedBatch."""
         return True
 
     def is_done(self) -> bool:
-        """See BegunBatch."""
+        """See StartedBatch."""
         return False
 
     def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
-        """See BegunBatch."""
-        command = self._following.resolved()
+        """See StartedBatch."""
+        command = self._placeholders.resolved()
         with self._fabric.batch(command.batch_id, command.plan.group.instance_ids):
             try:
                 launched = self._launched or self._launch(command)
                 num_steps = self._take_steps(command, launched, lease_end, report)
             finally:
-                self._steps.wait()  # nobody reads a step that is dropped, but it writes into slots
+                self._graph.wait()  # nobody reads a step that is dropped, but it writes into slots
         launched.slots.keep(num_steps)
         return num_steps
 
     def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
-        """See BegunBatch: a lease computes no prompt."""
+        """See StartedBatch: a lease computes no prompt."""
         return ()
 
     def _launch(self, command: RunBatch) -> _Launched:
         slots = LeaseSlots(self._instance_id, self._pool, command)
         given = masters_inputs(command, self._instance_id)
         rows = {item.request_id: row for row, item in enumerate(given)}
-        self._steps.begin(slots.batch, self._following.drawn_ids(rows))
-        choices = self._steps.choices(given, self._constraints)
-        self._steps.launch()
-        return _Launched(slots, choices, self._steps.read(choices))
+        self._graph.begin(slots.batch, self._placeholders.pending_token_ids(rows))
+        sampling = self._graph.sampling(given, self._constraints)
+        self._graph.launch()
+        return _Launched(slots, sampling, self._graph.read(sampling))
 
     def _most_steps(self, command: RunBatch) -> int:
         """Steps for which all lists of slots are short enough."""
         num_held = sum(given.placement.num_tokens for given in command.inputs)
-        num_steps = (self._steps.max_num_slots - num_held) // len(command.inputs)
+        num_steps = (self._graph.max_num_slots - num_held) // len(command.inputs)
         return max(command.plan.num_steps, num_steps)
 
     def _take_steps(
         self, command: RunBatch, launched: _Launched, lease_end: LeaseTerm, report: ReportStep
     ) -> int:
         plan, is_alone = command.plan, self._is_alone
-        slots, choices, reading = launched
+        slots, sampling, reading = launched
         rows = dict(enumerate(masters_inputs(command, self._instance_id)))
         live, end, lengthened_at = set(plan.request_ids), plan.num_steps, -1
         most_steps = self._most_steps(command)
@@ -149,25 +154,25 @@ class DecodeLease:
             if end > slots.num_steps and step >= lengthened_at + 2:  # so what was last copied has arrived
                 lease_end.wait_for_room(end)
                 slots.lengthen(end, rows)
-                self._steps.lengthen(slots.batch)
+                self._graph.lengthen(slots.batch)
                 lengthened_at = step
             is_last = step + 1 >= min(end, slots.num_steps)
             if not is_last:
-                self._steps.launch()
-                if not choices.needs_tokens:
-                    coming = self._steps.read(choices)
-            tokens = tuple(_take_tokens(reading.wait(), step, rows, choices))
-            if choices.needs_tokens and not is_last:
-                choices.end_step()
-                coming = self._steps.read(choices)
+                self._graph.launch()
+                if not sampling.needs_tokens:
+                    coming = self._graph.read(sampling)
+            tokens = tuple(_take_tokens(reading.wait(), step, rows, sampling))
+            if sampling.needs_tokens and not is_last:
+                sampling.end_step()
+                coming = self._graph.read(sampling)
             self._fabric.check()
             if is_last:
-                self._newest.tell(tokens)
+                self._pending_tokens.resolve(tokens)
             report(step, tokens, is_last)
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
             live -= ended
             if not is_alone and not is_last:
-                end = max(settle(self._fabric, plan, ended, live, lease_end), step + 2)
+                end = max(sync_step(self._fabric, plan, ended, live, lease_end), step + 2)
             if is_last or not live:
                 return step + 1
             reading = coming
@@ -175,11 +180,11 @@ class DecodeLease:
 
 
 def _take_tokens(
-    read: Sequence[Tensor], step: int, live: dict[int, RequestInput], choices: LeaseChoices
+    read: Sequence[Tensor], step: int, live: dict[int, RequestInput], sampling: LeaseSampling
 ) -> Iterator[ProducedToken]:
     """The tokens of the live requests, of which those that end with them leave."""
     token_ids, largest = (values.tolist() for values in read[:2])
-    logprobs = choices.logprobs(read[2:])
+    logprobs = sampling.logprobs(read[2:])
     for row, given in list(live.items()):
         params = given.sampling_params
         assert params is not None
@@ -188,8 +193,8 @@ def _take_tokens(
             reason = params.finish_reason(given.num_output_tokens + step + 1, token_id)
             yield ProducedToken(given.request_id, token_id, reason, logprobs.get(row))
         else:
-            token_id, reason = 0, choices.why_invalid(row)
+            token_id, reason = 0, sampling.why_invalid(row)
             yield ProducedToken(given.request_id, token_id, reason)
-        choices.take(row, token_id, reason)
+        sampling.take(row, token_id, reason)
         if reason is not None:
             del live[row]

@@ -11,7 +11,7 @@ from torch import Tensor
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId, SamplingParams, TokenId
 from loong.kernels.draw_params import DrawParams
-from loong.worker.draw import draw_params
+from loong.worker.random_sampling import draw_params
 
 GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a master in a step of a group
 BATCH_SIZES = (*GROUP_SIZES[:-1], 160, 192, 256, 320, 384, 512)  # of an instance alone
@@ -40,24 +40,24 @@ class DecodeRow:
 class DecodeBatch:
     """A lease as it begins on one instance.
 
-    `rows` are the requests whose master it is. `served` has, for each other member, what its requests have
+    `rows` are the requests whose master it is. `peer_rows` has, for each other member, what its requests have
     here, in the order of its rows.
     """
 
     instance_id: InstanceId
     rows: Sequence[DecodeRow]
-    served: Mapping[InstanceId, Sequence[Held]]
+    peer_rows: Mapping[InstanceId, Sequence[Held]]
 
     @property
     def num_tokens(self) -> Mapping[InstanceId, int]:
         """The tokens of each member in a step."""
-        return {self.instance_id: len(self.rows), **{i: len(lists) for i, lists in self.served.items()}}
+        return {self.instance_id: len(self.rows), **{i: len(lists) for i, lists in self.peer_rows.items()}}
 
     @property
     def size(self) -> int:
         """The least batch size that has room for the tokens of any member."""
         largest = max(self.num_tokens.values())
-        return next(size for size in (GROUP_SIZES if self.served else BATCH_SIZES) if size >= largest)
+        return next(size for size in (GROUP_SIZES if self.peer_rows else BATCH_SIZES) if size >= largest)
 
     @property
     def listed(self) -> list[tuple[RequestId, range]]:
@@ -66,7 +66,7 @@ class DecodeBatch:
         for row in self.rows:
             request_id, held = row.held
             found += [(request_id, positions) for positions in (*held, row.free)]
-        for request_id, held in chain.from_iterable(self.served.values()):
+        for request_id, held in chain.from_iterable(self.peer_rows.values()):
             found += [(request_id, positions) for positions in held]
         return found
 
@@ -113,7 +113,7 @@ class DecodeState:
         for column, values in zip(self.params, params, strict=True):
             column[: len(rows)] = values
         set_first(self.num_keys[first_row:], [_num_keys(row.held) for row in rows])
-        for instance_id, lists in batch.served.items():
+        for instance_id, lists in batch.peer_rows.items():
             set_first(self.num_keys[instance_id * batch.size :], list(map(_num_keys, lists)))
         return self.list_slots(batch, first_row)
 
@@ -123,7 +123,7 @@ class DecodeState:
         set_first(self.limits, limits)
         ends = list(accumulate(limits, initial=0))
         set_first(self.starts[first_row:], ends[:-1])
-        for instance_id, lists in batch.served.items():
+        for instance_id, lists in batch.peer_rows.items():
             ends = list(accumulate(map(_num_keys, lists), initial=ends[-1]))
             set_first(self.starts[instance_id * batch.size :], ends[:-1])
         return ends[-1]

@@ -13,7 +13,7 @@ from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel
 from loong.kernels import Partial
 from loong.model.device import Device
-from loong.worker.kv_inputs import MAX_KV_ROWS
+from loong.worker.ring_inputs import MAX_KV_ROWS
 
 
 class GroupExchange(Protocol):
@@ -56,7 +56,7 @@ class KVExchange(GroupExchange, Protocol):
         """T of `gather_kv`, at most."""
 
 
-class Alone:
+class NoExchange:
     """The exchange of an instance that is a group by itself. See GroupExchange."""
 
     num_instances = 1

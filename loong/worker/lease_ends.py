@@ -59,10 +59,10 @@ class LeaseEnds:
     def wait_for_room(self, batch_id: int, num_steps: int) -> None:
         """See LeaseTerm. Raises `ClusterError` if nobody says so in time."""
         with self._extended:
-            is_told = wait_for(
+            is_extended = wait_for(
                 self._extended, lambda: self._num_steps.get(batch_id, 0) >= num_steps, self._deadline
             )
-        if not is_told:
+        if not is_extended:
             raise ClusterError(
                 f"the lease of batch {batch_id} goes on up to step {num_steps} elsewhere, "
                 f"but here nothing was heard of that within {self._deadline:g} s"

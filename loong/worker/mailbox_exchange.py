@@ -12,8 +12,8 @@ from loong.kernels.mailbox import Mailbox, Peers, await_members, exchange_partia
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.decode_state import GROUP_SIZES
-from loong.worker.kv_inputs import KV_SIZES, MAX_KV_ROWS
 from loong.worker.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS
+from loong.worker.ring_inputs import KV_SIZES, MAX_KV_ROWS
 
 _NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them where rows are many
 
@@ -26,7 +26,7 @@ class MailboxExchange:
 
     def __init__(self, arena: Arena, shard: Shard, device: Device) -> None:
         self.num_instances = arena.world.num_instances
-        self._arena, self._device, self._patience = arena, device, arena.patience()
+        self._arena, self._device, self._deadline = arena, device, arena.deadline()
         self._instance, self._tp_rank = arena.world.place(arena.rank)
         self._num_layers = shard.config.num_layers
         self._mailboxes = {size: self._mailbox(size, shard, _NUM_CHUNKS) for size in GROUP_SIZES}
@@ -57,7 +57,7 @@ class MailboxExchange:
         counts = [num_tokens.get(instance_id, 0) for instance_id in range(self.num_instances)]
         self._members.copy_(self._device.upload(torch.tensor([addresses, counts])))
         opened = self._arena.opened[self._tp_rank :: self._arena.world.tp_size]
-        await_members(opened, self._peers, self._patience)
+        await_members(opened, self._peers, self._deadline)
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
         """See GroupExchange."""
@@ -72,7 +72,7 @@ class MailboxExchange:
             parts,
             mailbox,
             self._peers,
-            self._patience,
+            self._deadline,
             instance=self._instance,
             layer=layer,
             out=out,
@@ -87,7 +87,7 @@ class MailboxExchange:
     def _gathered(self, layer: int, rows: Tensor, mailbox: Mailbox) -> Tensor:
         if layer == 0:
             self._peers.epoch.add_(self._num_layers)
-        exchange_queries(rows, mailbox, self._peers, self._patience, instance=self._instance, layer=layer)
+        exchange_queries(rows, mailbox, self._peers, self._deadline, instance=self._instance, layer=layer)
         return mailbox.queries.flatten(0, 1)
 
 

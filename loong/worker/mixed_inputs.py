@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep
 from loong.attention.local import tasks_of
 from loong.attention.pool import Keys, KeysCopied, KeysInPool, PoolAttention, Singles
-from loong.attention.step import Step
 from loong.core.captured import ON_GPUS
 from loong.core.plan import BatchPlan, QueryBlock
 from loong.core.positions import coalesce
@@ -66,7 +66,7 @@ class MixedInputs:
         """The size of its memory, for a group with KV of so many tokens."""
         return _NUM_FIXED + CAPTURED.num_listed(num_slots)
 
-    def prompt_keys(self, step: Step, num_rows: int) -> PromptKeys | None:
+    def prompt_keys(self, step: AttentionStep, num_rows: int) -> PromptKeys | None:
         """How all members, each of which finds the same, take a step of up to `num_rows` rows a master.
 
         None if it has no room on one of them, or is better launched by the host (`CapturedSteps`).
@@ -95,7 +95,7 @@ class MixedInputs:
         is_too_long = any(work.num_keys > captured.most_copied for work in works)
         return PromptKeys.IN_POOL if is_too_long else PromptKeys.MANY
 
-    def fill(self, step: Step, size: int, inputs: StepInputs) -> int:
+    def fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> int:
         """Take in a step, on the host, and return how many words of memory it takes.
 
         Rows beyond are of no prompt and no decode, and nothing is stored of them.
@@ -179,7 +179,7 @@ class _Attended(NamedTuple):
     kv: tuple[range, ...]
 
 
-def _attended(step: Step, size: int) -> Iterator[_Attended]:
+def _attended(step: AttentionStep, size: int) -> Iterator[_Attended]:
     num_rows = dict.fromkeys(step.batch.group.instance_ids, 0)
     known: dict[RequestId, tuple[range, ...]] = {}
     is_alone = step.batch.group.dop == 1
@@ -195,7 +195,7 @@ def _attended(step: Step, size: int) -> Iterator[_Attended]:
             yield _Attended(block, block.master_id * size + row, kv)
 
 
-def _has_few_rounds(step: Step, request_id: RequestId) -> bool:
+def _has_few_rounds(step: AttentionStep, request_id: RequestId) -> bool:
     """Whether each block of a request takes no more tasks than there are rounds, on every instance."""
     for instance_id in step.batch.group.instance_ids if step.batch.group.dop > 1 else ():
         kv = step.kv_on(instance_id, request_id)

@@ -11,14 +11,14 @@ from loong.core.request import RequestId
 from loong.model.device import Device
 from loong.worker.backend import Reading
 from loong.worker.constraints import Constraints
-from loong.worker.lease_choices import why_invalid
+from loong.worker.lease_sampling import why_invalid
 from loong.worker.prompt_scores import PendingScores
-from loong.worker.sampling import Choice, InvalidLogits
+from loong.worker.sampling import InvalidLogits, SampledTokens
 from loong.worker.sampling_input import SamplingInput
-from loong.worker.step_inputs import DrawnIds, Progress
+from loong.worker.step_inputs import PendingTokenIds, Progress
 
 
-class DrawnRow(NamedTuple):
+class SampledRow(NamedTuple):
     """Who gets a token by a row; `progress` is None for a sibling."""
 
     request_id: RequestId
@@ -31,8 +31,8 @@ class PendingStep:
 
     def __init__(
         self,
-        rows: Sequence[DrawnRow],
-        choice: Choice | None,
+        rows: Sequence[SampledRow],
+        choice: SampledTokens | None,
         reading: Reading,
         device: Device,
         constraints: Constraints,
@@ -42,7 +42,7 @@ class PendingStep:
 
         What is found of prompts, if anything is asked of them, is there by then.
         """
-        self._rows, self._choice, self._reading = rows, choice, reading
+        self._rows, self._sampled, self._reading = rows, choice, reading
         self._device, self._constraints, self._scores = device, constraints, scores
         self.sources: Mapping[RequestId, int] = {row.request_id: i for i, row in enumerate(rows)}
 
@@ -50,17 +50,17 @@ class PendingStep:
         """Whether the device is, so that nobody waits for the tokens."""
         return self._reading.is_done()
 
-    def drawn_ids(self, rows: Mapping[RequestId, int]) -> DrawnIds | None:
+    def pending_token_ids(self, rows: Mapping[RequestId, int]) -> PendingTokenIds | None:
         """The tokens drawn for these requests, for these rows of a step to come; None if there are none."""
-        if self._choice is None or not rows:
+        if self._sampled is None or not rows:
             return None
         places = torch.tensor([[*rows.values()], [self.sources[i] for i in rows]], dtype=torch.int64)
-        return DrawnIds(self._choice.tokens, self._device.upload(places))
+        return PendingTokenIds(self._sampled.tokens, self._device.upload(places))
 
     def tokens(self) -> tuple[ProducedToken, ...]:
         """Wait for the tokens; once."""
         read = self._reading.wait()  # even if nobody gets one: what is told to be done is done
-        results = () if self._choice is None else self._choice.results(read)
+        results = () if self._sampled is None else self._sampled.results(read)
         tokens = []
         for (request_id, given, progress), result in zip(self._rows, results, strict=True):
             if isinstance(result, InvalidLogits):

@@ -163,14 +163,14 @@ class Worker:
                 assert_never(command)
 
     def _prepare(self, command: PrepareGrammar) -> None:
-        def tell(prepared: "Future[CompiledGrammar]") -> None:
+        def on_prepared(prepared: "Future[CompiledGrammar]") -> None:
             reports = self._reports()  # in whatever thread this is
             failure = "" if (error := prepared.exception()) is None else f"{type(error).__name__}: {error}"
             config = self._config
             reports.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
             reports.close()
 
-        self._constraints.prepare(command.grammar).add_done_callback(tell)
+        self._constraints.prepare(command.grammar).add_done_callback(on_prepared)
 
     def _release(self, command: ReleaseKV) -> None:
         if command.positions is None:  # it has ended, or will be computed again

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loong.attention.step import Step
+from loong.attention.attention_step import AttentionStep
 from loong.core.prompt_logprobs import PromptLogprobs, ScoredChunk
 from loong.core.request import RequestId, TokenId
 from loong.model.transformer import Decoder
@@ -49,7 +49,7 @@ class PendingScores:
 
 
 def scored_rows(
-    step: Step, requests: Mapping[RequestId, Progress], scored: Sequence[ScoredChunk]
+    step: AttentionStep, requests: Mapping[RequestId, Progress], scored: Sequence[ScoredChunk]
 ) -> Iterator[ScoredRows]:
     """Yield what is to be scored of a step's own blocks, given its chunks that are.
 
@@ -60,9 +60,12 @@ def scored_rows(
         if (chunk := chunks.get(block.request_id)) is None:
             continue
         given = requests[block.request_id].given
-        following = [*given.token_ids[1:], *(() if chunk.next_token_id is None else (chunk.next_token_id,))]
+        placeholders = [
+            *given.token_ids[1:],
+            *(() if chunk.next_token_id is None else (chunk.next_token_id,)),
+        ]
         first, own = given.placement.num_tokens, block.positions
-        token_ids = following[own.start - first : own.stop - first : own.step]
+        token_ids = placeholders[own.start - first : own.stop - first : own.step]
         if token_ids:
             yield ScoredRows(
                 block.request_id,

@@ -11,17 +11,17 @@ from loong.core.request import SamplingParams
 from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
-from loong.worker.begun_batch import BegunBatch, ReportStep
 from loong.worker.constraints import Constraints
+from loong.worker.decode_graph import DecodeGraph
 from loong.worker.decode_lease import DecodeLease, DecodeLeases
 from loong.worker.decode_state import BATCH_SIZES
-from loong.worker.decode_steps import DecodeSteps
-from loong.worker.following import Following, NewestTokens
+from loong.worker.host_stepped_batch import HostSteppedBatch
 from loong.worker.kv_pool import KVPool
 from loong.worker.lease_ends import LeaseTerm
+from loong.worker.started_batch import ReportStep, StartedBatch
 from loong.worker.step_inputs import Progress
-from loong.worker.stepped_batch import SteppedBatch
-from loong.worker.steps import Steps
+from loong.worker.step_runner import StepRunner
+from loong.worker.token_placeholders import PendingTokens, TokenPlaceholders
 from loong.worker.tracer import Span
 
 _SHORT_PROMPT = 17  # tokens
@@ -53,9 +53,9 @@ class BatchRunner:
         self._constraints = constraints or Constraints(None, model.shard.config.vocab_size)
         self._instance_id = instance_id
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
-        self._steps = Steps(instance_id, model, pool, fabric, backend, self._constraints)
+        self._step_runner = StepRunner(instance_id, model, pool, fabric, backend, self._constraints)
         self._leases: DecodeLeases | None = None
-        self._newest = NewestTokens(_WARM_UP_BATCH_ID)
+        self._pending_tokens = PendingTokens(_WARM_UP_BATCH_ID)
 
     def warm_up(self) -> None:
         """Do once, before there are requests, what compiles, captures or plans.
@@ -83,31 +83,35 @@ class BatchRunner:
                     self._run_zeros([_SHORT_PROMPT, *[1] * size], Transfer.QUERY)
         if self._backend.takes_leases:
             exchange = self._backend.group_exchange(self._fabric, self._instance_id, self._model.shard)
-            steps = DecodeSteps(self._instance_id, self._model, self._pool, self._backend, exchange)
-            steps.capture()
-            self._leases = DecodeLeases(self._instance_id, self._pool, steps, self._fabric, self._constraints)
-            self._steps.capture(exchange)
+            step_runner = DecodeGraph(self._instance_id, self._model, self._pool, self._backend, exchange)
+            step_runner.capture()
+            self._leases = DecodeLeases(
+                self._instance_id, self._pool, step_runner, self._fabric, self._constraints
+            )
+            self._step_runner.capture(exchange)
 
     def run(self, command: RunBatch, lease_end: LeaseTerm, report: ReportStep) -> int:
-        """Begin a batch and finish it; see `BegunBatch.finish`."""
+        """Begin a batch and finish it; see `StartedBatch.finish`."""
         return self.begin(command).finish(lease_end, report)
 
-    def begin(self, command: RunBatch) -> BegunBatch:
+    def begin(self, command: RunBatch) -> StartedBatch:
         """Begin the next batch, as far as the device can take it behind the one before."""
-        following, newest = (
-            Following(command, self._instance_id, self._newest),
-            NewestTokens(command.batch_id),
+        placeholders, pending_tokens = (
+            TokenPlaceholders(command, self._instance_id, self._pending_tokens),
+            PendingTokens(command.batch_id),
         )
-        self._newest = newest
+        self._pending_tokens = pending_tokens
         is_alone = command.plan.group.dop == 1 and self._fabric.tensor_parallel.size == 1
         is_stepped = is_alone and command.plan.num_steps == 1  # the next can begin before that has ended
         if self._leases is not None and not is_stepped and self._leases.can_run(command):
-            return DecodeLease(self._leases, following, newest, is_alone=is_alone)
-        return SteppedBatch(following, newest, self._steps, self._fabric, is_alone=is_alone)
+            return DecodeLease(self._leases, placeholders, pending_tokens, is_alone=is_alone)
+        return HostSteppedBatch(
+            placeholders, pending_tokens, self._step_runner, self._fabric, is_alone=is_alone
+        )
 
     def spans(self) -> Iterator[Span]:
         """What of this is worth to be told apart in a trace."""
-        yield from self._steps.spans()
+        yield from self._step_runner.spans()
         yield self._fabric, "ring_step", "ring step"
         yield self._fabric, "exchange", "exchange"
         device = self._backend.device
@@ -115,7 +119,7 @@ class BatchRunner:
         yield device, "attend_blocks", "attention"
         yield device, "linear", "linear"
         if self._leases is not None:
-            yield self._leases.steps, "launch", "step"
+            yield self._leases.graph, "launch", "step"
 
     def _run_zeros(
         self,
@@ -144,7 +148,7 @@ class BatchRunner:
                 for i, length in prompts.items()
             ]
             requests = Progress.of(given)
-            self._steps.begin(plan, requests).tokens()
+            self._step_runner.begin(plan, requests).tokens()
             placements = {i: request.placement for i, request in requests.items()}
         for request_id in prompts:
             self._pool.release(request_id)

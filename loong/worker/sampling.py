@@ -1,7 +1,7 @@
 """From logits to tokens, with the parameters and the order of processing of vLLM.
 
-Log probabilities are of the logits as they came. Then, row by row: adjustments (`adjustments.py`),
-temperature, min-p, top-k, top-p, and one draw (`draw.py`), or the likeliest token.
+Log probabilities are of the logits as they came. Then, row by row: adjustments (`logits_processors.py`),
+temperature, min-p, top-k, top-p, and one draw (`random_sampling.py`), or the likeliest token.
 """
 
 import math
@@ -16,8 +16,8 @@ from loong.core.events import Logprobs
 from loong.core.request import TokenId
 from loong.kernels import Dims, reference_draw
 from loong.kernels.draw_params import Penalties
-from loong.worker.adjustments import Adjuster, Adjustments
-from loong.worker.draw import draw, uniform
+from loong.worker.logits_processors import LogitsOps, LogitsProcessors
+from loong.worker.random_sampling import draw, uniform
 from loong.worker.sampling_input import SamplingInput
 
 _ROWS_PER_DRAW = 32  # bounds the float64 and int64 copies of the logits that a draw makes
@@ -41,7 +41,7 @@ class InvalidLogits:
 SamplingResult: TypeAlias = Sampled | InvalidLogits
 
 
-class Sampler(Adjuster, Protocol):
+class Sampler(LogitsOps, Protocol):
     """The part of sampling that devices do each in their own way, with the same results."""
 
     def choose(self, logits: Tensor, inputs: Sequence[SamplingInput]) -> tuple[Tensor, Tensor]:
@@ -52,11 +52,11 @@ class TorchSampler:
     """Does it on the host, in plain torch."""
 
     def upload(self, tensor: Tensor) -> Tensor:
-        """See Adjuster."""
+        """See LogitsOps."""
         return tensor
 
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
-        """See Adjuster."""
+        """See LogitsOps."""
         logits.copy_(reference_draw.penalize(logits, penalties))
 
     def choose(self, logits: Tensor, inputs: Sequence[SamplingInput]) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ class TorchSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledTokens:
     """The tokens of rows of logits, where these are: the device may have yet to choose them."""
 
     tokens: Tensor  # [N] int64
@@ -96,7 +96,7 @@ class Choice:
         ]
 
 
-def choose_tokens(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> Choice:
+def sample(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> SampledTokens:
     """Choose the next token of each row of `logits` [N, V], float32, which are not changed.
 
     A row's result does not depend on the other rows. A temperature of 0 takes the likeliest token,
@@ -119,7 +119,7 @@ def choose_tokens(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Samp
     if counts:
         rows = sampler.upload(torch.tensor([*counts], dtype=torch.int64))
         found = find_logprobs(logits[rows], tokens[rows], max(counts.values()))
-    return Choice(tokens, largest, found, counts)
+    return SampledTokens(tokens, largest, found, counts)
 
 
 def _drawn_rows(inputs: Sequence[SamplingInput]) -> Iterator[list[int]]:
@@ -131,12 +131,12 @@ def _drawn_rows(inputs: Sequence[SamplingInput]) -> Iterator[list[int]]:
 
 def _adjusted(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> Tensor:
     """`logits` after all that comes before temperature: a copy, or themselves if no row has any of it."""
-    adjusted_rows = [row for row, item in enumerate(inputs) if item.is_adjusted]
+    adjusted_rows = [row for row, item in enumerate(inputs) if item.has_logits_processors]
     if not adjusted_rows:
         return logits
     rows = sampler.upload(torch.tensor(adjusted_rows, dtype=torch.int64))  # a list would be waited for
     part = logits[rows]
-    Adjustments([inputs[row] for row in adjusted_rows], logits.shape[1], sampler).apply(part)
+    LogitsProcessors([inputs[row] for row in adjusted_rows], logits.shape[1], sampler).apply(part)
     adjusted = logits.clone()
     adjusted[rows] = part
     return adjusted

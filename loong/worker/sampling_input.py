@@ -27,7 +27,7 @@ class SamplingInput:
     allowed: Tensor | None = None
 
     @property
-    def is_adjusted(self) -> bool:
+    def has_logits_processors(self) -> bool:
         """Whether its logits are changed before a token is drawn of them."""
         params = self.params
         return (

@@ -48,11 +48,14 @@ class Progress:
         """How to draw the next token, and that of each sibling; nothing if the batch stops short of it."""
         given = self.given
         if given.sampling_params is not None:
-            for drawn in (Sibling(given.request_id, given.sampling_params), *given.siblings):
-                yield drawn.request_id, sampling_input(drawn, given, self.new_token_ids, constraints)
+            for pending_ids in (Sibling(given.request_id, given.sampling_params), *given.siblings):
+                yield (
+                    pending_ids.request_id,
+                    sampling_input(pending_ids, given, self.new_token_ids, constraints),
+                )
 
 
-class DrawnIds(NamedTuple):
+class PendingTokenIds(NamedTuple):
     """Ids of tokens that the device draws before it takes a step, and no host knows yet."""
 
     tokens: Tensor  # [N] int64, as drawn
@@ -67,17 +70,20 @@ class DrawnIds(NamedTuple):
 class StepInputs(NamedTuple):
     """Columns [T] int64 of the rows of a step, on the host; see `Decoder.forward`.
 
-    `drawn` are ids that the device has yet to fill in; there are none where a group takes the step.
+    `pending_ids` are ids that the device has yet to fill in; there are none where a group takes the step.
     """
 
     token_ids: Tensor
     positions: Tensor
     lengths: Tensor
-    drawn: DrawnIds | None = None
+    pending_ids: PendingTokenIds | None = None
 
     @classmethod
     def of(
-        cls, blocks: Sequence[QueryBlock], requests: Mapping[RequestId, Progress], drawn: DrawnIds | None
+        cls,
+        blocks: Sequence[QueryBlock],
+        requests: Mapping[RequestId, Progress],
+        pending_ids: PendingTokenIds | None,
     ) -> "StepInputs":
         """Those of a step's own blocks.
 
@@ -97,4 +103,4 @@ class StepInputs(NamedTuple):
         columns = np.array([token_ids, positions, np.repeat(num_prompt_tokens, counts)], np.int64)
         np.maximum(columns[1] + 1, columns[2], out=columns[2])
         ids_there, positions_there, lengths = torch.from_numpy(columns)
-        return cls(ids_there, positions_there, lengths, drawn)
+        return cls(ids_there, positions_there, lengths, pending_ids)

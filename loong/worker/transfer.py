@@ -55,27 +55,27 @@ class SegmentMover:
     def _send(self, command: MoveKV, pool: KVPool) -> None:
         segment, peer_id = command.migration.segment, self._config.home_of(command.migration.destination_id)
         with self._fabric.migration(command.migration_id, peer_id):
-            under_way: deque[Pending] = deque()
+            in_flight: deque[Pending] = deque()
             slots = pool.slots(segment.owner_id, segment.positions).to(pool.device)
             for piece in torch.split(slots, _TOKENS_PER_MESSAGE):
                 kv = pool.gather(piece)
-                under_way.append(self._fabric.send_segment(kv))
-                if len(under_way) > 1:  # the next is gathered while one is on its way
-                    under_way.popleft().wait()
-            for pending in under_way:
+                in_flight.append(self._fabric.send_segment(kv))
+                if len(in_flight) > 1:  # the next is gathered while one is on its way
+                    in_flight.popleft().wait()
+            for pending in in_flight:
                 pending.wait()
 
     def _receive(self, command: MoveKV, pool: KVPool) -> None:
         segment = command.migration.segment
         with self._fabric.migration(command.migration_id, self._config.home_of(segment.instance_id)):
             slots = pool.allocate(segment.owner_id, segment.positions).to(pool.device)
-            under_way: deque[tuple[Tensor, Tensor, Pending]] = deque()
+            in_flight: deque[tuple[Tensor, Tensor, Pending]] = deque()
             for piece in torch.split(slots, _TOKENS_PER_MESSAGE):
                 kv = pool.empty_rows(len(piece))
-                under_way.append((piece, kv, self._fabric.receive_segment(kv)))
-                if len(under_way) > 1:  # the next comes while one is stored
-                    _store(pool, *under_way.popleft())
-            for arriving in under_way:
+                in_flight.append((piece, kv, self._fabric.receive_segment(kv)))
+                if len(in_flight) > 1:  # the next comes while one is stored
+                    _store(pool, *in_flight.popleft())
+            for arriving in in_flight:
                 _store(pool, *arriving)
 
 

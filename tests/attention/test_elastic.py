@@ -10,10 +10,10 @@ from kernel_cases import TOLERANCES
 from socket_worlds import Carrier, run_in_world
 from torch import Tensor
 
+from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
 from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.attention.put_exchange import PutExchange
-from loong.attention.step import Step
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
@@ -149,7 +149,7 @@ class Instance:
         chunks: Mapping[RequestId, Chunk],
         kv: Mapping[RequestId, Tensor],
         group: tuple[InstanceId, ...],
-    ) -> Step:
+    ) -> AttentionStep:
         """The step, with histories in a pool that is NaN where nothing is known yet."""
         num_slots = sum(chunk.num_tokens for chunk in chunks.values())
         pool = KVPool(
@@ -171,10 +171,10 @@ class Instance:
             if block.master_id == self._instance_id:
                 pool.allocate(block.request_id, block.positions)
         writes = tuple(KVSegment(block.request_id, block.positions, block.master_id) for block in blocks)
-        return Step(self._instance_id, BatchPlan(ESPGroup(group), blocks, writes), placements, pool)
+        return AttentionStep(self._instance_id, BatchPlan(ESPGroup(group), blocks, writes), placements, pool)
 
 
-def _rows(step: Step, values: Mapping[RequestId, Tensor]) -> Tensor:
+def _rows(step: AttentionStep, values: Mapping[RequestId, Tensor]) -> Tensor:
     """What a step has of its rows."""
     rows = [values[block.request_id][list(block.positions)] for block in step.blocks]
     return torch.cat([next(iter(values.values()))[:0], *rows])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from loong.attention import pool
+from loong.attention.attention_step import AttentionStep
 from loong.attention.pool import KeysCopied, KeysInPool, KeysInRow, PoolAttention, pool_attention
-from loong.attention.step import Step
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
@@ -28,7 +28,7 @@ def attention_of(*prompts: str) -> tuple[PoolAttention, KVPool]:
     blocks = tuple(QueryBlock(name, chunks[name], 0, Transfer.QUERY) for name in prompts)
     writes = tuple(KVSegment(name, chunks[name], 0) for name in prompts)
     placements = {"a": Placement((KVSegment("a", HELD, 0),)), "b": Placement()}
-    step = Step(0, BatchPlan(ESPGroup((0,)), blocks, writes), placements, kv)
+    step = AttentionStep(0, BatchPlan(ESPGroup((0,)), blocks, writes), placements, kv)
     attention = pool_attention(step, ((block, step.rows[block].start) for block in blocks), CpuDevice())
     assert attention is not None
     return attention, kv
@@ -86,7 +86,7 @@ def test_what_all_queries_of_several_masters_see_is_listed_and_attended_once() -
     blocks = tuple(QueryBlock("a", half, i, Transfer.QUERY) for i, half in enumerate(halves, 1))
     writes = tuple(KVSegment("a", half, i) for i, half in enumerate(halves, 1))
     placements = {"a": Placement((KVSegment("a", HELD, 0),))}
-    step = Step(0, BatchPlan(ESPGroup((0, 1, 2)), blocks, writes), placements, kv)
+    step = AttentionStep(0, BatchPlan(ESPGroup((0, 1, 2)), blocks, writes), placements, kv)
     attention = pool_attention(step, zip(blocks, (0, len(halves[0])), strict=True), CpuDevice())
     assert attention is not None
     assert isinstance(attention.keys, KeysInPool)

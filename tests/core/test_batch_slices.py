@@ -17,10 +17,10 @@ MOVE = MoveKV(5, KVMigration(KVSegment("r", range(0, 8, 2), 1), 2))
 def history_of(told: Sequence[Instruction], *events: Event) -> ClusterHistory:
     """What is kept when `told` starts at time 1, and then `events` come."""
     timeline = Timeline()
-    timeline.planned([InstanceLost(1.0, 9)], Snapshot(1.0, INSTANCES), IterationPlan(), told)
+    timeline.on_plan([InstanceLost(1.0, 9)], Snapshot(1.0, INSTANCES), IterationPlan(), told)
     for event in events:
-        timeline.took_in(event)
-        timeline.planned([event], Snapshot(event.time, INSTANCES), IterationPlan(), ())
+        timeline.on_event(event)
+        timeline.on_plan([event], Snapshot(event.time, INSTANCES), IterationPlan(), ())
     return timeline.history()
 
 

@@ -167,16 +167,16 @@ def test_the_first_tokens_of_the_last_steps_of_a_lease_call_for_a_plan() -> None
     commit(state, IterationPlan((prefill(0),)), 0.0)
     first = token(1, 0, 60)
     state.apply(first)
-    assert not state.calls_for_a_plan(first)  # its batch has one step
+    assert not state.needs_plan(first)  # its batch has one step
     finished = BatchFinished(1.0, 1, 1)
     state.apply(finished)
-    assert state.calls_for_a_plan(finished)
+    assert state.needs_plan(finished)
     commit(state, IterationPlan((lease(5, 0),)), 1.0)
     calls = []
     for step, reason in enumerate((None, None, None, FinishReason.STOP)):
         event = token(2, step, 61, reason)
         state.apply(event)
-        calls.append(state.calls_for_a_plan(event))
+        calls.append(state.needs_plan(event))
     assert calls == [True, False, False, True]  # of a short lease at once
 
 

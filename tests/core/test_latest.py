@@ -35,9 +35,9 @@ def request_id() -> str:
 
 
 def finish(timeline: Timeline, told: Instruction, event: BatchFinished | MigrationFinished) -> None:
-    timeline.planned([], Snapshot(event.time - 0.1, INSTANCES), IterationPlan(), [told])
-    timeline.took_in(event)
-    timeline.planned([event], Snapshot(event.time, INSTANCES), IterationPlan(), [])
+    timeline.on_plan([], Snapshot(event.time - 0.1, INSTANCES), IterationPlan(), [told])
+    timeline.on_event(event)
+    timeline.on_plan([event], Snapshot(event.time, INSTANCES), IterationPlan(), [])
 
 
 def push_batch(timeline: Timeline, num_requests: int, dop: int) -> None:
@@ -108,8 +108,8 @@ def test_requests_take_no_more_memory_than_their_bound() -> None:
     with bytes_at_most(BYTES):
         for _ in range(NUM_BOUNDS * BYTES // 300):
             name = request_id()
-            spans.took_in(RequestArrived(1.0, Request(name, range(5), SamplingParams(), 1.0)))
-            spans.took_in(RequestAborted(2.0, name))
+            spans.on_event(RequestArrived(1.0, Request(name, range(5), SamplingParams(), 1.0)))
+            spans.on_event(RequestAborted(2.0, name))
 
 
 @pytest.mark.parametrize("num_letters", [20, 300, 100_000])

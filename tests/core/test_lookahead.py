@@ -107,12 +107,12 @@ def test_who_is_to_have_a_token_that_nobody_knows_follows_its_batch() -> None:
     (run,) = commit(state, step(state), now=3.0)
     assert isinstance(run, RunBatch)
     (given,) = run.inputs
-    assert (given.token_ids, given.num_output_tokens, given.follows) == ((), 1, 1)
+    assert (given.token_ids, given.num_output_tokens, given.depends_on_batch_id) == ((), 1, 1)
     assert given.sampling_params is not None
-    known = given.following(ProducedToken("r", 60))
-    assert (known.token_ids, known.num_output_tokens, known.follows) == ((60,), 1, None)
+    known = given.with_token(ProducedToken("r", 60))
+    assert (known.token_ids, known.num_output_tokens, known.depends_on_batch_id) == ((60,), 1, None)
     assert known.sampling_params == given.sampling_params
-    ended = given.following(ProducedToken("r", 0, FinishReason.STOP))
+    ended = given.with_token(ProducedToken("r", 0, FinishReason.STOP))
     assert ended.sampling_params == replace(given.sampling_params, max_tokens=2)
     state.apply(produced(1))
     state.apply(BatchFinished(5.0, 1, 1))
@@ -120,7 +120,7 @@ def test_who_is_to_have_a_token_that_nobody_knows_follows_its_batch() -> None:
     state.apply(BatchFinished(6.0, 2, 1))
     (run,) = commit(state, step(state), now=6.0)
     assert isinstance(run, RunBatch)
-    assert (run.inputs[0].token_ids, run.inputs[0].follows) == ((61,), None)
+    assert (run.inputs[0].token_ids, run.inputs[0].depends_on_batch_id) == ((61,), None)
     assert used(state) == [6, 0, 0]
 
 
@@ -130,7 +130,7 @@ def test_of_a_prompt_that_goes_on_all_is_known() -> None:
     state.apply(BatchEndPredicted(3.0, 1, 4.0))
     (run,) = commit(state, prompts(state, "r"), now=3.0)
     assert isinstance(run, RunBatch)
-    assert (run.inputs[0].token_ids, run.inputs[0].follows) == (PROMPT[3:], None)
+    assert (run.inputs[0].token_ids, run.inputs[0].depends_on_batch_id) == (PROMPT[3:], None)
 
 
 def test_a_batch_that_was_told_behind_another_starts_when_the_executor_says_so() -> None:
@@ -142,7 +142,7 @@ def test_a_batch_that_was_told_behind_another_starts_when_the_executor_says_so()
     state.apply(BatchFinished(5.0, 1, 1))
     start = BatchStarted(5.25, 2)
     assert state.apply(start) == ()
-    assert not state.calls_for_a_plan(start)
+    assert not state.needs_plan(start)
     (running,) = state.snapshot(5.5).batches
     assert (running.started_at, running.stepped_at, running.has_started) == (5.25, 5.25, True)
 
@@ -166,13 +166,13 @@ def test_a_batch_may_start_before_others_have_ended_the_one_before_but_only_once
 def test_no_plan_is_called_for_when_an_end_is_as_foreseen_and_planned_for() -> None:
     state = predicted()
     lookahead = BatchEndPredicted(3.0, 1, 4.0)
-    assert state.calls_for_a_plan(lookahead)
+    assert state.needs_plan(lookahead)
     commit(state, step(state), now=3.0)
     for event in (produced(1), BatchFinished(5.0, 1, 1)):
         state.apply(event)
-        assert not state.calls_for_a_plan(event)
+        assert not state.needs_plan(event)
     state.apply(lookahead)  # too late
-    assert not state.calls_for_a_plan(lookahead)
+    assert not state.needs_plan(lookahead)
 
 
 def test_one_is_called_for_when_nothing_was_planned_or_room_comes_free() -> None:
@@ -180,14 +180,14 @@ def test_one_is_called_for_when_nothing_was_planned_or_room_comes_free() -> None
     state.apply(produced(1))
     end = BatchFinished(5.0, 1, 1)
     state.apply(end)
-    assert state.calls_for_a_plan(end)
+    assert state.needs_plan(end)
     state = cluster("r", "s", max_tokens=1)
     commit(state, prompts(state, "r"))
     state.apply(BatchEndPredicted(3.0, 1, 4.0))
     commit(state, prompts(state, "s"), now=3.0)
     state.apply(produced(1, reason=FinishReason.LENGTH))
     assert state.apply(end) == (ReleaseKV("r", (0,)),)
-    assert state.calls_for_a_plan(end)
+    assert state.needs_plan(end)
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
@@ -263,7 +263,7 @@ def test_who_was_in_a_batch_that_is_lost_gets_nothing_of_the_next_one() -> None:
     state.apply(InstanceLost(3.5, 1))
     lookahead = BatchEndPredicted(4.0, 2, 5.0)
     state.apply(lookahead)
-    assert not state.calls_for_a_plan(lookahead)  # who knows what it leaves
+    assert not state.needs_plan(lookahead)  # who knows what it leaves
     state.apply(produced(2))
     assert state.apply(BatchFinished(5.0, 2, 1)) == (ReleaseKV("s", (0,)),)
     assert view(state, "s").num_output_tokens == 0

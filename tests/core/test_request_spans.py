@@ -25,7 +25,7 @@ def test_a_request_is_followed_from_its_arrival_to_its_end() -> None:
         BatchFinished(3.5, 1, 1),
         produced(4.0, "a", FinishReason.LENGTH),
     ):
-        spans.took_in(event)
+        spans.on_event(event)
     ended, live = spans.spans()
     assert ended == RequestSpan("a", 5, 1.0, 3.0, 4.0, "length")
     assert live == RequestSpan("b", 8, 2.0)
@@ -39,23 +39,23 @@ def test_tokens_of_one_whose_client_left_change_nothing() -> None:
         RequestAborted(2.5, "a"),
         produced(3.0, "a", FinishReason.STOP),
     ):
-        spans.took_in(event)
+        spans.on_event(event)
     assert spans.spans() == (RequestSpan("a", 5, 1.0, None, 2.0, "abort"),)
 
 
 def test_a_request_that_a_plan_gives_up_ends_in_an_error() -> None:
     timeline = Timeline()
-    timeline.took_in(arrived("a", 1.0))
+    timeline.on_event(arrived("a", 1.0))
     plan = IterationPlan(failures=(Failure("a", "no room"),))
-    timeline.planned([], Snapshot(1.5, ()), plan, ())
+    timeline.on_plan([], Snapshot(1.5, ()), plan, ())
     assert timeline.history().requests == (RequestSpan("a", 5, 1.0, None, 1.5, "error"),)
 
 
 def test_no_more_are_kept_than_asked_for() -> None:
     spans = RequestSpans(max_bytes=700)  # of spans of some 320
     for name in "abc":
-        spans.took_in(arrived(name, 1.0))
-        spans.took_in(RequestAborted(2.0, name))
+        spans.on_event(arrived(name, 1.0))
+        spans.on_event(RequestAborted(2.0, name))
     assert [span.request_id for span in spans.spans()] == ["b", "c"]
 
 

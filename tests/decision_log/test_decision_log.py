@@ -67,8 +67,8 @@ def test_a_request_that_leaves_as_soon_as_it_comes_is_told_to_arrive_and_to_end(
     with decision_log(path) as log:
         for event in events:
             state.apply(event)
-            log.took_in(event)
-        log.planned(events, state.snapshot(1.5), IterationPlan(), ())
+            log.on_event(event)
+        log.on_plan(events, state.snapshot(1.5), IterationPlan(), ())
     assert read_log(path)[1:] == (
         lines.Arrived(1.0, "r000", 4, 3, (InstanceState(0, 0, 9),)),
         lines.Ended(1.5, "r000", "abort", num_output_tokens=0),
@@ -86,8 +86,8 @@ def test_every_run_is_told_from_each_arrival_to_each_end(tmp_path: Path, seed: i
     lengths = {request.request_id: request.sampling_params.max_tokens for request in requests}
     assert {line.request_id: line.num_output_tokens for line in of_kind(lines.Ended, log)} == lengths
     plans = of_kind(lines.Planned, log)
-    planned = [batch.batch_id for plan in plans for batch in plan.batches]
-    assert sorted(planned) == sorted(line.batch_id for line in of_kind(lines.BatchEnded, log))
+    on_plan = [batch.batch_id for plan in plans for batch in plan.batches]
+    assert sorted(on_plan) == sorted(line.batch_id for line in of_kind(lines.BatchEnded, log))
     migrated = [migration.migration_id for plan in plans for migration in plan.migrations]
     assert sorted(migrated) == sorted(line.migration_id for line in of_kind(lines.MigrationEnded, log))
     assert [plan.time for plan in plans] == sorted(plan.time for plan in plans)

@@ -189,13 +189,13 @@ def test_a_batch_in_flight_is_busy_until_its_predicted_end(tmp_path: Path) -> No
 
 
 def test_many_batches_are_told_together(tmp_path: Path) -> None:
-    def each_alone(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+    def one_per_instance(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         idle = [i.instance_id for i in snapshot.instances if i.is_idle]
         pairs = zip([view for view in plannable(snapshot) if not view.is_decoding], idle, strict=False)
         return IterationPlan(tuple(prefill([view], (instance_id,)) for view, instance_id in pairs))
 
     requests = [timed_request(n, 10 + n, 1, arrival_time=n * 1e-3) for n in range(6)]
-    text = story(logged(tmp_path / "log", each_alone, instances_with([50] * 6), requests), "r005")
+    text = story(logged(tmp_path / "log", one_per_instance, instances_with([50] * 6), requests), "r005")
     span = "the first until +0.015 s, the last until +0.023 s"
     assert f"Instances 0 to 4 run 5 batches (prefill of 5 requests), {span}. Instance 5 is idle." in text
 

@@ -2,20 +2,19 @@
 
 import pytest
 from chaos import chaos
+from policies import POLICY_NAMES
 from recorded_runs import recorded_run
 from true_stories import assert_true
 
-from loong.scheduler.policy import POLICIES
 
-
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", POLICY_NAMES)
 @pytest.mark.parametrize("seed", range(4))
 def test_stories_keep_the_order_of_what_happened(policy: str, seed: int) -> None:
     run = recorded_run(policy, seed)
     assert_true(run.lines, run.history)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_so_they_do_where_plans_take_time(policy: str) -> None:
     run = recorded_run(policy, seed=1, plan_time=0.002)
     assert_true(run.lines, run.history)

@@ -49,9 +49,8 @@ def parsed(text: str) -> list[Any]:
     """The JSON of an answer, or of each of its events."""
     if not text.startswith("data: "):
         return [json.loads(text)]
-    *events, end = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
-    assert end == "[DONE]"
-    return [json.loads(event) for event in events]
+    events = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
+    return [json.loads(event) for event in events if event != "[DONE]"]
 
 
 def assert_has(told: Any, shown: Any) -> None:

@@ -1,8 +1,10 @@
 """Requests of other servers' clients, against the tiny model on two instances."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 
+import httpx
 import pytest
 from served import Served, served
 
@@ -37,3 +39,18 @@ def test_answers_follow_grammars_in_vllms_notations(
     )
     assert all(re.fullmatch(pattern, choice.message.content or "") for choice in answer.choices)
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+
+
+def test_lightllms_endpoints_continue_a_text_as_completions_do(server: Served) -> None:
+    completion = server.client.completions.create(
+        model="loong-tiny", prompt="hello", max_tokens=9, temperature=0, extra_body={"ignore_eos": True}
+    )
+    parameters = {"do_sample": False, "ignore_eos": True, "max_new_tokens": 9}
+    asked = {"inputs": "hello", "parameters": parameters}
+    whole = httpx.post(f"{server.url}/generate", json=asked, timeout=60).json()
+    streamed = httpx.post(f"{server.url}/generate_stream", json=asked, timeout=60).text
+    events = [json.loads(line.removeprefix("data:")) for line in streamed.split("\n") if line]
+    text = completion.choices[0].text
+    assert whole["generated_text"] == [text]
+    assert "".join(event["token"]["text"] for event in events) == text
+    assert len(events) == whole["count_output_tokens"] == 9

@@ -25,7 +25,9 @@ def random_request(random: Random) -> Request:
     return greedy_request(random_prompt(length, seed=length), NUM_TOKENS)
 
 
-@pytest.mark.parametrize("policy", ["esp", "static-sp", "chunked"])
+@pytest.mark.parametrize(
+    "policy", ["esp", "static-sp", "chunked", "esp-fixed-2", "esp-disaggregated", "vllm-m"]
+)
 def test_stories_of_policies_on_real_workers_are_true(predicting: Cluster, policy: str) -> None:
     requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in LENGTHS]
     anchor, *late = requests

@@ -26,8 +26,8 @@ def tell_each_other(rank: int, directory: Path) -> list[int]:
     with closing(make_arena(directory, rank)) as arena:
         offset = arena.reserve(16)
         arena.meet(1 - rank)
-        signal(arena.addresses, offset + 8 * rank, 0b11, 40 + rank, arena.patience())
-        wait(arena.memory, offset + 8 * (1 - rank), 41 - rank, 1 - rank, arena.patience())
+        signal(arena.addresses, offset + 8 * rank, 0b11, 40 + rank, arena.deadline())
+        wait(arena.memory, offset + 8 * (1 - rank), 41 - rank, 1 - rank, arena.deadline())
         return [int(flag) for flag in arena.view(offset, 2, dtype=torch.int64)]
 
 

@@ -14,11 +14,11 @@ from processes import run_on_ranks
 from served import wait_until
 from socket_worlds import run_in_world
 
-import loong.fabric.roster
+import loong.fabric.peer_registry
 from loong.fabric.errors import DeadlineError, InvalidMessageError
 from loong.fabric.link import Link
 from loong.fabric.mailbox import Mailbox
-from loong.fabric.roster import Roster, hello
+from loong.fabric.peer_registry import PeerRegistry, hello
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Plane
 from loong.fabric.world import World
@@ -63,13 +63,13 @@ def test_who_joins_is_welcomed_before_anything_can_be_sent_to_it(monkeypatch: py
         came_first.append(newcomer.recv(1, socket.MSG_DONTWAIT))
         return Link(*args)
 
-    monkeypatch.setattr(loong.fabric.roster, "Link", look_then_link)
+    monkeypatch.setattr(loong.fabric.peer_registry, "Link", look_then_link)
     with tempfile.TemporaryDirectory(prefix="loong-") as directory, socket.socket(socket.AF_UNIX) as newcomer:
-        roster = Roster(Path(directory), World(2, 1), 0, Mailbox(World(2, 1)), deadline=5.0)
+        peer_registry = PeerRegistry(Path(directory), World(2, 1), 0, Mailbox(World(2, 1)), deadline=5.0)
         newcomer.connect(f"{directory}/0.sock")
         newcomer.sendall(hello(1, Plane.BATCH))
-        wait_until(lambda: roster.num_joins(1) == 1, 5, "the newcomer to be linked")
-        roster.close()
+        wait_until(lambda: peer_registry.num_joins(1) == 1, 5, "the newcomer to be linked")
+        peer_registry.close()
     assert came_first == [b"\x01"]
 
 
@@ -88,7 +88,7 @@ STRAYS = (
 def test_what_is_no_hello_is_counted_and_dropped_and_peers_can_still_join() -> None:
     world, answers = World(2, 2), list[bytes]()
     with tempfile.TemporaryDirectory(prefix="loong-") as directory:
-        roster = Roster(Path(directory), world, 0, Mailbox(world), deadline=5.0)
+        peer_registry = PeerRegistry(Path(directory), world, 0, Mailbox(world), deadline=5.0)
         for frame in (*STRAYS, b"", hello(2, Plane.BATCH)):
             with socket.socket(socket.AF_UNIX) as newcomer:
                 newcomer.connect(f"{directory}/0.sock")
@@ -98,10 +98,10 @@ def test_what_is_no_hello_is_counted_and_dropped_and_peers_can_still_join() -> N
                     answers.append(newcomer.recv(1))
         assert answers[-1] == b"\x01"
         assert not any(answers[:-1])
-        assert roster.strays.num_dropped == len(STRAYS)
-        wait_until(lambda: roster.num_joins(2) == 1, 5, "the newcomer to be linked")
-        assert [roster.num_joins(rank) for rank in range(world.size)] == [0, 0, 1, 0]
-        roster.close()
+        assert peer_registry.strays.num_dropped == len(STRAYS)
+        wait_until(lambda: peer_registry.num_joins(2) == 1, 5, "the newcomer to be linked")
+        assert [peer_registry.num_joins(rank) for rank in range(world.size)] == [0, 0, 1, 0]
+        peer_registry.close()
 
 
 def test_a_world_that_stays_incomplete_names_who_is_missing(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from loong.kernels import reference_draw
 from loong.kernels.draw import DrawWorkspace, draw
 from loong.kernels.draw_params import DrawParams, Penalties
 from loong.kernels.penalties import penalize
-from loong.worker.draw import draw as draw_of_worker
-from loong.worker.draw import uniform
+from loong.worker.random_sampling import draw as draw_of_worker
+from loong.worker.random_sampling import uniform
 
 ROWS = [
     SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)

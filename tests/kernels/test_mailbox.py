@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loong.kernels import Partial, reference
 from loong.kernels.mailbox import Mailbox, Peers, await_members, exchange_partials, exchange_queries
-from loong.kernels.signals import EPOCHS, Patience
+from loong.kernels.signals import EPOCHS, Deadline
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM = 2, 3, 24
 ARENA_BYTES = 1 << 20
@@ -68,14 +68,14 @@ def mailbox(memory: Tensor, num_instances: int, num_tokens: int) -> Mailbox:
 def take_steps(
     rank: int, folder: Path, steps: Steps, rooms: Sequence[int], limit: int
 ) -> tuple[list[Tensor], Tensor]:
-    """What each layer of each step gave the tokens of one instance, and the word of its patience.
+    """What each layer of each step gave the tokens of one instance, and the word of its deadline.
 
     Steps lay the mailbox out for these numbers of tokens by turns.
     """
     num_instances = len(steps[0])
     arenas = [arena(folder, instance) for instance in range(num_instances)]
     largest = mailbox(arenas[rank], num_instances, max(rooms))
-    patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), limit)
+    deadline = Deadline(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), limit)
     results = []
     for step, counts in enumerate(steps):
         if counts[rank] < 0:
@@ -89,12 +89,12 @@ def take_steps(
         for layer in range(NUM_LAYERS):
             q = poisoned(room, NUM_HEADS, HEAD_DIM, dtype=torch.float32, device=CPU)
             q[: num_tokens[rank]] = queries_of(step, layer, rank, int(num_tokens[rank]))
-            exchange_queries(q, box, peers, patience, instance=rank, layer=layer)
+            exchange_queries(q, box, peers, deadline, instance=rank, layer=layer)
             part = attend(box.queries, rank)
             out = torch.full_like(q, torch.nan)
-            exchange_partials(part, box, peers, patience, instance=rank, layer=layer, out=out)
+            exchange_partials(part, box, peers, deadline, instance=rank, layer=layer, out=out)
             results.append(out)
-    return results, patience.word
+    return results, deadline.word
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_who_waits_in_vain_gives_up_says_for_whom_and_tells_nobody_what_it_made(
 @pytest.mark.parametrize(("opened", "told"), [((7, 5), [0, 0]), ((7, 4), [6 * EPOCHS - 1, 21])])
 def test_all_members_are_waited_for_and_nobody_else(opened: tuple[int, int], told: list[int]) -> None:
     flags = torch.tensor([opened[0], 0, opened[1]]) * EPOCHS
-    patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), SHORT)
+    deadline = Deadline(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), SHORT)
     addresses, ranks = torch.tensor([1, 0, 1]), torch.tensor([11, 0, 21])
     epoch = torch.tensor([5 * EPOCHS + 3])  # in the midst of batch 5
-    await_members(flags, Peers(addresses, torch.zeros(3).long(), ranks, epoch), patience)
-    assert patience.word.tolist() == told
+    await_members(flags, Peers(addresses, torch.zeros(3).long(), ranks, epoch), deadline)
+    assert deadline.word.tolist() == told
 
 
 def test_what_a_mailbox_has_no_room_for_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_what_a_mailbox_has_no_room_for_is_refused() -> None:
     assert box.offset(box.queries) == 256
     none = torch.zeros(2, dtype=torch.int64)
     peers = Peers(none, none, none, none[:1])
-    patience = Patience(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), ENDLESS)
+    deadline = Deadline(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), ENDLESS)
     q = torch.zeros(4, NUM_HEADS, HEAD_DIM)
     with pytest.raises(ValueError, match="q must have T=3"):
-        exchange_queries(q, box, peers, patience, instance=0, layer=0)
+        exchange_queries(q, box, peers, deadline, instance=0, layer=0)

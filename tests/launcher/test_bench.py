@@ -260,6 +260,23 @@ def test_the_goodput_is_searched_from_the_rate_that_is_given(capsys: pytest.Capt
     assert found["too_high_rate"] == 50 / 2**12
 
 
+def test_the_all_class_goodput_is_searched_and_its_document_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--length-scale", "1/64", "--num-requests", "60", "--num-warmups", "0", "--request-rate", "200"]
+    goal = ["--find-goodput", "1", "--per-class", "--goodput", "ttft:60000"]
+    assert run_bench(*load, *goal, "--policy", "esp", "--output-dir", str(tmp_path)) == 0
+    [found] = last_line(capsys.readouterr().out)["goodput"]
+    assert found["is_per_class"]
+    assert found["request_rate"] >= 200
+    first, *_ = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert (first["is_per_class"], first["attains"]) == (True, True)
+    assert first["capacity_share"] is None  # the stub does not say how many devices it has
+    assert first["is_stable"] == (
+        first["backlog"]["at_end"] <= first["backlog"]["at_half"] + first["backlog"]["allowance"]
+    )
+
+
 def test_named_servers_are_measured_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ServerConfig(None, 2, 1, (), 60.0)
     with (
@@ -384,6 +401,7 @@ def test_a_model_that_is_not_served_is_named_beside_those_that_are(tmp_path: Pat
         (["--find-goodput", "--request-rate", "inf"], "--find-goodput needs a --request-rate"),
         (["--duration", "3", "--request-rate", "inf"], "--duration 3 needs a --request-rate"),
         (["--attainment", "101"], "--attainment 101"),
+        (["--per-class", "--duration", "3", "--request-rate", "2"], "--per-class sends the same requests"),
         (["--request-rate", "2:inf:1"], "--request-rate '2:inf:1'"),
         (["--slo", "loongserve-10", "--workload", "zipf1.0"], "--slo: SLO loongserve-10"),
         (["--policy", "esp,,tp"], "--policy"),

@@ -40,9 +40,9 @@ class Loop:
         started = BatchFinished(ended_at - ratio * PREDICTED, 0, 1)
         batch = RunBatch(1, DECODE, (RequestInput("r", (7,), 10, 1, PLACEMENT, None),))
         for observer in self._observers:
-            observer.planned([started], Snapshot(started.time, ()), IterationPlan(), (batch,))
+            observer.on_plan([started], Snapshot(started.time, ()), IterationPlan(), (batch,))
         for observer in self._observers:
-            observer.took_in(BatchFinished(ended_at, 1, 1))
+            observer.on_event(BatchFinished(ended_at, 1, 1))
 
 
 def test_a_model_that_stays_wrong_is_told_of_with_its_factor_and_a_remedy(

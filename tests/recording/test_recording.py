@@ -108,7 +108,7 @@ def all_events() -> list[Event]:
 def test_an_event_is_read_as_it_was_written(event: Event, tmp_path: Path) -> None:
     path = tmp_path / "log"
     with recording(path, SETTING, keeps_prompts=True) as recorder:
-        recorder.took_in(event)
+        recorder.on_event(event)
     [happening] = read_recording(path).happenings
     assert happening.events == [event]
 
@@ -138,8 +138,8 @@ def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> 
     state = ClusterState(SETTING.instances)
     with recording(path, SETTING) as recorder:
         state.apply(event)
-        recorder.took_in(event)
-        recorder.planned([event], state.snapshot(0.0), IterationPlan(), ())
+        recorder.on_event(event)
+        recorder.on_plan([event], state.snapshot(0.0), IterationPlan(), ())
         [happening] = read_recording(path).happenings
         assert len(happening.plans) == 1
 
@@ -189,11 +189,11 @@ def test_another_policy_differs_and_both_plans_are_told(tmp_path: Path) -> None:
 
 def test_a_plan_that_is_not_made_again_is_a_difference(tmp_path: Path) -> None:
     run = recorded(tmp_path / "log")
-    planned = next(happening for happening in run.happenings if happening.plans)
-    planned.plans.append(planned.plans[0])
+    on_plan = next(happening for happening in run.happenings if happening.plans)
+    on_plan.plans.append(on_plan.plans[0])
     result = asyncio.run(replay(run))
     assert result.difference is not None
-    assert (result.difference.event, result.difference.replayed) == (planned.events[-1], None)
+    assert (result.difference.event, result.difference.replayed) == (on_plan.events[-1], None)
 
 
 def test_a_recording_that_ends_in_the_middle_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -17,9 +17,6 @@ from loong.core.placement import Placement
 from loong.core.request import SLO, Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.admission import (
-    MAX_CONSIDERED,
-    MAX_REFUSED,
-    SECOND_CHANCE_COST,
     AdmissionDecision,
     KVForecast,
     PrefillAdmission,
@@ -32,6 +29,7 @@ from loong.scheduler.admission import (
 )
 from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.planning_view import make_planning_view
+from loong.scheduler.tuning import MAX_CONSIDERED, MAX_REFUSED, MISSED_DEADLINE_WEIGHT
 
 
 def prompt(
@@ -105,7 +103,7 @@ def test_those_on_time_are_and_those_put_off_come_after_them_by_arrival(
 
 
 def test_one_that_has_missed_its_deadline_is_put_off_before_one_not_much_longer() -> None:
-    for work, late in ((SECOND_CHANCE_COST - 1.0, "r0"), (SECOND_CHANCE_COST + 1.0, "r1")):
+    for work, late in ((MISSED_DEADLINE_WEIGHT - 1.0, "r0"), (MISSED_DEADLINE_WEIGHT + 1.0, "r1")):
         missed, fresh = prompt(0, 1.0, work + 0.5, missed_deadline=True), prompt(1, work, work + 0.5)
         assert [p.view.request_id for p in by_deadline([missed, fresh], 0.0, 1.0) if p.is_deferred] == [late]
 
@@ -212,7 +210,7 @@ def test_who_has_waited_long_for_room_is_overtaken_no_more(now: float, admitted:
 
 
 def test_of_a_great_crowd_the_oldest_and_the_newest_are_weighed() -> None:
-    (half, rest), num_waiting = divmod(MAX_CONSIDERED[0], 2), MAX_CONSIDERED[0] + 3
+    (half, rest), num_waiting = divmod(MAX_CONSIDERED, 2), MAX_CONSIDERED + 3
     views = [waiting(f"r{n:04}", 1, 2, arrival_time=n / 1e4) for n in range(num_waiting)]
     found = admission_of(snapshot_of([99_999], views, now=1.0))
     assert rest == 0

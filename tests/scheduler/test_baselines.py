@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import CPU
 from simulation import Run, simulate, timed_request
-from snapshots import decoding, snapshot_of
+from snapshots import decoding, snapshot_of, waiting
 
 from loong.core.check_plan import check_plan
 from loong.core.plan import BatchPlan, IterationPlan, Preemption
@@ -17,8 +17,8 @@ from loong.core.request import Request
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import POLICIES, make_policy
 
-FIXED = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas")
-WHOLE = ("tp", "replicas", "static-sp")
+FIXED = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas", "vllm-m", "vllm-s")
+WHOLE = ("tp", "replicas", "static-sp", "vllm-m", "vllm-s")
 CHUNKED = ("chunked", "chunked-replicas")
 
 
@@ -114,7 +114,22 @@ def test_static_sp_stripes_every_prompt_and_spreads_masters_over_all_instances()
             assert set(Counter(block.master_id for block in batch.queries).values()) == {2}
 
 
-@pytest.mark.parametrize("name", ["replicas", "chunked-replicas"])
+def test_a_new_request_goes_to_the_least_promised_or_to_the_most_free_memory() -> None:
+    views = [
+        decoding("few to come", 90, (0,), 10),
+        decoding("many to come", 50, (1,), 300),
+        waiting("new", 20),
+    ]
+    snapshot = snapshot_of([1000] * 2, views)
+    chosen = {
+        name: [batch.group.instance_ids for batch in plan.batches if "new" in batch.request_ids]
+        for name in ("replicas", "vllm-m")
+        for plan in [make_policy(name, PolicyConfig())(snapshot, CPU)]
+    }
+    assert chosen == {"replicas": [(0,)], "vllm-m": [(1,)]}
+
+
+@pytest.mark.parametrize("name", ["replicas", "chunked-replicas", "vllm-m"])
 def test_a_request_stays_on_one_replica_and_all_are_used(name: str) -> None:
     run = simulate(name, [1000] * 3, workload(30, 0.002))
     instances_of: dict[str, set[tuple[int, ...]]] = {}

@@ -15,11 +15,11 @@ from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.admission import PrefillAdmission, PrefillCandidate, by_deadline
-from loong.scheduler.batching import LEAST_CHUNK, LEAST_TPOT, BatchBuilder
+from loong.scheduler.batching import BatchBuilder
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.group import Group
-from loong.scheduler.interleaving import TPOT_MARGIN
 from loong.scheduler.planning_view import make_planning_view
+from loong.scheduler.tuning import MIN_CHUNK_TOKENS, MIN_TPOT_SHARE, TPOT_MARGIN
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 
@@ -153,7 +153,7 @@ def test_decodes_keep_their_pace_beside_a_prompt_of_any_length(model: CostModel,
     config = PolicyConfig(target_tpot=0.08)
     for prompt in (waiting("p", 10**6), begun("p", 10**6, 30_000, (0, 1)), waiting("p", 300)):
         batch = batch_of(snapshot_of([10**6] * 2, [*decodes, prompt]), model, config)
-        assert num_computed(batch, "p") > LEAST_CHUNK
+        assert num_computed(batch, "p") > MIN_CHUNK_TOKENS
         assert seconds_of(batch) <= 1.05 * TPOT_MARGIN * config.target_tpot
 
 
@@ -167,7 +167,7 @@ def test_the_tightest_target_of_all_decodes_bounds_the_step() -> None:
 
 @pytest.mark.parametrize(
     ("first_token_time", "expected"),
-    [(None, TPOT_MARGIN), (0.0, LEAST_TPOT), (9.95, TPOT_MARGIN), (9.87, 0.7)],
+    [(None, TPOT_MARGIN), (0.0, MIN_TPOT_SHARE), (9.95, TPOT_MARGIN), (9.87, 0.7)],
     ids=["unknown", "far behind", "ahead", "behind a little"],
 )
 def test_who_is_behind_has_shorter_steps_but_not_without_end(
@@ -188,7 +188,7 @@ def test_a_prompt_makes_progress_however_slow_its_decodes_are() -> None:
     snapshot = snapshot_of([10**7], [*decodes, waiting("p", 10**6)])
     seconds = seconds_of(batch_of(snapshot_of([10**7], decodes)))
     batch = batch_of(snapshot, H200, PolicyConfig(target_tpot=1.01 * seconds / TPOT_MARGIN))
-    assert num_computed(batch, "p") >= LEAST_CHUNK
+    assert num_computed(batch, "p") >= MIN_CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("target_tpot", [1e-3, 0.01])
@@ -302,11 +302,11 @@ def test_one_that_is_late_goes_on_though_its_share_is_too_short_for_a_chunk(
     decodes = [decoding(f"d{n}", 5000, (0,)) for n in range(num_decodes)]
     soon = [waiting(f"p{n}", 8000, arrival_time=1e5) for n in range(8)]
     snapshot = snapshot_of([10**7], [*decodes, *soon, late], now=1e5)  # so late that its share is owed
-    for deferred_share, least in ((0.005, LEAST_CHUNK), (0.0, 0)):
+    for deferred_share, least in ((0.005, MIN_CHUNK_TOKENS), (0.0, 0)):
         config = PolicyConfig(target_tpot=0.02, deferred_share=deferred_share)
         batch = batch_of(snapshot, H200, config, late_ids=["late"])
         assert least <= num_computed(batch, "late") <= 25 * least
-        assert sum(num_computed(batch, view.request_id) for view in soon) > 4 * LEAST_CHUNK
+        assert sum(num_computed(batch, view.request_id) for view in soon) > 4 * MIN_CHUNK_TOKENS
 
 
 def prompts_of(prefills: Sequence[PrefillCandidate]) -> list[str]:

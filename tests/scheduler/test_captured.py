@@ -8,15 +8,15 @@ from machines import H200
 from loong.core.captured import NOTHING_CAPTURED
 from loong.core.work import InstanceWork
 from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
-from loong.worker import kv_inputs, mailbox_exchange, mixed_inputs, mixed_steps
+from loong.worker import mailbox_exchange, mixed_graph, mixed_inputs, ring_inputs
 
 CAPTURED = H200.captured
 
 
 def test_its_limits_are_those_of_workers() -> None:
     assert CAPTURED == mixed_inputs.CAPTURED
-    assert CAPTURED.most_rows == mixed_steps._SIZES[-1] == mixed_inputs.GROUP_STEP_SIZES[-1]
-    assert CAPTURED.most_kv_rows == kv_inputs.KV_SIZES[-1]
+    assert CAPTURED.most_rows == mixed_graph._SIZES[-1] == mixed_inputs.GROUP_STEP_SIZES[-1]
+    assert CAPTURED.most_kv_rows == ring_inputs.KV_SIZES[-1]
 
 
 @pytest.mark.parametrize(("num_kv_heads", "most_kv_rows"), [(32, 2048), (16, 2048), (8, 4096), (4, 4096)])
@@ -26,7 +26,7 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
     shape = ModelShape(32, 4096, 32, num_kv_heads, 128, 0, 0)
     assert captured_steps(shape, DEVICES["h200"]).most_kv_rows == most_kv_rows
     room = mailbox_exchange.query_room(32, num_kv_heads) * 32 // (2 * num_kv_heads)
-    assert most_kv_rows == min(kv_inputs.MAX_KV_ROWS, room)
+    assert most_kv_rows == min(ring_inputs.MAX_KV_ROWS, room)
     assert captured_steps(shape, DEVICES["cpu"]).most_kv_rows == 0
 
 

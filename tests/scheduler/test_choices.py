@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 from chaos import chaos
+from policies import POLICY_NAMES, num_instances_of
 from simulation import Run, instances_with, simulate, timed_request
 from snapshots import decoding, waiting
 
@@ -12,10 +13,8 @@ from loong.core.placement import striped
 from loong.core.request import Request, RequestView
 from loong.scheduler.future_kv import FutureKV
 from loong.scheduler.lengths import Lengths
-from loong.scheduler.policy import POLICIES, admissible_tokens
+from loong.scheduler.policy import admissible_tokens
 from loong.scheduler.shared_prompts import shared_by_last
-
-CAPACITIES = {"tp": [4000], "chunked": [4000]}
 
 
 def requests_with_choices(seed: int, largest: int) -> list[Request]:
@@ -36,9 +35,10 @@ def assert_all_served(run: Run, requests: list[Request]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_every_choice_is_served_where_room_is_scarce(policy: str, seed: int) -> None:
-    capacities = CAPACITIES.get(policy, [1000] * 4)
+    num_instances = num_instances_of(policy, 4)
+    capacities = [4000 // num_instances] * num_instances
     largest = admissible_tokens(policy, instances_with(capacities))
     requests = requests_with_choices(seed, largest)
     assert_all_served(simulate(policy, capacities, requests), requests)

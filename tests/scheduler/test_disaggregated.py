@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import pytest
 from simulation import Run, instances_with, simulate, timed_request
 
 from loong.core.plan import BatchPlan
@@ -17,13 +18,17 @@ def num_computed(batch: BatchPlan, request_id: str) -> int:
     return sum(len(block.positions) for block in batch.blocks_of(request_id))
 
 
-def test_even_instances_compute_whole_prompts_and_odd_ones_decode() -> None:
+@pytest.mark.parametrize(("num_decode", "num_prefill"), [(None, 2), (1, 3), (3, 1)])
+def test_the_first_instances_compute_whole_prompts_and_the_last_decode(
+    num_decode: int | None, num_prefill: int
+) -> None:
     requests = [timed_request(n, 20 + 7 * n, 9, n * 0.002) for n in range(12)]
-    run = simulate("disaggregated", [500] * 4, requests)
+    config = PolicyConfig(decode_instances=num_decode, max_num_batched_tokens=64)
+    run = simulate("disaggregated", [500] * 4, requests, config=config)
     prompt_of = {r.request_id: len(r.prompt_token_ids) for r in requests}
     for batch in batches_of(run):
         (instance_id,) = batch.group.instance_ids
-        if instance_id % 2 == 0:
+        if instance_id < num_prefill:
             assert all(num_computed(batch, r) == prompt_of[r] for r in batch.request_ids)
         else:
             assert all(num_computed(batch, r) == 1 for r in batch.request_ids)
@@ -48,4 +53,6 @@ def test_kv_waits_where_it_was_made_until_a_decode_instance_has_room() -> None:
 
 
 def test_a_request_must_fit_an_instance_of_either_kind() -> None:
-    assert admissible_tokens("disaggregated", instances_with([100, 40, 30, 70])) == 70
+    instances = instances_with([100, 40, 30, 70])
+    assert admissible_tokens("disaggregated", instances) == 70
+    assert admissible_tokens("disaggregated", instances, PolicyConfig(decode_instances=3)) == 70

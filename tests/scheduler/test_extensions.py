@@ -10,11 +10,11 @@ from loong.core.check_plan import check_plan
 from loong.core.plan import IterationPlan, LeaseEnd, LeaseExtension
 from loong.core.request import RequestView
 from loong.core.snapshot import EXTENSION_STEPS, RunningBatch, Snapshot
-from loong.scheduler.extensions import LIVE_SHARE, MAX_EXTENSION_FACTOR, extending
-from loong.scheduler.leases import LONG_LEASES
+from loong.scheduler.extensions import extending
+from loong.scheduler.tuning import LONG_LEASE_FACTOR, MAX_EXTENSION_FACTOR, MIN_LIVE_SHARE
 
 STEPS = 16
-LONG = LONG_LEASES * STEPS
+LONG = LONG_LEASE_FACTOR * STEPS
 VIEWS = [decoding(f"r{n}", 20, (0,), max_tokens=5000) for n in range(4)]
 
 
@@ -88,7 +88,7 @@ def test_a_lease_of_which_many_requests_have_ended_ends_so_that_their_kv_is_free
     snapshot = snapshot_of([50_000], VIEWS, [lease(*VIEWS)])
     views = [replace(view, has_ended=n < num_ended) for n, view in enumerate(snapshot.running)]
     goes_on = extended(replace(snapshot, running=tuple(views))) is not None
-    assert goes_on == (4 - num_ended >= LIVE_SHARE * 4)
+    assert goes_on == (4 - num_ended >= MIN_LIVE_SHARE * 4)
 
 
 def test_a_group_that_its_requests_no_longer_tie_together_parts() -> None:

@@ -4,7 +4,7 @@ from plans import decode
 from snapshots import decoding, running, snapshot_of, waiting
 
 from loong.core.request import RequestView
-from loong.scheduler.fixed_groups import FixedGroup, each_alone, groups_of, one_group, take
+from loong.scheduler.fixed_groups import FixedGroup, groups_of, one_group, one_per_instance, take
 from loong.scheduler.planning_view import make_planning_view
 
 
@@ -13,7 +13,9 @@ def joined(groups: list[FixedGroup]) -> list[list[str]]:
 
 
 def alone(capacities: list[int], views: list[RequestView]) -> list[FixedGroup]:
-    return groups_of(make_planning_view(snapshot_of(capacities, views)), each_alone(range(len(capacities))))
+    return groups_of(
+        make_planning_view(snapshot_of(capacities, views)), one_per_instance(range(len(capacities)))
+    )
 
 
 def test_a_group_has_all_that_rests_and_runs_on_its_instances() -> None:

@@ -6,6 +6,7 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policies import POLICY_NAMES, num_instances_of
 from simulation import instances_with, simulate, timed_request
 from snapshots import begun, snapshot_of, waiting
 
@@ -14,18 +15,19 @@ from loong.core.events import InstanceJoined, InstanceLost, RequestAborted
 from loong.core.request import FinishReason, Request
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
 
-POLICY_NAMES = sorted(POLICIES)
 # The published policy admits as if all batches decoded in step, so that it may have to.
-NEVER_EVICTING = ("chunked", "chunked-replicas", "disaggregated", "esp", "replicas", "static-sp", "tp")
+MAY_EVICT = ("esp-paper",)
+APART = ("disaggregated", "esp-disaggregated")  # which need two instances
 
 
 @st.composite
 def clusters(draw: st.DrawFn, name: str) -> list[int]:
-    kind = POLICIES[name]
-    sizes = st.integers(1, 50)
-    return draw(st.lists(sizes, min_size=kind.min_instances, max_size=kind.max_instances or 6))
+    kind = policy_kind(name)
+    groups = st.integers(kind.min_instances, (kind.max_instances or 6) // kind.group_size)
+    num_instances = kind.group_size * draw(groups)
+    return draw(st.lists(st.integers(1, 50), min_size=num_instances, max_size=num_instances))
 
 
 @st.composite
@@ -93,15 +95,15 @@ def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, d
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_64_requests_whose_outputs_cannot_all_fit_share_the_room(name: str) -> None:
-    num_instances = POLICIES[name].max_instances or 4
+    num_instances = num_instances_of(name, 4)
     requests = [timed_request(number, 20, 40, number * 1e-3) for number in range(64)]
     run = simulate(name, [1200 // num_instances] * num_instances, requests)
     assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
-    if name in NEVER_EVICTING:
+    if name not in MAY_EVICT:
         assert run.stats.num_preemptions == 0
 
 
-@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "disaggregated"])
+@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name not in APART])
 def test_a_request_starts_soon_after_the_end_of_the_one_whose_room_it_waits_for(name: str) -> None:
     ending, going_on = timed_request(0, 100, 20), timed_request(1, 20, 60)
     waiting = timed_request(2, 150, 10, arrival_time=0.05)
@@ -112,7 +114,7 @@ def test_a_request_starts_soon_after_the_end_of_the_one_whose_room_it_waits_for(
     assert 1 <= len(steps) <= 2
 
 
-@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "disaggregated"])
+@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name not in APART])
 @pytest.mark.parametrize("num_prompt", [None, 290])
 def test_no_lease_ends_for_a_request_that_ends_if_its_room_helps_nobody(
     name: str, num_prompt: int | None
@@ -134,12 +136,12 @@ def test_a_prompt_longer_than_one_pool_is_spread(name: str) -> None:
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_the_same_snapshot_gives_the_same_plan(name: str) -> None:
     requests = [timed_request(n, 5 + 37 * n % 200, 1 + n % 9, n * 2e-3) for n in range(20)]
-    run = simulate(name, [2000] * (POLICIES[name].max_instances or 3), requests)
+    run = simulate(name, [2000] * num_instances_of(name, 3), requests)
     again = make_policy(name, PolicyConfig())
     assert all(again(snapshot, WorkCostModel()) == plan for snapshot, plan in run.plans)
 
 
-@pytest.mark.parametrize("name", [n for n in POLICY_NAMES if POLICIES[n].max_instances is None])
+@pytest.mark.parametrize("name", [n for n in POLICY_NAMES if policy_kind(n).max_instances is None])
 @pytest.mark.parametrize("lost_id", [0, 1])
 def test_what_no_longer_fits_after_a_loss_fails_by_name_and_holds_up_nobody(name: str, lost_id: int) -> None:
     num_prompt = min(5000, admissible_tokens(name, instances_with([3000] * 2)) - 10)
@@ -149,7 +151,7 @@ def test_what_no_longer_fits_after_a_loss_fails_by_name_and_holds_up_nobody(name
     assert_all_complete(others, {r.request_id: len(run.tokens[r.request_id]) for r in others})
     failures = {failure.request_id: failure.reason for _, plan in run.plans for failure in plan.failures}
     assert run.stats.num_failed == len(failures)
-    limit = POLICIES[name].max_request_tokens({1 - lost_id: 3000})
+    limit = policy_kind(name).max_request_tokens({1 - lost_id: 3000}, PolicyConfig())
     if num_prompt + 8 <= limit:
         assert not failures
         return

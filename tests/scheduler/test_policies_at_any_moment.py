@@ -6,6 +6,7 @@ import pytest
 from cluster_machine import ClusterMachine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policies import POLICY_NAMES, num_instances_of
 from simulation import instances_with
 
 from loong.core.events import BatchEndPredicted, RequestAborted
@@ -13,7 +14,7 @@ from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.policy import POLICIES, make_policy
+from loong.scheduler.policy import make_policy
 
 POOL = 48  # tokens: any request fits one instance, and two seldom do
 MAX_ROUNDS = 1000
@@ -25,9 +26,8 @@ class PolicyMachine(ClusterMachine):
     """A cluster that a policy plans for, whenever something has happened."""
 
     def __init__(self, name: str) -> None:
-        kind, policy, cost_model = POLICIES[name], make_policy(name, CONFIG), WorkCostModel()
-        num_instances = min(4, kind.max_instances or 4)
-        instances = {i.instance_id: i for i in instances_with([POOL] * num_instances)}
+        policy, cost_model = make_policy(name, CONFIG), WorkCostModel()
+        instances = {i.instance_id: i for i in instances_with([POOL] * num_instances_of(name, 4))}
 
         def make_plan(_random: Random, snapshot: Snapshot) -> IterationPlan:
             return policy(snapshot, cost_model)
@@ -88,7 +88,7 @@ CONFIG = PolicyConfig(lease_steps=3, max_num_batched_tokens=16, chunk_tokens=8)
 WEIGHTS = (3, 1, 3, 6, 2, 1)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", POLICY_NAMES)
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, seed: int) -> None:

@@ -11,17 +11,20 @@ from simulation import instances_with
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.scheduler.config import MOST_LEASE_STEPS, Fairness, PolicyConfig
-from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+from loong.scheduler.policy import NAMES, POLICIES, admissible_tokens, make_policy, policy_kind
 
 COMPARED = {
     "chunked",
     "chunked-replicas",
     "disaggregated",
     "esp",
+    "esp-disaggregated",
     "esp-paper",
     "replicas",
     "static-sp",
     "tp",
+    "vllm-m",
+    "vllm-s",
 }
 NUMBERS = [field for field in fields(PolicyConfig) if field.type is not Fairness]
 WRONG = [(field.name, value) for field in NUMBERS for value in (-1, nan)]
@@ -42,9 +45,19 @@ def test_the_page_of_policies_tells_of_each_and_of_each_flag() -> None:
 
 
 def test_an_unknown_policy_is_named_beside_those_that_exist() -> None:
-    known = re.escape(", ".join(sorted(POLICIES)))
+    known = re.escape(", ".join(NAMES))
     with pytest.raises(ConfigError, match=rf"one of {known}, but is 'magic'"):
         make_policy("magic", PolicyConfig())
+
+
+@pytest.mark.parametrize("name", ["esp-fixed-", "esp-fixed-0", "esp-fixed-02", "esp-fixed-x", "esp-fixed--1"])
+def test_fixed_groups_have_a_size_above_0(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"esp-fixed-N, but is '{name}'"):
+        policy_kind(name)
+
+
+def test_fixed_groups_have_any_size() -> None:
+    assert {size: policy_kind(f"esp-fixed-{size}").group_size for size in (1, 12)} == {1: 1, 12: 12}
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
@@ -55,17 +68,25 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_of_its_flag(name: str, va
         PolicyConfig(**{name: value})  # type: ignore[arg-type]  # the names differ in type
 
 
-@pytest.mark.parametrize("name", ["tp", "chunked"])
+@pytest.mark.parametrize("name", ["tp", "chunked", "vllm-s"])
 def test_tensor_parallelism_runs_one_instance(name: str) -> None:
     assert admissible_tokens(name, instances_with([100])) == 100
     with pytest.raises(ConfigError, match=f"policy {name} runs 1 instance, but there are 2"):
         admissible_tokens(name, instances_with([100, 100]))
 
 
-def test_prefill_and_decode_apart_need_two_instances() -> None:
-    assert admissible_tokens("disaggregated", instances_with([100, 100])) == 100
-    with pytest.raises(ConfigError, match="policy disaggregated runs at least 2 instances, but there are 1"):
-        admissible_tokens("disaggregated", instances_with([100]))
+@pytest.mark.parametrize("name", ["disaggregated", "esp-disaggregated"])
+def test_prefill_and_decode_apart_need_two_instances(name: str) -> None:
+    assert admissible_tokens(name, instances_with([100, 100])) == 100
+    with pytest.raises(ConfigError, match=f"policy {name} runs at least 2 instances, but there are 1"):
+        admissible_tokens(name, instances_with([100]))
+
+
+def test_some_instances_are_left_for_prompts() -> None:
+    config = PolicyConfig(decode_instances=2)
+    with pytest.raises(ConfigError, match="--decode-instances 2 of 2 instances leaves none for prompts"):
+        admissible_tokens("esp-disaggregated", instances_with([100, 100]), config)
+    assert admissible_tokens("esp", instances_with([100, 100]), config) == 200
 
 
 def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:

@@ -12,11 +12,12 @@ from loong.core.cost_model import prefill_time
 from loong.core.decision import Decision, DecisionKind
 from loong.core.request import SLO
 from loong.core.snapshot import Snapshot
-from loong.scheduler.admission import MAX_REFUSED, PrefillAdmission, Refusal, by_deadline
+from loong.scheduler.admission import PrefillAdmission, Refusal, by_deadline
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp import plan_esp
 from loong.scheduler.planning_view import make_planning_view
 from loong.scheduler.reasons import DEFERRED_BY_DEADLINE, reason_to_preempt, reasons_to_wait
+from loong.scheduler.tuning import MAX_REFUSED
 
 
 def decided(snapshot: Snapshot, config: PolicyConfig | None = None) -> list[Decision]:

@@ -54,10 +54,10 @@ class Recording:
     def __init__(self) -> None:
         self.took: list[Event | tuple[Sequence[Event], Snapshot, IterationPlan, Sequence[Instruction]]] = []
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         self.took.append(event)
 
-    def planned(
+    def on_plan(
         self,
         events: Sequence[Event],
         snapshot: Snapshot,
@@ -70,9 +70,9 @@ class Recording:
     def tell(self, observer: Observer) -> None:
         for told in self.took:
             if isinstance(told, tuple):
-                observer.planned(*told)
+                observer.on_plan(*told)
             else:
-                observer.took_in(told)
+                observer.on_event(told)
 
 
 def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
@@ -129,12 +129,12 @@ def test_a_batch_that_lost_an_instance_teaches_nothing() -> None:
     recording, recalibration = Recording(), Recalibration(BASE)
     run(SLOWER, [recording], REQUESTS[:1])
     started = next(told for told in recording.took if isinstance(told, tuple) and told[3])
-    recalibration.planned(*started)
+    recalibration.on_plan(*started)
     for instance_id in (0, 1):
-        recalibration.took_in(InstanceLost(1.0, instance_id))
+        recalibration.on_event(InstanceLost(1.0, instance_id))
     for told in recording.took:
         if not isinstance(told, tuple):
-            recalibration.took_in(told)
+            recalibration.on_event(told)
     assert recalibration.calibration == Calibration()
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import CPU, H200, H200_CAPACITY
+from policies import POLICY_NAMES
 from simulation import Run, instances_with, simulate, timed_request
 
 from loong.core.cost_model import CostModel, prefill_time
@@ -15,7 +16,7 @@ from loong.core.plan import IterationPlan
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import POLICIES, admissible_tokens, make_policy
+from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
 
 CONFIG = PolicyConfig(
     target_ttft=0.05,
@@ -68,7 +69,7 @@ class Crowd:
 
 # Whole prompts and no decode beside them: while prompts come, what they have begun stands still. As published
 # it gives way to prompts of any length.
-PROMPTS_FIRST = ("replicas", "static-sp", "tp", "esp-paper")
+PROMPTS_FIRST = ("replicas", "static-sp", "tp", "esp-paper", "vllm-m", "vllm-s")
 LIMIT = 4.0  # seconds that a crowd comes for: 80 of the config's TTFT targets, and hundreds of steps
 
 
@@ -78,8 +79,9 @@ def crowds(draw: st.DrawFn, name: str) -> tuple[list[int], Crowd]:
 
     The others may be longer or shorter, and may ask for much less or much more than there is.
     """
-    kind = POLICIES[name]
-    num_instances = draw(st.integers(kind.min_instances, min(3, kind.max_instances or 3)))
+    kind = policy_kind(name)
+    groups = st.integers(kind.min_instances, min(3, kind.max_instances or 3) // kind.group_size)
+    num_instances = kind.group_size * draw(groups)
     capacity = draw(st.sampled_from([50, 100, 250, 800, 3000]))
     half = admissible_tokens(name, instances_with([capacity] * num_instances)) // 2
     length = draw(st.integers(1, half))
@@ -91,7 +93,7 @@ def crowds(draw: st.DrawFn, name: str) -> tuple[list[int], Crowd]:
     return [capacity] * num_instances, Crowd(one, num_prompt, num_output, gap, LIMIT)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", POLICY_NAMES)
 @settings(max_examples=20)
 @given(data=st.data())
 def test_nobody_waits_for_ever_however_many_others_come(name: str, data: st.DataObject) -> None:

@@ -15,8 +15,9 @@ from loong.server.app import create_app
 from loong.server.chat_template import ChatTemplate
 from loong.server.ignored_keys import MAX_KEYS
 from loong.server.listen import bound_socket, serve
+from loong.server.messages import Message
 from loong.server.parsing import check
-from loong.server.schemas import ChatFields, Message
+from loong.server.schemas import ChatFields
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -141,8 +142,6 @@ async def test_a_turn_that_another_server_answered_is_taken(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tool_calls", [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]),
-        ("tool_calls", {}),
         ("function_call", {"name": "f", "arguments": "{}"}),
         ("audio", {"id": "audio_1"}),
         ("refusal", "I cannot."),

@@ -93,7 +93,7 @@ async def test_events_are_of_their_schemas(serving: Serving, path: str) -> None:
     Error.model_validate(error)
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/audio/speech", "/generate"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/audio/speech"])
 async def test_what_is_not_here_is_told_with_what_is(serving: Serving, path: str) -> None:
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, path, 404, model="tiny", input="a")

@@ -93,7 +93,7 @@ async def test_what_cannot_be_served_is_refused_by_name(serving: Serving, field:
     [
         ("messages", []),
         ("messages", "hi"),
-        ("messages", [{"role": "robot", "content": "hi"}]),
+        ("messages", [{"role": "a robot", "content": "hi"}]),
         ("messages", [{"role": "user"}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         ("messages", [{"role": "user", "content": None}]),

@@ -33,7 +33,7 @@ def sent(spans: Spans, exporter: InMemorySpanExporter) -> dict[str, ReadableSpan
 def test_a_request_is_a_span_with_its_phases_within() -> None:
     exporter = InMemorySpanExporter()
     spans = Spans(exporter, "tiny", clock_start=100.0)
-    spans.saw_run(over())
+    spans.observe_run(over())
     found = sent(spans, exporter)
     times = {
         name: ((span.start_time or 0) / 1e9 - 100, (span.end_time or 0) / 1e9 - 100)
@@ -56,7 +56,7 @@ def test_a_request_is_a_span_with_its_phases_within() -> None:
 def test_who_left_the_queue_was_in_no_other_phase() -> None:
     exporter = InMemorySpanExporter()
     spans = Spans(exporter, "tiny", clock_start=0.0)
-    spans.saw_run(over(started_at=None))
+    spans.observe_run(over(started_at=None))
     assert sent(spans, exporter).keys() == {"llm_request", "queue"}
 
 
@@ -68,7 +68,7 @@ async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) ->
         for headers in ({"traceparent": f"00-{TRACE}-{PARENT}-01"}, {}):
             await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
     for request in engine.requests:
-        spans.saw_run(over(request.request_id))
+        spans.observe_run(over(request.request_id))
     spans.close()
     first, second = (span for span in exporter.get_finished_spans() if span.name == "llm_request")
     assert first.parent is not None
@@ -85,7 +85,7 @@ async def test_a_parent_of_any_length_is_not_kept(serving: Serving) -> None:
             headers = {"traceparent": f"01-{TRACE}-{PARENT}-01-{'a' * num_letters}"}
             await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
     for request in engine.requests:
-        spans.saw_run(over(request.request_id))
+        spans.observe_run(over(request.request_id))
     spans.close()
     first, second = (span for span in exporter.get_finished_spans() if span.name == "llm_request")
     assert first.parent is not None

@@ -296,15 +296,15 @@ class ClusterMachine(RuleBasedStateMachine):
         for given in run.inputs:
             prompt, outputs = self.requests[given.request_id].prompt_token_ids, self.outputs[given.request_id]
             known = [*prompt, *outputs]
-            num_output_tokens = len(outputs) + (given.follows is not None)
+            num_output_tokens = len(outputs) + (given.depends_on_batch_id is not None)
             blocks = run.plan.blocks_of(given.request_id)
             positions = sorted(p for block in blocks for p in block.positions)
             assert list(given.token_ids) == [known[p] for p in positions if p < len(known)]
             assert (given.num_prompt_tokens, given.num_output_tokens) == (len(prompt), num_output_tokens)
             is_sampled = given.sampling_params is not None
             assert is_sampled == (positions[-1] == len(prompt) + num_output_tokens - 1)
-            if given.follows is not None:
-                assert given.request_id in self.workers.batches[given.follows].sampled
+            if given.depends_on_batch_id is not None:
+                assert given.request_id in self.workers.batches[given.depends_on_batch_id].sampled
             params = self.requests[given.request_id].sampling_params
             needs_prompt, needs_output = params.repetition_penalty != 1, params.has_penalties
             assert given.prompt_token_ids == (prompt if is_sampled and needs_prompt else ())
@@ -345,7 +345,7 @@ class ClusterMachine(RuleBasedStateMachine):
         if batch.num_steps_taken == 0:
             started = BatchStarted(self.now(), batch_id)
             self.apply(started)
-            assert not self.state.calls_for_a_plan(started)
+            assert not self.state.needs_plan(started)
             self.score(batch.run)
         step, sampled = batch.num_steps_taken, batch.sampled
         batch.num_steps_taken += 1

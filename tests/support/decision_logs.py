@@ -78,11 +78,11 @@ class Teller:
     def tell(self, event: Event, plan: IterationPlan | None = None) -> None:
         """Let an event happen, and on it a plan (the empty one, unless given)."""
         self.state.apply(event)
-        self._log.took_in(event)
-        if self.state.calls_for_a_plan(event):
+        self._log.on_event(event)
+        if self.state.needs_plan(event):
             snapshot, made = self.state.snapshot(event.time), plan or IterationPlan()
             instructions = self.state.commit(made, snapshot)
-            self._log.planned([event], snapshot, made, instructions)
+            self._log.on_plan([event], snapshot, made, instructions)
             for instruction in instructions:
                 if isinstance(instruction, RunBatch):
                     self.tell(BatchStarted(event.time, instruction.batch_id))

@@ -51,35 +51,37 @@ def _mapped(descriptor: int, num_bytes: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
 
 
-class ThreadLane:
-    """Implements Lane for memory of the host, by a thread. The caller's own work is done when it calls."""
+class ThreadCopyStream:
+    """Implements CopyStream for memory of the host, by a thread. The caller's own work is done
+    when it calls.
+    """
 
     def __init__(self, arena: Arena, plane: Plane) -> None:
-        self._arena, self._patience = arena, arena.patience(plane)
+        self._arena, self._patience = arena, arena.deadline(plane)
         self._thread = ThreadPoolExecutor(1, "fabric-lane")
         self._last: Future[None] | None = None
         self._room = Semaphore(_MOST_QUEUED)
 
     def follow(self) -> None:
-        """See Lane."""
+        """See CopyStream."""
 
     def mark(self) -> Callable[[], None]:
-        """See Lane."""
+        """See CopyStream."""
         last = self._last
         return lambda: None if last is None else last.result()
 
     def push(self, tensor: Tensor, rank: int, offset: int) -> None:
-        """See Lane."""
+        """See CopyStream."""
         address = self._arena.host_addresses[rank] + offset
         self._do(lambda: memmove(address, tensor.data_ptr(), tensor.nbytes))
 
     def pull(self, offset: int, tensor: Tensor) -> None:
-        """See Lane."""
+        """See CopyStream."""
         address = self._arena.memory.data_ptr() + offset
         self._do(lambda: memmove(tensor.data_ptr(), address, tensor.nbytes))
 
     def signal(self, members: int, offset: int, epoch: int) -> None:
-        """See Lane."""
+        """See CopyStream."""
         told = [address for rank, address in enumerate(self._arena.host_addresses) if members >> rank & 1]
         value = torch.tensor([epoch])
 
@@ -91,20 +93,20 @@ class ThreadLane:
         self._do(tell)
 
     def wait(self, offset: int, epoch: int, source: int) -> None:
-        """See Lane."""
+        """See CopyStream."""
         flag = self._arena.view(offset, 1, dtype=torch.int64)
         self._do(lambda: self._wait(flag, epoch, source))
 
     def drain(self) -> None:
-        """See Lane."""
+        """See CopyStream."""
         self.mark()()
 
     def close(self) -> None:
-        """See Lane."""
+        """See CopyStream."""
         self._thread.shutdown()
 
     def aside(self) -> AbstractContextManager[object]:
-        """See Lane."""
+        """See CopyStream."""
         return nullcontext()
 
     def _do(self, work: Callable[[], object]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from policies import num_instances_of
 from simulation import instances_with, timed_request
 
 from loong.core.cluster_state import ClusterState
@@ -22,7 +23,7 @@ from loong.executor.simulated import SimulatedExecutor
 from loong.recording.lines import planned_line
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.policy import POLICIES, Policy, admissible_tokens, make_policy
+from loong.scheduler.policy import Policy, admissible_tokens, make_policy, policy_kind
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Scheduling
 
@@ -38,10 +39,10 @@ class RecordedRun:
     history: ClusterHistory = field(default_factory=ClusterHistory)
     digests: list[str] = field(default_factory=list)
 
-    def took_in(self, event: Event, /) -> None:
+    def on_event(self, event: Event, /) -> None:
         """Events show in the lines."""
 
-    def planned(
+    def on_plan(
         self,
         _events: Sequence[Event],
         _snapshot: Snapshot,
@@ -89,8 +90,10 @@ def recorded_run(
 ) -> RecordedRun:
     """Run a policy on two to four instances until all has ended; ends are predicted."""
     random, run = Random(seed), RecordedRun()
-    kind = POLICIES.get(policy) if isinstance(policy, str) else None
-    num_instances = (kind and kind.max_instances) or random.choice([2, 3, 4])
+    kind = policy_kind(policy) if isinstance(policy, str) else None
+    num_instances = random.choice([2, 3, 4])
+    if isinstance(policy, str):
+        num_instances = num_instances_of(policy, num_instances)
     instances = instances_with([CAPACITY] * num_instances)
     limit = CAPACITY if kind is None else admissible_tokens(str(policy), instances)
     requests = requests_of(random, limit)

@@ -63,26 +63,26 @@ def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, dead
     sockets = SocketFabric(directory, world, rank, deadline=deadline)
     if carrier is Carrier.SOCKETS:
         return sockets
-    from host_arenas import HostMemory, ThreadLane  # not at the top: these are slow to import
+    from host_arenas import HostMemory, ThreadCopyStream  # not at the top: these are slow to import
 
-    from loong.fabric.pipes import PipeSize
+    from loong.fabric.chunked_channel import ChunkedChannelSize
     from loong.fabric.symmetric import SIZES, SymmetricFabric
 
     make = partial(
         SymmetricFabric,
         sockets,
-        sizes=dict.fromkeys(SIZES, PipeSize(2, 4096)),
+        sizes=dict.fromkeys(SIZES, ChunkedChannelSize(2, 4096)),
         shard_bytes=4096,
         spare_bytes=SPARE_BYTES,
     )
     if carrier is Carrier.ARENAS:
-        return make(HostMemory(), ThreadLane)
-    from loong.fabric.cuda_lanes import CudaLane
+        return make(HostMemory(), ThreadCopyStream)
+    from loong.fabric.cuda_copy_streams import CudaCopyStream
     from loong.fabric.cuda_memory import CudaMemory
 
     index = rank % torch.cuda.device_count()
     torch.set_default_device(f"cuda:{index}")
-    return make(CudaMemory(index), CudaLane)
+    return make(CudaMemory(index), CudaCopyStream)
 
 
 def _call_in_world(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
 
-from loong.attention.step import Step
+from loong.attention.attention_step import AttentionStep
 from loong.core.captured import ON_GPUS
 from loong.core.instance import ESPGroup
 from loong.core.live_request import LiveRequest
@@ -75,7 +75,7 @@ def test_a_step_is_replayed_if_each_of_its_instances_has_its_part_within_the_lim
     num_rows = max(work.num_tokens for work in works)
     limits, inputs = LIMITS.of_heads(4, num_kv_heads), MixedInputs(MEMORY, 4, num_kv_heads)
     with patch.object(mixed_inputs, "CAPTURED", LIMITS):
-        keys = {inputs.prompt_keys(Step(i, plan, placements, NO_POOL), num_rows) for i in group}
+        keys = {inputs.prompt_keys(AttentionStep(i, plan, placements, NO_POOL), num_rows) for i in group}
     assert len(keys) == 1
     assert (keys != {None}) is all(map(limits.has, works))
 
@@ -97,7 +97,7 @@ def test_keys_of_many_queries_are_copied_and_few_of_them_not_cut(
 ) -> None:
     one = live(0, num_computed, num_tokens, (0,))
     plan = prefill([one.view()], (0,), transfer=Transfer.QUERY)
-    step = Step(0, plan, {one.request.request_id: one.placement}, NO_POOL)
+    step = AttentionStep(0, plan, {one.request.request_id: one.placement}, NO_POOL)
     with patch.object(mixed_inputs, "CAPTURED", replace(LIMITS, most_copied=100)):
         assert INPUTS.prompt_keys(step, num_tokens) is keys
 
@@ -108,7 +108,7 @@ def test_fewer_pairs_are_captured_where_each_head_has_keys_of_its_own() -> None:
     assert limits.of_heads(32, 32) == replace(limits, most_pairs=7)
     one = live(0, 32, 16, (0,))
     plan = prefill([one.view()], (0,), transfer=Transfer.QUERY)
-    step = Step(0, plan, {one.request.request_id: one.placement}, NO_POOL)
+    step = AttentionStep(0, plan, {one.request.request_id: one.placement}, NO_POOL)
     with patch.object(mixed_inputs, "CAPTURED", replace(LIMITS, most_lone_pairs=800)):
         assert INPUTS.prompt_keys(step, 16) is PromptKeys.MANY
         assert MixedInputs(MEMORY, 2, 2).prompt_keys(step, 16) is None

@@ -18,11 +18,11 @@ from loong.core.request import FinishReason
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.model.tiny import tiny_model
-from loong.worker import decode_steps
+from loong.worker import decode_graph
 from loong.worker.backend import CpuBackend
-from loong.worker.begun_batch import ReportStep
 from loong.worker.decode_lease import DecodeLease
 from loong.worker.lease_ends import LeaseTerm
+from loong.worker.started_batch import ReportStep
 
 SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7})
 
@@ -229,7 +229,7 @@ def test_a_lease_whose_lists_of_slots_are_too_long_waits_for_the_host(
     fabric: SocketFabric, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared slots are in the list of each request that has them: there can be more than there are slots."""
-    monkeypatch.setattr(decode_steps, "_LISTS_A_SLOT", 0.1)
+    monkeypatch.setattr(decode_graph, "_LISTS_A_SLOT", 0.1)
     monkeypatch.setattr(DecodeLease, "_take_steps", None)  # nobody asks it
     waiting, not_waiting = run(fabric, folder, None, (30, 40, 50))
     assert told(not_waiting) == told(waiting)

@@ -16,6 +16,6 @@ def test_a_lease_alone_takes_the_least_size_that_has_room(num_rows: int) -> None
 
 
 @given(st.integers(0, GROUP_SIZES[-1]), st.integers(1, GROUP_SIZES[-1]))
-def test_a_group_takes_a_size_that_is_captured_for_groups(num_rows: int, num_served: int) -> None:
-    batch = DecodeBatch(0, [ROW] * num_rows, {1: [("b", ())] * num_served})
-    assert batch.size == min(size for size in GROUP_SIZES if size >= max(num_rows, num_served))
+def test_a_group_takes_a_size_that_is_captured_for_groups(num_rows: int, num_peer_rows: int) -> None:
+    batch = DecodeBatch(0, [ROW] * num_rows, {1: [("b", ())] * num_peer_rows})
+    assert batch.size == min(size for size in GROUP_SIZES if size >= max(num_rows, num_peer_rows))

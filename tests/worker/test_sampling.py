@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loong.core.request import SamplingParams
-from loong.worker.draw import draw, uniform
-from loong.worker.sampling import InvalidLogits, Sampled, SamplingResult, TorchSampler, choose_tokens
+from loong.worker.random_sampling import draw, uniform
+from loong.worker.sampling import InvalidLogits, Sampled, SamplingResult, TorchSampler, sample
 from loong.worker.sampling_input import SamplingInput
 
 GREEDY = SamplingParams(temperature=0)
@@ -29,13 +29,13 @@ def at(position: int, params: SamplingParams, output: tuple[int, ...] = ()) -> S
     return SamplingInput(params, position, len(output), (), output)
 
 
-def sample(logits: Tensor, inputs: list[SamplingInput]) -> list[SamplingResult]:
-    choice = choose_tokens(logits, inputs, TorchSampler())
+def sample_rows(logits: Tensor, inputs: list[SamplingInput]) -> list[SamplingResult]:
+    choice = sample(logits, inputs, TorchSampler())
     return choice.results(choice.tensors)
 
 
 def token_ids(logits: Tensor, inputs: list[SamplingInput]) -> list[int]:
-    results = sample(logits, inputs)
+    results = sample_rows(logits, inputs)
     assert all(isinstance(result, Sampled) for result in results)
     return [result.token_id for result in results if isinstance(result, Sampled)]
 
@@ -151,10 +151,10 @@ def test_the_support_is_that_of_the_definition(
 @given(st.lists(inputs_of_any_kind(), min_size=1, max_size=6), seeds)
 def test_a_row_does_not_depend_on_the_other_rows(inputs: list[SamplingInput], seed: int) -> None:
     logits = draw_logits(seed, len(inputs), 21, num_levels=4)
-    together = sample(logits, inputs)
-    alone = [sample(logits[i : i + 1], [item])[0] for i, item in enumerate(inputs)]
+    together = sample_rows(logits, inputs)
+    alone = [sample_rows(logits[i : i + 1], [item])[0] for i, item in enumerate(inputs)]
     assert together == alone
-    assert sample(logits.flip(0), inputs[::-1])[::-1] == alone
+    assert sample_rows(logits.flip(0), inputs[::-1])[::-1] == alone
 
 
 def test_a_row_does_not_depend_on_how_many_rows_are_drawn_at_once() -> None:
@@ -170,7 +170,7 @@ def test_a_row_does_not_depend_on_how_many_rows_are_drawn_at_once() -> None:
 def test_the_same_seed_and_position_give_the_same_token(seed: int, key: int, position: int) -> None:
     logits = draw_logits(seed, 1, 50)
     item = at(position, SamplingParams(seed=key))
-    assert sample(logits, [item]) == sample(logits.clone(), [item])
+    assert sample_rows(logits, [item]) == sample_rows(logits.clone(), [item])
 
 
 def test_other_seeds_and_other_positions_give_other_tokens() -> None:
@@ -271,7 +271,7 @@ def test_logprobs_are_those_of_the_logits_as_they_came(
         item.prompt_token_ids,
         item.output_token_ids,
     )
-    (result,) = sample(logits, [asked])
+    (result,) = sample_rows(logits, [asked])
     assert isinstance(result, Sampled)
     assert result.logprobs is not None
     expected = logits[0].log_softmax(-1)
@@ -283,7 +283,7 @@ def test_logprobs_are_those_of_the_logits_as_they_came(
 
 def test_logprobs_come_only_where_they_are_asked_for() -> None:
     params = [SamplingParams(num_logprobs=n) for n in (None, 2, 0)]
-    results = sample(torch.zeros(3, 5), [at(0, p) for p in params])
+    results = sample_rows(torch.zeros(3, 5), [at(0, p) for p in params])
     logprobs = [result.logprobs for result in results if isinstance(result, Sampled)]
     found = [x for x in logprobs if x is not None]
     assert [x is None for x in logprobs] == [True, False, False]
@@ -302,9 +302,9 @@ def test_invalid_logits_fail_their_own_row_and_no_other(
     inputs: list[SamplingInput], seed: int, bad: float, token_id: int
 ) -> None:
     logits = draw_logits(seed, 3, 21)
-    intact = sample(logits, inputs)
+    intact = sample_rows(logits, inputs)
     logits[1, token_id] = bad
-    first, failed, last = sample(logits, inputs)
+    first, failed, last = sample_rows(logits, inputs)
     assert [first, last] == [intact[0], intact[2]]
     assert isinstance(failed, InvalidLogits)
     assert str(failed.largest) == str(bad)
@@ -313,8 +313,8 @@ def test_invalid_logits_fail_their_own_row_and_no_other(
 def test_a_row_without_any_possible_token_is_invalid() -> None:
     nothing = torch.full((1, 4), -torch.inf)
     blocked = SamplingParams(min_tokens=1, stop_token_ids=(0, 1, 2, 3))
-    assert sample(nothing, [at(0, SamplingParams())]) == [InvalidLogits(-math.inf)]
-    assert sample(torch.zeros(1, 4), [at(0, blocked)]) == [InvalidLogits(-math.inf)]
+    assert sample_rows(nothing, [at(0, SamplingParams())]) == [InvalidLogits(-math.inf)]
+    assert sample_rows(torch.zeros(1, 4), [at(0, blocked)]) == [InvalidLogits(-math.inf)]
 
 
 @laws
@@ -322,13 +322,13 @@ def test_a_row_without_any_possible_token_is_invalid() -> None:
 def test_logits_are_not_changed(inputs: list[SamplingInput], seed: int) -> None:
     logits = draw_logits(seed, len(inputs), 21)
     before = logits.clone()
-    sample(logits, inputs)
+    sample_rows(logits, inputs)
     assert torch.equal(logits, before)
 
 
 def test_greedy_rows_are_neither_sorted_nor_drawn_nor_copied() -> None:
     with torch.profiler.profile() as profile:
-        sample(torch.zeros(4, 9), [at(n, GREEDY) for n in range(4)])
+        sample_rows(torch.zeros(4, 9), [at(n, GREEDY) for n in range(4)])
     operators = {event.key for event in profile.key_averages()}
     assert "aten::max" in operators
     assert not operators & {"aten::sort", "aten::cumsum", "aten::clone", "aten::exp"}
@@ -336,6 +336,6 @@ def test_greedy_rows_are_neither_sorted_nor_drawn_nor_copied() -> None:
 
 def test_there_must_be_one_input_a_row_and_float32_logits() -> None:
     with pytest.raises(ValueError, match="logits have 2 rows, but there are 1 inputs"):
-        sample(torch.zeros(2, 3), [at(0, GREEDY)])
+        sample_rows(torch.zeros(2, 3), [at(0, GREEDY)])
     with pytest.raises(ValueError, match=r"logits must be torch\.float32"):
-        sample(torch.zeros(1, 3, dtype=torch.float16), [at(0, GREEDY)])
+        sample_rows(torch.zeros(1, 3, dtype=torch.float16), [at(0, GREEDY)])

@@ -60,7 +60,7 @@ def step_words(step: Step, story: Story) -> Iterator[str]:
             assert_never(step)
 
 
-def told_at(step: Step, story: Story) -> float:
+def submitted_at(step: Step, story: Story) -> float:
     """When to tell of a step: a wait at its end, all else at its beginning."""
     if isinstance(step, Wait):
         return story.log_ends_at if step.until is None else step.until

@@ -9,7 +9,7 @@ from textwrap import fill
 from loong.decision_log.story.arrival_words import arrival_words
 from loong.decision_log.story.phrases import counted, difference, duration, wait_words
 from loong.decision_log.story.run_words import rest_words
-from loong.decision_log.story.step_words import step_words, told_at
+from loong.decision_log.story.step_words import step_words, submitted_at
 from loong.decision_log.story.steps import Run, Wait
 from loong.decision_log.story.story import Story
 from loong.decision_log.story.summary import Latency, Summary
@@ -33,7 +33,7 @@ def chapters(story: Story) -> Iterator[tuple[float, Iterator[str]]]:
     """Seconds since the request came, and sentences on what happened then."""
     yield 0.0, arrival_words(story)
     for step in story.steps:
-        since = told_at(step, story) - story.summary.arrived_at
+        since = submitted_at(step, story) - story.summary.arrived_at
         yield max(0.0, since), step_words(step, story)  # the log rounds times, each by itself
 
 

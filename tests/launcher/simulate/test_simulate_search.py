@@ -3,11 +3,13 @@ import pytest
 from loong.launcher import run_tables
 from loong.launcher.goodput import Goodput
 from loong.launcher.model_shape import shape_of
+from loong.launcher.runs import allowed_misses
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import LoadConfig, SimulateConfig
 from loong.launcher.simulate.points import PointResult, asked_of, run_point, sweep
 from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
 from loong.model.shapes import SHAPES
+from loong.workloads.named import NAMES
 from loong.workloads.slo import parse_slo
 
 TIGHT = parse_slo("tight")
@@ -98,6 +100,12 @@ def test_the_all_class_goodput_is_no_higher_than_the_rate_at_which_enough_of_all
     share = found["capacity_share"]
     assert isinstance(share, float)
     assert 0 < share < 1
+
+
+@pytest.mark.parametrize("workload", [*NAMES, "shared-prefix"])
+def test_the_search_accepts_every_workload(workload: str) -> None:
+    asked = config(load=LoadConfig(workload, num_requests=80), is_per_class=True)
+    assert max(allowed_misses(asked.load.at(1.0).measured, asked_of(asked, "esp", TIGHT, 1.0), 1.0).allowed)
 
 
 def test_requests_and_their_order_are_the_same_at_every_rate() -> None:

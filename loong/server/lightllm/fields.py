@@ -1,0 +1,98 @@
+"""Bodies of `/generate` and `/generate_stream`, with LightLLM's names and defaults."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from loong.core.request import NUM_SEEDS
+from loong.server.errors import bad_request
+from loong.server.schema_base import Schema, within
+from loong.server.schemas import MAX_TOKEN_IDS_SCHEMA, CompletionFields, StopStrings
+from loong.server.structured_outputs import JsonSchema, Source
+
+_INPUTS = {"anyOf": [{"type": "string", "minLength": 1}, MAX_TOKEN_IDS_SCHEMA]}
+
+
+class GenerateParameters(Schema):
+    """How to continue the inputs."""
+
+    do_sample: bool = False
+    """Draw tokens. By default the likeliest token is taken, whatever temperature and `top_p` are."""
+    temperature: Annotated[float, within("temperature")] = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, within("top_p")] = 1.0
+    """Draw among the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, within("top_k", least=-1)] = -1
+    """Draw among this number of the likeliest tokens; 0 and -1: all."""
+    max_new_tokens: Annotated[int, within("max_tokens")] = 16
+    """The most tokens to produce."""
+    min_new_tokens: Annotated[int, within("max_tokens")] = 1
+    """Before this number of tokens, nothing ends the answer."""
+    ignore_eos: bool = False
+    """Continue after the model's end-of-sequence token."""
+    stop_sequences: StopStrings = []
+    """The answer ends before the first of these strings."""
+    presence_penalty: Annotated[float, within("presence_penalty")] = 0.0
+    """Subtracted from the logit of each token that the answer has."""
+    frequency_penalty: Annotated[float, within("frequency_penalty")] = 0.0
+    """Subtracted from the logit of a token for each time that the answer has it."""
+    repetition_penalty: Annotated[float, within("repetition_penalty")] = 1.0
+    """Divides positive logits, and multiplies negative ones, of tokens of the inputs and the answer."""
+    return_details: bool = False
+    """Return each token with its log probability."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    add_special_tokens: bool = True
+    """Begin a text with the tokens that the model expects there."""
+    n: Annotated[int, within("n")] | None = None
+    """The number of answers. Streams have one."""
+    best_of: Annotated[int, within("n")] | None = None
+    """The same number as `n`."""
+    regular_constraint: Source | None = None
+    """A regular expression that the whole answer matches."""
+    guided_json: JsonSchema | None = None
+    """A JSON schema that the answer is held to, as an object or as text."""
+    guided_grammar: Source | None = None
+    """Rules that the answer is held to, in the EBNF of GBNF files, or in Lark's notation."""
+    seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
+    """Fixes every draw. By default each request draws a seed."""
+
+
+class GenerateFields(Schema):
+    """The body of `/generate` and `/generate_stream`."""
+
+    inputs: Annotated[Any, WithJsonSchema(_INPUTS)]  # a million ids are not worth a schema each
+    """A text or its token ids."""
+    parameters: Annotated[GenerateParameters, Field(default_factory=GenerateParameters)]
+
+    def as_completion(self, *, is_streamed: bool) -> CompletionFields:
+        """Return the completion that asks for the same."""
+        if isinstance(self.inputs, list) and self.inputs and isinstance(self.inputs[0], str | list):
+            raise bad_request("inputs must be one text or one list of token ids", "inputs")
+        asked = self.parameters
+        n, best_of = asked.n or asked.best_of or 1, asked.best_of or asked.n or 1
+        if n != best_of:
+            message = f"best_of is {best_of} and n is {n}; only equal numbers are supported"
+            raise bad_request(message, "parameters")
+        if is_streamed and n > 1:
+            raise bad_request(f"n is {n}, and a stream has one answer; /generate has several", "parameters")
+        return CompletionFields.model_validate(
+            {
+                "prompt": self.inputs,
+                "n": n,
+                "temperature": asked.temperature if asked.do_sample else 0.0,
+                "max_tokens": asked.max_new_tokens,
+                "min_tokens": asked.min_new_tokens if asked.min_new_tokens > 1 else 0,
+                "stop": asked.stop_sequences,
+                "logprobs": 0 if asked.return_details else None,
+                "guided_regex": asked.regular_constraint,
+                "stream": is_streamed,
+                **asked.model_dump(include=_SAME),
+            }
+        )
+
+
+_SAME = {
+    *("top_p", "top_k", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
+    *("skip_special_tokens", "add_special_tokens", "guided_json", "guided_grammar"),
+}

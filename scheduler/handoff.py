@@ -1,0 +1,164 @@
+"""How KV goes from the instances that compute prompts to those that decode, once prompts are computed."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+
+from loong.core.decision import Decision, DecisionKind
+from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
+from loong.core.plan import KVMigration, Preemption
+from loong.core.request import NOTHING, RequestId, RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.admission import KVForecast
+from loong.scheduler.leases import arrival_order
+from loong.scheduler.planning_view import make_planning_view
+
+NO_ROOM = "its prompt is computed, and the instances for decodes have too little room for all its tokens"
+HANDED_OFF = "its prompt is computed, and it goes on where there are only decodes"
+ON_BOTH = "instances have changed their roles, and its KV is on some of either kind"
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """What moves now: `migrations` of `moved` requests, while `blocked` ones find no room.
+
+    Prompts that are `on_both` kinds of instances lose their KV. `there` are the requests with KV on decode
+    instances, or on its way.
+    """
+
+    migrations: tuple[KVMigration, ...]
+    moved: Sequence[RequestView]
+    blocked: Sequence[RequestView]
+    on_both: Sequence[RequestView]
+    there: Sequence[RequestView]
+
+    @property
+    def preemptions(self) -> tuple[Preemption, ...]:
+        """Of the prompts that are computed anew."""
+        return tuple(Preemption(view.request_id) for view in self.on_both)
+
+    @property
+    def decisions(self) -> Iterator[Decision]:
+        """Why they move, wait or lose their KV."""
+        for kind, views, why in (
+            (DecisionKind.MIGRATE, self.moved, HANDED_OFF),
+            (DecisionKind.WAIT, self.blocked, NO_ROOM),
+            (DecisionKind.PREEMPT, self.on_both, ON_BOTH),
+        ):
+            if views:
+                yield Decision(kind, tuple(view.request_id for view in views), why)
+
+    def left_by(self, sources: Snapshot) -> Snapshot:
+        """Return the prefill part, in which none of these requests is planned."""
+        return replace(
+            sources,
+            running=tuple(self._not_planned(sources.running)),
+            migrations=sources.migrations + self.migrations,
+        )
+
+    def come_to(self, destinations: Snapshot) -> Snapshot:
+        """Return the decode part, where those that move have room and are not planned yet."""
+        arriving = tokens_by_instance(migration.arriving for migration in self.migrations)
+        there_ids = {view.request_id for view in self.there}
+        coming = [view for view in self.moved if view.request_id not in there_ids]
+        return replace(
+            destinations,
+            instances=tuple(i.using(i.kv_used + arriving[i.instance_id]) for i in destinations.instances),
+            running=tuple(self._not_planned((*self.there, *coming))),
+            migrations=destinations.migrations + self.migrations,
+        )
+
+    def _not_planned(self, views: Iterable[RequestView]) -> Iterator[RequestView]:
+        """These; as if they moved already, those that rest elsewhere, or wait for room."""
+        own = {view.request_id for some in (self.moved, self.blocked, self.on_both) for view in some}
+        for view in views:
+            is_elsewhere = view.request_id in own or view.is_migrating
+            yield _as_moving(view) if is_elsewhere else view
+
+
+def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> Handoff:
+    """Move the requests that can decode, oldest first, until one finds no room for all that it comes to.
+
+    It goes to the instance with most room that nobody needs, or to several if it could never fit one.
+    """
+    source_ids, decode_ids = frozenset(sources.pools), frozenset(destinations.pools)
+    occupied = [v for v in snapshot.running if v.is_plannable and _is_on(v, source_ids)]
+    occupied = [v for v in occupied if (source_ids | decode_ids).issuperset(v.placement.instance_ids)]
+    movable = sorted((v for v in occupied if v.is_decoding), key=arrival_order)
+    destination_of = {m.segment.owner_id: m.destination_id for m in destinations.migrations}
+    there = [v for v in snapshot.running if _is_on(v, decode_ids) or v.request_id in destination_of]
+    there_ids = {view.request_id for view in there}
+    forecast = KVForecast(make_planning_view(replace(destinations, running=tuple(map(_as_moving, there)))))
+    rooms = _Rooms.of(destinations, [v for v in there if v not in movable], destination_of)
+    moved, migrations = list[RequestView](), list[KVMigration]()
+    for view in movable:
+        is_admitted = view.request_id in there_ids or forecast.takes(view)
+        moves = rooms.moves(view, source_ids) if is_admitted else None
+        if moves is None:
+            break
+        moved.append(view)
+        migrations += moves
+    on_both = [v for v in occupied if not v.is_decoding and _is_on(v, decode_ids)]
+    return Handoff(tuple(migrations), moved, movable[len(moved) :], on_both, there)
+
+
+def _as_moving(view: RequestView) -> RequestView:
+    """As it is on its way: what it shares with others stays behind."""
+    return replace(view, is_migrating=True, shared=NOTHING, primary_id=None)
+
+
+def _is_on(view: RequestView, instance_ids: Set[InstanceId]) -> bool:
+    return not instance_ids.isdisjoint(view.placement.instance_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rooms:
+    """Slots of each decode instance: all, those that are free now, and those that stay free."""
+
+    capacity: dict[InstanceId, int]
+    free: dict[InstanceId, int]
+    spare: dict[InstanceId, int]
+
+    @classmethod
+    def of(
+        cls,
+        part: Snapshot,
+        views: Iterable[RequestView],
+        destination_of: "dict[RequestId, InstanceId]",
+    ) -> "_Rooms":
+        """What these requests leave, which grow where their newest KV is or is to be."""
+        spare = part.free.copy()
+        for view in views:
+            segments = [s for s in view.placement.segments if s.instance_id in spare]
+            newest = segments[-1].instance_id if segments else None
+            home = destination_of.get(view.request_id, newest)
+            if home in spare and not view.has_ended:
+                spare[home] -= view.num_final_tokens - view.num_computed_tokens
+        return cls(part.pools, part.free.copy(), spare)
+
+    def moves(self, view: RequestView, source_ids: Collection[InstanceId]) -> list[KVMigration] | None:
+        """The moves of all KV that is on `source_ids`; None if there is no room yet."""
+        segments = [s for s in view.placement.segments if s.instance_id in source_ids]
+        num_moved = sum(len(segment.positions) for segment in segments)
+        num_more = view.num_final_tokens - view.num_computed_tokens + num_moved
+        roomiest = max(self.spare, key=lambda i: (self.spare[i], -i))
+        if self.spare[roomiest] >= num_more:
+            self._use(roomiest, num_moved, num_more)
+            return [KVMigration(segment, roomiest) for segment in segments]
+        is_too_long = view.num_final_tokens > max(self.capacity.values())
+        if not is_too_long or sum(self.free.values()) < num_moved:
+            return None
+        return list(self._spread(segments))
+
+    def _spread(self, segments: Iterable[KVSegment]) -> Iterator[KVMigration]:
+        """Fill the roomiest instances one after the other."""
+        for segment in segments:
+            positions = segment.positions
+            while positions:
+                roomiest = max(self.free, key=lambda i: (self.free[i], -i))
+                part, positions = positions[: self.free[roomiest]], positions[self.free[roomiest] :]
+                self._use(roomiest, len(part), len(part))
+                yield KVMigration(segment._replace(positions=part), roomiest)
+
+    def _use(self, instance_id: InstanceId, num_moved: int, num_more: int) -> None:
+        self.free[instance_id] -= num_moved
+        self.spare[instance_id] -= num_more

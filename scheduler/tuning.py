@@ -1,0 +1,44 @@
+"""The constants of the policy `esp`: every number that is neither an operator's choice nor a measured time.
+
+`PolicyConfig` has what an operator chooses, and the cost model what a machine takes. Shares are fractions of
+the whole that their line names.
+"""
+
+# Admission and deferral
+MISSED_DEADLINE_WEIGHT = 4  # a prompt past its deadline counts as this many times as long in a choice
+USABLE_SPEED_SHARE = 0.8  # of the cluster's prefill speed; decodes and the ends of steps take the rest
+MAX_REFUSED = 4  # prompts without room, after which a round of admission tries no other
+MAX_CONSIDERED = 512  # waiting prompts in a plan: the oldest and the newest half
+MAX_CONSIDERED_PER_INSTANCE = 2  # the same limit of a large cluster
+BULK_REQUESTS = 8  # more requests than this change the KV forecast at once, fewer one by one
+STARVATION_FACTOR = 4  # TTFT targets after which no other prompt may pass one that finds no room
+MIN_ON_TIME_SHARE = 0.25  # of a step of all instances: with less on-time work, deferred prompts run as well
+
+# Allocation and consolidation
+LONG_PROMPT_STEPS = 8  # steps of one instance, beyond which a prompt is long
+SLOW_DECODE_FACTOR = 2.0  # a group whose decode takes this many times as long as on one instance should part
+MAX_MIGRATION_SHARE = 0.1  # of a request's remaining decode time, for the migration of its KV
+
+# Steps and chunks
+TPOT_MARGIN = 0.85  # of a TPOT target: the planned time of a step with decodes
+MIN_TPOT_SHARE = 0.5  # of a TPOT target: the least time of such a step, however late its decodes are
+MIN_CHUNK_TOKENS = 16  # of some prompt in every step, whatever they take
+MIN_CHUNK_SHARE = 0.05  # of a step's budget: a chunk that is cut shorter costs more than it is worth
+CHUNK_TOLERANCE = 0.02  # of a step's budget that the search for a chunk's size may leave unused
+MAX_CHUNK_GUESSES = 12  # of that search
+SLOW_INSTANCE_SHARE = 0.5  # of an instance's time, by which a prompt that begins on it alone must be in time
+MAX_READING_SHARE = 0.125  # of a step of prompts, for reading the history of the first prompt
+
+# Prompts and decodes in turn
+INTERLEAVING_GAIN = 1.1  # speed of prompts alone, in terms of that beside decodes, from which they alternate
+MIN_PREFILL_SHARE = 0.2  # of the time, while decodes can be in time
+HOPELESS_PREFILL_SHARE = 0.5  # of the time, where decodes cannot be in time whatever prompts do
+
+# Decode leases
+LONG_LEASE_FACTOR = 8  # times the usual number of steps, where no prompt waits
+LONG_LEASE_KV_SHARE = 0.5  # of the free slots, so that the next prompt finds room
+MAX_EXTENSION_FACTOR = 4  # long leases in one: accounting and pictures see a lease only when it is over
+MIN_LIVE_SHARE = 0.75  # of a lease's requests that still run when it is extended: others keep their KV
+MAX_PLANNING_SHARE = 0.3  # of the engine's time for planning when all instances decode
+LEASE_START_SHARE = 0.2  # of a lease and the prompts after it, for sending its decodes
+MAX_BATCHING_WAIT = 0.1  # of the TTFT target that short prompts wait to be batched

@@ -1,0 +1,73 @@
+"""Tools over a real server of the tiny model, by the openai client."""
+
+import json
+from collections.abc import Iterator
+
+import jsonschema_rs
+import pytest
+from openai.types.chat import ChatCompletionMessage
+from served import Served, served
+
+pytest.importorskip("xgrammar")
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "mood": {"enum": ["happy", "sad"]},
+        "stars": {"type": "integer", "minimum": 1, "maximum": 5},
+    },
+    "required": ["mood", "stars"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "rate", "description": "Rates.", "parameters": PARAMETERS}}
+]
+MESSAGES = [{"role": "user", "content": "Rate it."}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("tools"), "--num-instances", "2") as running:
+        yield running
+
+
+def calls_of(message: ChatCompletionMessage) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or []]  # type: ignore[union-attr]  # functions alone
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "rate"}}])
+def test_a_forced_call_is_of_the_schema_streamed_or_not(server: Served, choice: object) -> None:
+    body = {
+        "model": "loong-tiny",
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_tokens": 300,
+        "seed": 3,
+        "n": 2,
+    }
+    whole = server.client.chat.completions.create(**body)  # type: ignore[call-overload]  # as JSON
+    with server.client.chat.completions.stream(**body) as stream:  # type: ignore[arg-type]
+        told = stream.get_final_completion()
+    assert len(whole.choices) == 2
+    for choices in zip(whole.choices, told.choices, strict=True):
+        assert calls_of(choices[0].message) == calls_of(choices[1].message)
+        ((name, arguments),) = calls_of(choices[0].message)
+        assert name == "rate"
+        jsonschema_rs.validate(PARAMETERS, json.loads(arguments))
+        assert [choice.finish_reason for choice in choices] == ["tool_calls", "tool_calls"]
+
+
+def test_results_are_taken_and_free_answers_are_as_without_a_stream(server: Served) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "rate", "arguments": '{"stars": 1}'}}
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+    ]
+    body = {"model": "loong-tiny", "messages": history, "tools": TOOLS, "max_tokens": 12, "temperature": 0}
+    whole = server.client.chat.completions.create(**body)  # type: ignore[call-overload]  # as JSON
+    stream = server.client.chat.completions.create(**body, stream=True)  # type: ignore[call-overload]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == whole.choices[0].message.content
+    assert "parser hermes (for a chat template that knows no tools" in server.log
