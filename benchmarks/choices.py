@@ -23,9 +23,9 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from result import print_result, script_parser
 
-from loong.decision_log.lines import Arrived, Planned
+from loong.decision_log.lines import ArrivedLine, PlannedLine
 from loong.decision_log.reader import read_log
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.workloads.report import table
 
 WAYS = ("one request", "many requests")
@@ -92,12 +92,12 @@ def held_by_round(path: Path) -> Iterator[Held]:
     """What was computed and held from each arrival in an empty cluster to the next."""
     held = None
     for line in read_log(path):
-        if isinstance(line, Arrived) and not any(instance.kv_used for instance in line.instances):
+        if isinstance(line, ArrivedLine) and not any(instance.kv_used for instance in line.instances):
             if held is not None and held.most_kv:
                 yield held
                 held = None
             held = held or Held(0, 0)
-        if isinstance(line, Planned) and held is not None:
+        if isinstance(line, PlannedLine) and held is not None:
             num_tokens = sum(chunk.num_tokens for batch in line.batches for chunk in batch.chunks)
             most_kv = max(held.most_kv, sum(instance.kv_used for instance in line.instances))
             held = Held(held.num_prompt_computed + num_tokens, most_kv)
@@ -118,7 +118,7 @@ def main() -> None:
         log = Path(folder) / "decisions.jsonl"
         flags = ("--device", "cpu", "--kv-cache-tokens", str(room), "--decision-log", str(log))
         config = ServerConfig(None, args.num_instances, 1, flags, START_SECONDS)
-        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
+        with spawn_server(config, "esp", Path(folder) / "server.log") as url:
             rounds = asyncio.run(measure(url, args))
         held = list(held_by_round(log))[len(WAYS) :]
     numbers: dict[str, object] = {

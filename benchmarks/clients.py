@@ -34,7 +34,7 @@ def main() -> None:
 
 def serve_and_act(environment: Path) -> int:
     """Run this file once more in the clients' environment, beside a server."""
-    from loong.launcher.embedded import ServerConfig, embedded_server  # which clients do not have
+    from loong.launcher.spawned_server import ServerConfig, spawn_server  # which clients do not have
 
     python = environment / "bin" / "python"
     if not python.exists():
@@ -42,7 +42,7 @@ def serve_and_act(environment: Path) -> int:
         venv.create(environment, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
     config = ServerConfig(None, 2, 1, ("--kv-cache-tokens", "8192"), start_timeout=120.0)
-    with TemporaryDirectory() as folder, embedded_server(config, "esp", Path(folder) / "log") as url:
+    with TemporaryDirectory() as folder, spawn_server(config, "esp", Path(folder) / "log") as url:
         return subprocess.run([python, __file__, "--base-url", url], check=False).returncode
 
 

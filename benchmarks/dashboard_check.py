@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from browser import Page, browser_page
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 
 VIEWS = [(width, scheme) for width in (375, 1600) for scheme in ("light", "dark")]
 KEY = "a key of this check"
@@ -124,13 +124,13 @@ async def main() -> None:
     args = parser.parse_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
-        with embedded_server(server(), "esp", Path(folder) / "log") as url:
+        with spawn_server(server(), "esp", Path(folder) / "log") as url:
             async with load(url), browser_page(args.browser) as page:
                 for width, scheme in VIEWS:
                     await check_view(page, url, width, scheme, args.output_dir)
                 await check_clicks(page, args.output_dir)
                 assert not page.complaints, page.complaints
-        with embedded_server(server("--api-key", KEY), "esp", Path(folder) / "log") as url:
+        with spawn_server(server("--api-key", KEY), "esp", Path(folder) / "log") as url:
             async with browser_page(args.browser) as page:
                 await check_key(page, url)
     print(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.model.tiny import tiny_model
 from loong.workloads.report import table
 
@@ -31,7 +31,10 @@ SERVER = re.compile(r"(?:http://)?(?:localhost|a|b|gpu-7):800\d")
 
 NOT_RUN = (  # what commands need that is not here
     (r"--device cuda|benchmarks/reality\.py|plot out/mixed", "GPUs"),
-    (r"^hf |smollm2|SmolLM2|ORG/NAME|-m download|Llama-3\.1|llama-3\.1-8b --load-format dummy", "a model that is fetched"),
+    (
+        r"^hf |smollm2|SmolLM2|ORG/NAME|-m download|Llama-3\.1|llama-3\.1-8b --load-format dummy",
+        "a model that is fetched",
+    ),
     (r"^(vllm|python -m (sglang|lightllm))|vllm=|sglang=|lightllm", "another engine"),
     (r"^(git clone|pip install|python3\.11 -m venv|\. \.venv)", "an installation"),
     (r"^make ", "the checkout itself; they are tests of their own"),
@@ -45,7 +48,8 @@ SHORTENED = (  # the same command, for less time
     (r"--request-rate (4:12:4|2:8:2|1,2,4)", "--request-rate 4 --num-requests 20"),
     (r"--rate 0\.5:[24]:0\.5", "--rate 0.5 --num-requests 40"),
     (r"--rate 20:200:20", "--rate 20 --num-requests 40"),
-    (r"--find-goodput", "--find-goodput 4 --num-requests 5"),
+    (r"--find-goodput --per-class", "--find-goodput 4 --per-class --num-requests 60"),
+    (r"--find-goodput(?! 4)", "--find-goodput 4 --num-requests 5"),
     (r"--goodput --slo tight --slo loongserve-12", "--goodput 1 --num-requests 20 --slo tight"),
     (r"trace:mixed\.jsonl --num-requests 500", "trace:mixed.jsonl --num-requests 50"),
     (r"--length-scale 1/8", "--length-scale 1/64"),
@@ -185,7 +189,7 @@ def served() -> Iterator[str]:
     """Yield the URL of a server of the built-in model."""
     with TemporaryDirectory(prefix="documented-commands-") as folder:
         config = ServerConfig(None, 4, 1, ("--trace-dir", f"{folder}/traces"), start_timeout=120.0)
-        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
+        with spawn_server(config, "esp", Path(folder) / "server.log") as url:
             yield url
 
 

@@ -23,7 +23,7 @@ import torch
 from result import print_result, script_parser
 from step_gaps import gaps_of
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.workloads.client import Target, run_load
 from loong.workloads.record import RequestRecord
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
@@ -224,7 +224,7 @@ def measured(
         traces = ("--trace-dir", str(logs or folder)) if "gaps" in measures else ()
         config = ServerConfig(model, 1, 1, (*flags, *traces), start_timeout=300.0)
         log = (logs or Path(folder)) / f"server-{'-'.join(measures)}.log"
-        with embedded_server(config, "esp", log) as base_url:
+        with spawn_server(config, "esp", log) as base_url:
             client = Client(base_url, model)
             client.send(8, 100, 20)  # warms up
             return {name: measure(client) for name, measure in measures.items()}

@@ -36,7 +36,7 @@ from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
 from loong.core.request import Request, RequestView, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.gc_tuning import tune_gc
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
@@ -198,7 +198,7 @@ def main() -> None:
     policy = refill if args.policy == "refill" else make_policy(args.policy, PolicyConfig())
     gc.collect()
     gc.freeze()  # this and the next as a server does when it is up
-    look_rarely_for_garbage()
+    tune_gc()
     print(f"us an event, policy {args.policy}: median (P95)\n")
     columns = "".join(f"{column:>18}" for column in (*PARTS, "all", IDLE_SECONDS))
     print(f"{'instances':>9}{'live':>6}{'events':>8}{'growth':>8}{columns}")

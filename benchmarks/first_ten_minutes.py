@@ -23,7 +23,7 @@ import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from loong.launcher.embedded import ENTRY, ServerConfig, embedded_server
+from loong.launcher.spawned_server import ENTRY, ServerConfig, spawn_server
 from loong.model.tiny import tiny_model
 
 FIRST_LINES, LAST_LINES = 7, 8  # shown of what a step printed
@@ -217,7 +217,7 @@ def served(story: Story, *arguments: str) -> Iterator[str]:
     """`loong serve`, and how long it takes until it answers."""
     config = ServerConfig(None, 4, 1, ("--kv-cache-tokens", "4096", *arguments), start_timeout=120.0)
     log, start = story.folder / "server.log", time.monotonic()
-    with embedded_server(config, "esp", log) as url:
+    with spawn_server(config, "esp", log) as url:
         took = f"\n(answers after {time.monotonic() - start:.1f} s)"
         command = shlex.join(["loong", *config.arguments("esp")])
         story.tell(f"$ {command}", log.read_text() + took, is_right=True)

@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 from result import FOLDER
 
-from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.goodput import Goodput
 from loong.launcher.machine import machine_facts
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import CLASS_REQUESTS, LoadConfig, SimulateConfig
+from loong.launcher.simulate.config import CLASS_REQUESTS, SimulateConfig, SimulatedLoadConfig
 from loong.launcher.simulate.points import PointResult
 from loong.launcher.simulate.search import search
 from loong.model.shapes import find_config
@@ -58,7 +58,7 @@ class Cell:
             rules=(parse_slo(self.slo, workload=self.workload),),
             rates=(),
             hardware=Hardware(shape, self.device, self.num_instances),
-            load=LoadConfig(
+            load=SimulatedLoadConfig(
                 self.workload,
                 self.seed,
                 num_requests=self.num_requests,
@@ -163,11 +163,11 @@ def find_all(cells: Sequence[Cell], file: Path, num_jobs: int) -> dict[Cell, Bou
 def _searched(cells: Sequence[Cell], num_jobs: int) -> Iterator[tuple[Cell, JSONObject]]:
     """Yield what each cell has, in the order in which they are found."""
     if num_jobs == 1:
-        look_rarely_for_garbage()
+        tune_gc()
         yield from ((cell, search_cell(cell)) for cell in cells)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_jobs, context, initializer=look_rarely_for_garbage) as pool:
+    with ProcessPoolExecutor(num_jobs, context, initializer=tune_gc) as pool:
         futures = {pool.submit(search_cell, cell): cell for cell in cells}
         for future in as_completed(futures):
             yield futures[future], future.result()

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import Request, urlopen
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -64,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
         config = ServerConfig(None, 2, 1, ("--kv-cache-tokens", "4096"), start_timeout=120.0)
-        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
+        with spawn_server(config, "esp", Path(folder) / "server.log") as url:
             scrapes = scraped(url)
     asked = list(queries(json.loads(args.board.read_text())["panels"]))
     num_empty = 0

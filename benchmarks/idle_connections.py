@@ -16,7 +16,7 @@ import uvloop
 from result import print_result, script_parser
 from streams import Server, child_pid
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.server.listen import allow_many_connections
 
 NUM_ASKED = 300
@@ -106,7 +106,7 @@ def main() -> None:
     allow_many_connections()
     with TemporaryDirectory() as folder:
         config = ServerConfig(None, 2, 1, (), start_timeout=120.0)
-        with embedded_server(config, "esp", Path(folder) / "server.log") as url:
+        with spawn_server(config, "esp", Path(folder) / "server.log") as url:
             found = uvloop.run(measure(Server(url, child_pid()), args.connections))
     print_result("idle_connections", found, save=args.save)
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from line_picture import Panel, lines_of, write_lines
+from profiled_runs import add_profiled_run_flags, dops_up_to, profiled_runs
 from result import print_result, script_parser
-from stage_runs import add_stage_flags, dops_up_to, stage_runs
 
 from loong.workloads.report import table
 
@@ -35,7 +35,7 @@ def size_of(case: str) -> tuple[int, int]:
 async def measure(args: argparse.Namespace) -> list[dict[str, object]]:
     """Every case on every size of group that has room for it."""
     rows: list[dict[str, object]] = []
-    async with stage_runs(args) as runs:
+    async with profiled_runs(args) as runs:
         for phase, cases in (("prefill", args.prompts), ("decode", args.decodes)):
             for case in cases:
                 number, length = size_of(case)
@@ -83,7 +83,7 @@ def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
 
 def main() -> None:
     parser = script_parser("iteration_time", __doc__)
-    add_stage_flags(parser)
+    add_profiled_run_flags(parser)
     parser.add_argument("--prompts", nargs="*", default=PROMPTS, help="requests x tokens (%(default)s)")
     parser.add_argument("--decodes", nargs="*", default=DECODES, help="requests x context (%(default)s)")
     args = parser.parse_args()

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 from result import print_result, script_parser
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.workloads.report import table
 
 START_SECONDS, RUN_SECONDS = 180.0, 1200.0
@@ -126,7 +126,7 @@ def main() -> None:
         write_task(folder)
         flags = ("--device", "cpu", "--dtype", "float32", "--served-model-name", "model")
         config = ServerConfig(str(model), args.num_instances, 1, flags, START_SECONDS)
-        with embedded_server(config, "esp", folder / "server.log") as url:
+        with spawn_server(config, "esp", folder / "server.log") as url:
             where = (
                 "model=model",
                 f"base_url={url}/v1/completions",

@@ -25,7 +25,7 @@ from result import print_result, script_parser
 
 from loong.core.events import ProducedToken
 from loong.core.request import Request, TokenId
-from loong.launcher.embedded import ENTRY
+from loong.launcher.spawned_server import ENTRY
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.engine_client import EngineLimits, PutToken
 from loong.server.tokenizer import Tokenizer

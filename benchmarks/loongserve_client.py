@@ -108,10 +108,10 @@ def server(base_url: str | None) -> "Iterator[str]":
     if base_url is not None:
         yield base_url
         return
-    from loong.launcher.embedded import ServerConfig, embedded_server
+    from loong.launcher.spawned_server import ServerConfig, spawn_server
 
     config = ServerConfig(None, 2, 1, ("--kv-cache-tokens", "8192"), start_timeout=120.0)
-    with TemporaryDirectory() as folder, embedded_server(config, "esp", Path(folder) / "log") as url:
+    with TemporaryDirectory() as folder, spawn_server(config, "esp", Path(folder) / "log") as url:
         yield url
 
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from iteration_time import size_of
 from line_picture import Panel, lines_of, write_lines
+from profiled_runs import add_profiled_run_flags, dops_up_to, profiled_runs
 from result import print_result, script_parser
-from stage_runs import add_stage_flags, dops_up_to, stage_runs
 
 from loong.workloads.report import table
 
@@ -26,7 +26,7 @@ CASES = ("64x10", "256x10", "32x500", "4x4000")
 async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float]]:
     """Case, masters, seconds of a step, and relative to one master."""
     rows = []
-    async with stage_runs(args) as runs:
+    async with profiled_runs(args) as runs:
         group = runs.instance_ids
         for case in args.cases:
             number, length = size_of(case)
@@ -55,7 +55,7 @@ def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
 
 def main() -> None:
     parser = script_parser("multi_master", __doc__)
-    add_stage_flags(parser)
+    add_profiled_run_flags(parser)
     parser.add_argument("--cases", nargs="+", default=CASES, help="requests x context (%(default)s)")
     args = parser.parse_args()
     rows = asyncio.run(measure(args))

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from loong.core.errors import ClusterError
-from loong.launcher.embedded import last_lines, process_group
+from loong.launcher.spawned_server import last_lines, process_group
 from loong.workloads.client import Target, run_load
 from loong.workloads.errors import ServerUnusableError
 from loong.workloads.record import RequestRecord

@@ -47,16 +47,16 @@ from result import print_result, script_parser
 from run_pairs import GOAL, Pairs, RunPair
 
 from loong.core.errors import ClusterError
-from loong.launcher.embedded import sigterm_unwinds
+from loong.launcher.background_load import background_load_note, processor_time, share_of_others
 from loong.launcher.flags import ratio
-from loong.launcher.other_work import processor_time, share_of_others, told_other_work
 from loong.launcher.policy_flags import POLICY_NAMES
 from loong.launcher.rates import parse_rates
-from loong.launcher.runs import Asked, Run
+from loong.launcher.runs import PolicyRun, RunKey
 from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill, unloaded_work
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.points import counters_of
 from loong.launcher.simulate.run import simulate
+from loong.launcher.spawned_server import sigterm_unwinds
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
 from loong.workloads.backlog import WorkOf, used_capacity
@@ -140,11 +140,11 @@ class Comparison:
                 runs = self._judged(asked, traffic, records, ServerCounters())
                 yield RunPair((runs,), None, None, None, others)
 
-    def _asked(self, name: str, rate: float, seed: int, repeat: int) -> Asked:
-        return Asked(name, self.rules[0], rate, GOAL, seed, repeat, is_per_class=True)
+    def _asked(self, name: str, rate: float, seed: int, repeat: int) -> RunKey:
+        return RunKey(name, self.rules[0], rate, GOAL, seed, repeat, is_per_class=True)
 
     async def _pair(
-        self, kept: KeptWorkers, cluster: SimulatedCluster, asked: Asked, traffic: Traffic
+        self, kept: KeptWorkers, cluster: SimulatedCluster, asked: RunKey, traffic: Traffic
     ) -> RunPair:
         load = traffic.at(asked.rate, asked.seed)
         before = processor_time()
@@ -162,7 +162,7 @@ class Comparison:
         simulated = self._judged(asked, traffic, ended, counters_of(virtual.stats))
         return RunPair((measured, simulated), real.plan_time, real.noise, real.history, others)
 
-    def _decision_log(self, asked: Asked, traffic: Traffic) -> Path | None:
+    def _decision_log(self, asked: RunKey, traffic: Traffic) -> Path | None:
         if self.output_dir is None:
             return None
         folder = self.output_dir / traffic.workload / "measured"
@@ -173,8 +173,8 @@ class Comparison:
         return self.rules[0].limits(num_prompt_tokens, self.prefill_time)
 
     def _judged(
-        self, asked: Asked, traffic: Traffic, records: Sequence[RequestRecord], counters: ServerCounters
-    ) -> tuple[Run, ...]:
+        self, asked: RunKey, traffic: Traffic, records: Sequence[RequestRecord], counters: ServerCounters
+    ) -> tuple[PolicyRun, ...]:
         """The same records under every rule."""
         runs = []
         end = max(record.finish_time for record in records)
@@ -183,7 +183,7 @@ class Comparison:
             limits_of = rule.limits_of(self.prefill_time)
             metrics = compute_metrics(records, limits_of, length_scale=traffic.length_scale)
             columns = columns_json(records, limits_of)
-            runs.append(Run(replace(asked, rule=rule), metrics, columns, counters, False, used))
+            runs.append(PolicyRun(replace(asked, rule=rule), metrics, columns, counters, False, used))
         return tuple(runs)
 
 
@@ -222,8 +222,8 @@ class Results:
         panels = []
         for pairs in self.found.values():
             print(f"\n{pairs.title}\n{pairs.table()}\n\n{pairs.class_table()}\n")
-            if (other_work := told_other_work(pairs.shares_of_others())) is not None:
-                print(other_work)
+            if (background_load := background_load_note(pairs.shares_of_others())) is not None:
+                print(background_load)
             for index, rule in enumerate(self.rules):
                 for policy, measured, simulated in pairs.goodputs(index):
                     if measured is not None and simulated is not None:

@@ -16,8 +16,8 @@ from statistics import median
 
 from iteration_time import size_of
 from line_picture import Panel, lines_of, write_lines
+from profiled_runs import ProfiledRuns, add_profiled_run_flags, dops_up_to, profiled_runs
 from result import print_result, script_parser
-from stage_runs import StageRuns, add_stage_flags, dops_up_to, stage_runs
 
 from loong.workloads.report import table
 
@@ -28,11 +28,11 @@ NUM_ROUNDS = 3  # of each case, by turns, so that a bad moment is not one case's
 
 async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float]]:
     """Case, keepers, seconds, and relative to all keeping their part."""
-    async with stage_runs(args) as runs:
+    async with profiled_runs(args) as runs:
         return [row for case in args.prompts for row in await measure_case(runs, case)]
 
 
-async def measure_case(runs: StageRuns, case: str) -> list[tuple[str, int, float, float]]:
+async def measure_case(runs: ProfiledRuns, case: str) -> list[tuple[str, int, float, float]]:
     """One size of prompts with every number of keepers that has room."""
     group = runs.instance_ids
     number, length = size_of(case)
@@ -62,7 +62,7 @@ def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
 
 def main() -> None:
     parser = script_parser("scale_down", __doc__)
-    add_stage_flags(parser)
+    add_profiled_run_flags(parser)
     parser.add_argument("--prompts", nargs="+", default=PROMPTS, help="requests x tokens (%(default)s)")
     args = parser.parse_args()
     rows = asyncio.run(measure(args))

@@ -20,7 +20,7 @@ from browser import Page, browser_page
 from dashboard_check import load, server
 from PIL import Image
 
-from loong.launcher.embedded import ENTRY, embedded_server
+from loong.launcher.spawned_server import ENTRY, spawn_server
 
 DESKTOP, PHONE = (1280, 900), (375, 800)
 LOADED_SECONDS = 75.0
@@ -70,7 +70,7 @@ def with_fewer_colors(picture: Image.Image) -> Image.Image:
 
 async def take_dashboard(album: Album, folder: Path) -> None:
     """The dashboard of a server that has nothing to do, then has, and then loses a worker."""
-    with embedded_server(server(), "esp", folder / "log") as url:
+    with spawn_server(server(), "esp", folder / "log") as url:
         live = "document.getElementById('state')?.textContent === 'live'"
         await album.show(f"{url}/dashboard", DESKTOP, "light", live)
         await asyncio.sleep(5.0)
@@ -109,7 +109,7 @@ async def take_report(album: Album, folder: Path) -> None:
 
 async def take_report_of_a_death(album: Album, folder: Path) -> None:
     """The report of a run in which a worker died."""
-    with embedded_server(server(), "esp", folder / "log") as url:
+    with spawn_server(server(), "esp", folder / "log") as url:
         arguments = [*LOAD, *OF_DEATH, "--base-url", f"esp={url}", "--output-dir", str(folder / "lost")]
         measuring = asyncio.create_task(bench(*arguments))
         await asyncio.sleep(DEATH_AFTER_SECONDS)

@@ -28,7 +28,7 @@ import uvloop
 from result import print_result, script_parser
 from streams import child_pid
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.scheduler.policy import policy_kind
 
 NUM_INSTANCES = 4
@@ -249,7 +249,7 @@ def run_policy(policy: str, args: argparse.Namespace) -> None:
     num_instances = min(NUM_INSTANCES, policy_kind(policy).max_instances or NUM_INSTANCES)
     with TemporaryDirectory() as folder:
         config = ServerConfig(None, num_instances, 1, server_args, start_timeout=120.0)
-        with embedded_server(config, policy, Path(folder) / "server.log") as url:
+        with spawn_server(config, policy, Path(folder) / "server.log") as url:
             one = Soak(url, child_pid(), args.prompt_words)
             samples = uvloop.run(soak(one, args.streams, 60 * args.minutes, args.sample_seconds))
             log = (Path(folder) / "server.log").read_text()

@@ -25,7 +25,7 @@ from urllib.request import urlopen
 import uvloop
 from result import print_result, script_parser
 
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 
 NUM_STEADY = 50
 MAX_TOKENS = 64
@@ -215,7 +215,7 @@ def main() -> None:
         decisions = Path(folder) / "decisions.jsonl"
         config = ServerConfig(None, 2, 1, ("--decision-log", str(decisions)), start_timeout=120.0)
         log = Path(folder) / "server.log"
-        with embedded_server(config, "esp", log) as url:
+        with spawn_server(config, "esp", log) as url:
             server = Server(url, child_pid(), decisions)
             found = uvloop.run(measure(server, args.streams, args.seconds, args.leave_seconds))
     print_result("streams", found, save=args.save)

@@ -56,5 +56,5 @@ def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
     )
     host = config.server.host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    logger.info("serving %s on %s", config.server.served_model_name, address)
+    logger.info("serving %s on %s", ", ".join(config.server.served_model_names), address)
     logger.info("what it does is shown on %s/dashboard", address)

@@ -8,20 +8,19 @@ from pathlib import Path
 
 import msgspec
 
+from loong.launcher.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench_config import BenchConfig, Server
-from loong.launcher.bench_found import Found, MeasuredRun, missing_runs
-from loong.launcher.embedded import ServerConfig
-from loong.launcher.models.source import TINY
-from loong.launcher.other_work import SHARE_OF_OTHERS
+from loong.launcher.bench_found import BenchFindings, MeasuredRun, missing_runs
 from loong.launcher.plot.report import report_folder
 from loong.launcher.run_document import document_head, goodput_json, without_keys, write_document
 from loong.launcher.runs import finite
+from loong.launcher.spawned_server import ServerConfig
 from loong.server.trace import chrome_trace
 from loong.workloads.plot_style import NO_PICTURES, is_available
 from loong.workloads.result import JSON
 
 
-def write_files(folder: Path, found: Found, config: BenchConfig, command: str) -> None:
+def write_files(folder: Path, found: BenchFindings, config: BenchConfig, command: str) -> None:
     """Write the document, traces, pictures and report beside the servers' logs, and say so."""
     traces = _write_traces(folder, found.runs)
     document: dict[str, JSON] = {

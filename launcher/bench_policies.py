@@ -7,8 +7,8 @@ from dataclasses import replace
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.config_file import apply_config_file
-from loong.launcher.embedded import ServerConfig
 from loong.launcher.policy_flags import named_kind, policy_config
+from loong.launcher.spawned_server import ServerConfig
 from loong.scheduler.policy import admissible_tokens
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 
 from loong.launcher import run_tables
+from loong.launcher.background_load import background_load_note
 from loong.launcher.bench_config import BenchConfig, ExternalServer
 from loong.launcher.bench_files import write_files
-from loong.launcher.bench_found import Found, MeasuredRun, by_policy, missing_runs
-from loong.launcher.other_work import told_other_work
+from loong.launcher.bench_found import BenchFindings, MeasuredRun, by_policy, missing_runs
 from loong.launcher.report_words import print_end
 from loong.launcher.run_document import goodput_json
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
@@ -75,19 +75,19 @@ def print_run(run: MeasuredRun, config: BenchConfig) -> None:
     print("\n\n".join(blocks), end="\n\n")
 
 
-def report(found: Found, config: BenchConfig, folder: Path, command: str) -> None:
+def report(found: BenchFindings, config: BenchConfig, folder: Path, command: str) -> None:
     """Compare at least one run, write the files, and print what they say, where they are, and JSON."""
     _print_tables(found, config)
     write_files(folder, found, config, command)
     shares = {name: [run.share_of_others for run in runs] for name, runs in by_policy(found.runs).items()}
-    if (other_work := told_other_work(shares)) is not None:
-        print(other_work, file=sys.stderr)
+    if (background_load := background_load_note(shares)) is not None:
+        print(background_load, file=sys.stderr)
     if missing := missing_runs(found, config):
         print(f"Not measured: {', '.join(missing)}", file=sys.stderr)
     print_end(folder, _summary(found, config), is_json_printed=config.is_json_printed)
 
 
-def _print_tables(found: Found, config: BenchConfig) -> None:
+def _print_tables(found: BenchFindings, config: BenchConfig) -> None:
     blocks = []
     if found.probe is not None:
         lengths = ", ".join(str(length) for length in found.probe.num_prompt_tokens)
@@ -112,7 +112,7 @@ def _print_tables(found: Found, config: BenchConfig) -> None:
     print("\n" * (not config.is_single) + "\n\n".join(blocks), end="\n\n")
 
 
-def _summary(found: Found, config: BenchConfig) -> dict[str, JSON]:
+def _summary(found: BenchFindings, config: BenchConfig) -> dict[str, JSON]:
     """All in short: the goodputs, or of each server the medians of its repeated runs."""
     load = config.load
     head: dict[str, JSON] = {

@@ -8,18 +8,18 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from loong.launcher.background_load import NOTABLE_SHARE, processor_time, share_of_others
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench_policies import serve_arguments
 from loong.launcher.capacity import POLICY, predicted_capacity
 from loong.launcher.chosen_load import Served
-from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.launcher.machine import num_processors
 from loong.launcher.measured_server import MeasuredServer
-from loong.launcher.other_work import NOTABLE_SHARE, processor_time, share_of_others
 from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_work
 from loong.launcher.simulate.config import Host
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.scheduler.policy import admissible_tokens
-from loong.workloads.backends import Backend
+from loong.workloads.backends import ServerApi
 from loong.workloads.request import RequestShape
 from loong.workloads.scrape import ServedModel
 
@@ -75,9 +75,9 @@ def _capacity_of_new_server(
     """Return the capacity of a server that is started only to measure it."""
     with (
         TemporaryDirectory() as folder,
-        embedded_server(server, name, Path(folder) / "server.log") as base_url,
+        spawn_server(server, name, Path(folder) / "server.log") as base_url,
     ):
-        return _capacity(name, MeasuredServer(base_url, None, config, Backend.OPENAI), NUM_FOR_RATE, shapes)
+        return _capacity(name, MeasuredServer(base_url, None, config, ServerApi.OPENAI), NUM_FOR_RATE, shapes)
 
 
 def _served_by_others(config: BenchConfig) -> Served:

@@ -10,7 +10,7 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
+from loong.scheduler.roofline import DEVICES, ModelShape, cuda_graph_limits
 
 FORMAT = 6
 
@@ -86,8 +86,8 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def cost_model(self, num_instances: int) -> WorkCostModel:
         """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
-        captured = captured_steps(ModelShape(**self.shape), DEVICES[self.device])
-        return WorkCostModel(Coefficients(**self.coefficients), self.overlap, captured, num_instances)
+        graph_limits = cuda_graph_limits(ModelShape(**self.shape), DEVICES[self.device])
+        return WorkCostModel(Coefficients(**self.coefficients), self.overlap, graph_limits, num_instances)
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
         """What of these greatest counts to come is beyond what was measured, in words."""

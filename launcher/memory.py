@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from loong.core.captured import ON_GPUS
+from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.errors import ConfigError
 from loong.launcher.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
@@ -79,7 +79,7 @@ def fit_gpu_kv_capacity(
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_gpus]))
 
     def needed(tokens: int) -> int:
-        copied = ON_GPUS.num_copied(num_instances * tokens)  # of a layer, in captured steps
+        copied = H200_GRAPH_LIMITS.num_copied(num_instances * tokens)  # of a layer, in captured steps
         kv = tokens * kv_bytes_per_token + copied * kv_bytes_per_token // config.num_layers
         return weights + reserved + kv
 

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import loong
+from loong.core.errors import ConfigError
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
@@ -63,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     start = perf_counter()
+    if args.model is None and (paths := [name for name in args.served_model_name if "/" in name]):
+        raise ConfigError(f"--served-model-name took {paths[-1]} for a name; write MODEL before the flag")
     logger.info("%s", told_choices(args.chosen))
     from loong.server.listen import bound_socket  # `--help` can do without it
 
@@ -91,7 +94,17 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="longest prompt with output, in tokens, such as 25.6k (auto: what model and cluster can hold)",
     )
     group.add_argument(
-        "--served-model-name", metavar="NAME", help="name of the model in the API (the model's)"
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="names of the model in the API, the first in metrics; MODEL stands before them (the model's)",
+    )
+    group.add_argument(
+        "--accept-any-model",
+        action="store_true",
+        help="answer requests that name any other model, by that name",
     )
 
 
@@ -230,7 +243,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     from loong.server.settings import ServerSettings
 
     chosen = chosen_cluster(args, args.start_timeout)
-    name = args.served_model_name or chosen.name
+    name, *other_names = args.served_model_name or [chosen.name]
     return ServeConfig(
         model=chosen.model,
         cluster=chosen.cluster,
@@ -244,6 +257,8 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
             tuple(args.api_key),
             args.host,
             tuple(args.allowed_origins),
+            tuple(other_names),
+            args.accept_any_model,
             max_waiting_requests=args.max_waiting_requests,
             max_waiting_tokens=args.max_waiting_tokens,
             max_requests_per_key=args.max_requests_per_key,

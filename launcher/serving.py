@@ -29,7 +29,7 @@ from loong.launcher.banner import log_banner, log_call_format, log_missing_gramm
 from loong.launcher.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.cost_model_alarm import CostModelAlarm
 from loong.launcher.front import Front, front_here
-from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
 from loong.launcher.run_logs import LogFiles, run_logs
@@ -49,11 +49,11 @@ from loong.scheduling import Observer, Scheduling
 from loong.server.app import create_app
 from loong.server.cluster_app import cluster_of
 from loong.server.engine_client import EngineLimits
-from loong.server.insight import Insight, Targets
 from loong.server.large_json import compile_ahead
 from loong.server.listen import allow_many_connections
 from loong.server.local_engine import LocalEngineClient
 from loong.server.remote.forwarding import RemoteCluster
+from loong.server.request_observers import RequestObservers, Targets
 from loong.server.settings import ServerSettings
 from loong.server.spans import Spans, otlp_exporter
 from loong.server.tokenizer import Tokenizer
@@ -117,13 +117,13 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     allow_many_connections()
     signals = StopSignals()
     start, clock_start = perf_counter(), time()
-    insight = _insight(config, cost_model, recalibration, clock_start)
+    request_observers = _request_observers(config, cost_model, recalibration, clock_start)
     setting = _setting(config, base)
     with run_logs(
         config.logs,
         setting,
         clock_start=clock_start,
-        listeners=(insight.recent, insight.runs),
+        listeners=(request_observers.recent, request_observers.runs),
     ) as logs:
         log_missing_grammars()
         cluster = replace(
@@ -134,7 +134,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
         async with local_workers(cluster) as executor:
             logger.info("workers ready after %.1f s", perf_counter() - start)
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
-            look_rarely_for_garbage()
+            tune_gc()
             state = ClusterState(config.cluster.instances)
             timeline = Timeline()
             observers: tuple[Observer, ...] = (
@@ -144,12 +144,14 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
                 *logs,
             )
             refusals = Refusals(RefusedPlans(setting, Path(gettempdir())).record)
-            scheduling = Scheduling(state, insight.timed(policy), cost_model, executor, observers, refusals)
+            scheduling = Scheduling(
+                state, request_observers.timed(policy), cost_model, executor, observers, refusals
+            )
             engine = Engine(scheduling, executor, limits, timeline)
             dump.snapshot = engine.snapshot
             running = asyncio.create_task(engine.run())
             signals.num_heeded = 1  # the first of several API processes takes requests while others start
-            async with _front(config, engine, tokenizer, insight, listener, executor) as front:
+            async with _front(config, engine, tokenizer, request_observers, listener, executor) as front:
                 signals.num_heeded = 2
                 status = asyncio.create_task(log_status(engine))
                 try:
@@ -161,8 +163,8 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
                     status.cancel()
                     executor.post(Drained())
                     await asyncio.wait([running])
-    if insight.spans is not None:
-        await asyncio.to_thread(insight.spans.close)
+    if request_observers.spans is not None:
+        await asyncio.to_thread(request_observers.spans.close)
     logger.info("stopped")
     return 1 if running.exception() is not None else code
 
@@ -171,16 +173,16 @@ def _front(
     config: ServeConfig,
     engine: Engine,
     tokenizer: Tokenizer,
-    insight: Insight,
+    request_observers: RequestObservers,
     listener: socket,
     executor: WorkersExecutor,
 ) -> AbstractAsyncContextManager[Front]:
     """Who answers clients: this process, or others."""
     tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
     if config.num_api_servers == 1:
-        return front_here(create_app(engine, tokenizer, config.server, tracing, insight), listener)
-    cluster = cluster_of(engine, config.server, tracing, insight)
-    client = LocalEngineClient(engine, cluster.admission, insight.spans)
+        return front_here(create_app(engine, tokenizer, config.server, tracing, request_observers), listener)
+    cluster = cluster_of(engine, config.server, tracing, request_observers)
+    client = LocalEngineClient(engine, cluster.admission, request_observers.spans)
 
     def process_config(socket_path: str) -> ApiProcessConfig:
         return ApiProcessConfig(
@@ -188,16 +190,16 @@ def _front(
             engine.limits,
             str(config.tokenizer_folder),
             tuple(config.model.eos_token_ids),
-            RemoteCluster(socket_path, has_dashboard=True, has_spans=insight.spans is not None),
+            RemoteCluster(socket_path, has_dashboard=True, has_spans=request_observers.spans is not None),
             config.log_format,
         )
 
     return api_processes(process_config, config.num_api_servers, client, cluster, listener, executor.fail)
 
 
-def _insight(
+def _request_observers(
     config: ServeConfig, cost_model: CostModel, recalibration: Recalibration, clock_start: float
-) -> Insight:
+) -> RequestObservers:
     def target(num_prompt_tokens: int) -> Targets:
         widest = cost_model.prefill_terms(config.cluster.num_instances)
         return Targets(default_ttft(num_prompt_tokens, widest, config.policy), config.policy.target_tpot)
@@ -205,7 +207,7 @@ def _insight(
     endpoint, spans = config.otlp_traces_endpoint, None
     if endpoint is not None:
         spans = Spans(otlp_exporter(endpoint), config.server.served_model_name, clock_start)
-    return Insight(
+    return RequestObservers(
         config.policy_name, RecentLines(), RequestRuns(), lambda: recalibration.errors, target, spans
     )
 

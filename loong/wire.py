@@ -239,7 +239,7 @@ def encode(message: object) -> bytes:
     return _encoder.encode((type(message).__name__, message))
 
 
-class Decoder(Generic[Message]):
+class MessageDecoder(Generic[Message]):
     """Reads messages of some types. Raises `WireError` if a frame is none of them."""
 
     def __init__(self, kinds: Iterable[type[Message]]) -> None:
@@ -258,5 +258,5 @@ class Decoder(Generic[Message]):
             raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
 
 
-decode_command: Decoder[Command] = Decoder(_COMMANDS)  # what the engine sent
-decode_report: Decoder[Report] = Decoder(_REPORTS)  # what a worker sent
+decode_command: MessageDecoder[Command] = MessageDecoder(_COMMANDS)  # what the engine sent
+decode_report: MessageDecoder[Report] = MessageDecoder(_REPORTS)  # what a worker sent

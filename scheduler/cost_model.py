@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import hypot
 
-from loong.core.captured import NOTHING_CAPTURED, CapturedSteps
 from loong.core.cost_model import PrefillTerms
+from loong.core.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.core.work import InstanceWork, Phase, StepWork
 
@@ -52,14 +52,14 @@ class WorkCostModel:
     """A step takes what binds its group and then as long as its busiest instance.
 
     `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
-    goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `captured` start
-    none one by one, and all their KV travels before it is attended. Instances from `first_host_tier_id` on
-    are host tiers.
+    goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `graph_limits`
+    start none one by one, and all their KV travels before it is attended. Instances from `first_host_tier_id`
+    on are host tiers.
     """
 
     coefficients: Coefficients = Coefficients()
     overlap: float = 0.0
-    captured: CapturedSteps = NOTHING_CAPTURED
+    graph_limits: CudaGraphLimits = NO_GRAPHS
     first_host_tier_id: InstanceId | None = None
 
     def step_time(self, work: StepWork, /) -> float:
@@ -75,7 +75,7 @@ class WorkCostModel:
 
     def has_captured(self, work: InstanceWork) -> bool:
         """Return whether an instance replays such a step from a captured graph."""
-        return work.num_tokens > 0 and work.num_keys > 0 and self.captured.has(work)
+        return work.num_tokens > 0 and work.num_keys > 0 and self.graph_limits.has(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
         """Chunks striped over `dop` instances, as is their history, with queries that travel.
@@ -83,12 +83,12 @@ class WorkCostModel:
         But they launch what is launched where KV travels, as it does in the last chunk, if that is more. What
         can be captured is taken to be, as longer steps hide most of their launches.
         """
-        seconds, captured = self.coefficients, self.captured
-        launch = 0.0 if captured.most_rows else seconds.launch
+        seconds, graph_limits = self.coefficients, self.graph_limits
+        launch = 0.0 if graph_limits.most_rows else seconds.launch
         if dop > 1:
-            exchange_launch = 0.0 if captured.most_rows else seconds.launch + seconds.exchange_launch
+            exchange_launch = 0.0 if graph_limits.most_rows else seconds.launch + seconds.exchange_launch
             ring_launch = seconds.launch + seconds.ring_launch + seconds.hop_launch * (dop - 1)
-            launch = max(exchange_launch, 0.0 if captured.most_kv_rows else ring_launch)
+            launch = max(exchange_launch, 0.0 if graph_limits.most_kv_rows else ring_launch)
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
-from loong.core.captured import NOTHING_CAPTURED, ON_GPUS, CapturedSteps
+from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS, NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 
@@ -35,7 +35,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceRates:
     """Rates that a device sustains (not its peaks), in FLOP and bytes a second, and delays in seconds."""
 
     linear_flops: float
@@ -58,7 +58,7 @@ class Device:
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
     segment_delay: float = 0.0  # to find one segment of KV
     block: int = 0  # queries of a head that are attended at once
-    captured: CapturedSteps = NOTHING_CAPTURED
+    graph_limits: CudaGraphLimits = NO_GRAPHS
     launch: float = 0.0  # a layer: to start the kernels of a prompt
     mixed_launch: float = 0.0  # and of decodes beside it
     reduce_launch: float = 0.0  # and of each sum over the devices of an instance
@@ -72,7 +72,7 @@ class Device:
 # Measured (docs/performance.md) by 105 steps of one: linear, with norms and activations, and attention. Where
 # four served a mixed load: rings and chunks behind history (parts), 540 short prompts (batch, beside), and
 # what groups took however little they computed (launches). By puts into a peer's memory: link.
-_H200 = Device(
+_H200 = DeviceRates(
     linear_flops=645e12,
     attention_flops=617e12,
     part_flops=540e12,
@@ -90,7 +90,7 @@ _H200 = Device(
     beside_delay=1.5e-3,
     request_delay=7e-5,
     block=128,
-    captured=ON_GPUS,
+    graph_limits=H200_GRAPH_LIMITS,
     launch=3.7e-4,
     mixed_launch=3.7e-4,
     reduce_launch=3e-4,
@@ -125,7 +125,7 @@ _A100 = replace(
 )
 _A800 = replace(_A100, link_bandwidth=170e9)
 # A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
-_CPU = Device(
+_CPU = DeviceRates(
     linear_flops=24e9,
     attention_flops=26e9,
     part_flops=26e9,
@@ -149,7 +149,7 @@ _CPU = Device(
 DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, "cpu": _CPU}
 
 
-def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostModel:
+def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCostModel:
     """The cost model of `shape` on instances of `tp_size` devices. Raises `ConfigError` by `check_cut`."""
     shape.check_cut(tp_size)
     kv_bytes = shape.kv_bytes / tp_size  # a device
@@ -194,23 +194,25 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
             offloaded_key=kv_bytes / device.host_bandwidth,
         ),
         overlap=device.overlap,
-        captured=captured_steps(shape, device),
+        graph_limits=cuda_graph_limits(shape, device),
     )
 
 
-def captured_steps(shape: ModelShape, device: Device) -> CapturedSteps:
+def cuda_graph_limits(shape: ModelShape, device: DeviceRates) -> CudaGraphLimits:
     """What workers of `shape` capture on a device.
 
     Where KV travels it has the room of as many numbers of queries, or of twice as many where heads are alike.
     """
-    captured = device.captured.of_heads(shape.num_heads, shape.num_kv_heads)
+    graph_limits = device.graph_limits.of_heads(shape.num_heads, shape.num_kv_heads)
     num_kv_heads = 2 * shape.num_kv_heads
     num_heads = shape.num_heads * max(1, ceil(num_kv_heads / shape.num_heads))
-    most_rows = captured.most_rows * num_heads // num_kv_heads
-    return replace(captured, most_kv_rows=min(captured.most_kv_rows, most_rows))
+    most_rows = graph_limits.most_rows * num_heads // num_kv_heads
+    return replace(graph_limits, most_kv_rows=min(graph_limits.most_kv_rows, most_rows))
 
 
-def kv_capacity(shape: ModelShape, device: Device, tp_size: int = 1, memory_utilization: float = 0.9) -> int:
+def kv_capacity(
+    shape: ModelShape, device: DeviceRates, tp_size: int = 1, memory_utilization: float = 0.9
+) -> int:
     """Tokens of KV that an instance holds beside its weights (input embeddings as large as the output).
 
     Raises `ConfigError` by `check_cut`.

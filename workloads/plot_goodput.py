@@ -30,8 +30,8 @@ class GoodputBar:
         return f"{'≥ ' if self.is_at_least else ''}{self.rate:.3g}"
 
 
-def goodput_figure(panels: Sequence[tuple[str, Sequence[GoodputBar]]], goal: float) -> "Figure":
-    """A panel for each title, each with a scale of its own."""
+def goodput_figure(panels: Sequence[tuple[str, Sequence[GoodputBar]]], meaning: str) -> "Figure":
+    """A panel for each title, each with a scale of its own; `meaning` says what the bars are."""
     width, _ = PANEL_INCHES
     num_columns = min(NUM_COLUMNS, len(panels))
     num_rows = -(-len(panels) // num_columns)
@@ -44,7 +44,7 @@ def goodput_figure(panels: Sequence[tuple[str, Sequence[GoodputBar]]], goal: flo
     for panel in list(figure.axes)[len(panels) :]:
         panel.set_axis_off()
     figure.supxlabel(
-        f"P{goal * 100:g} goodput: requests per second at which {goal * 100:g} % meet the SLO",
+        meaning,
         fontsize="medium",
         color=INK,
     )

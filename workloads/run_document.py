@@ -116,6 +116,23 @@ class RuleRuns:
         return "" if self.length_scale == 1 else f" before scaling by {_ratio(self.length_scale)}"
 
     @property
+    def is_per_class(self) -> bool:
+        """Whether goodputs are of every length class, with a stable backlog."""
+        return any(found.is_per_class for found in self.goodput)
+
+    @property
+    def goodput_name(self) -> str:
+        """The name of the goodputs, for tables and pictures."""
+        return "all-class goodput" if self.is_per_class else f"P{self.goal * 100:g} goodput"
+
+    @property
+    def judged_requests(self) -> str:
+        """The requests of which the goal is a share, in words."""
+        if self.is_per_class:
+            return "the requests of every length class, with a stable backlog,"
+        return "all requests"
+
+    @property
     def policies(self) -> list[str]:
         """In the order of the document."""
         return list(dict.fromkeys(run.policy for run in self.runs))

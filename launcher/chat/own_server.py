@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.launcher.models.source import find_source
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 
 NUM_INSTANCES = 4
 START_TIMEOUT = 600.0  # seconds
@@ -30,7 +30,7 @@ def own_server(model: str) -> Iterator[str]:
     config = ServerConfig(model, NUM_INSTANCES, 1, (), START_TIMEOUT)
     with (
         TemporaryDirectory(prefix="loong-chat-") as folder,
-        embedded_server(config, _POLICY, Path(folder) / "server.log") as url,
+        spawn_server(config, _POLICY, Path(folder) / "server.log") as url,
     ):
         _say(f"ready after {perf_counter() - start:.0f} s; what it does is shown on {url}/dashboard")
         yield url

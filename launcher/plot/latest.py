@@ -20,7 +20,7 @@ UNKNOWN_REASON = "No decision log says why."
 
 
 @dataclass(frozen=True, slots=True)
-class ToldStory:
+class RequestStory:
     """A request's story as `loong explain` tells it: sentences ahead, and more by time since it came."""
 
     request_id: str
@@ -59,15 +59,15 @@ def latest_requests(
     ]
 
 
-def stories_of(index: LogIndex, request_ids: Sequence[str]) -> list[ToldStory]:
+def stories_of(index: LogIndex, request_ids: Sequence[str]) -> list[RequestStory]:
     """Return the stories of those requests that the log knows."""
     return [_told(index, request_id) for request_id in request_ids if request_id in index.arrivals]
 
 
-def _told(index: LogIndex, request_id: str) -> ToldStory:
+def _told(index: LogIndex, request_id: str) -> RequestStory:
     story = story_of(index, request_id)
     parts = [(f"+{time:.3f} s", list(sentences)) for time, sentences in chapters(story)]
-    return ToldStory(request_id, list(heading(story)), parts)
+    return RequestStory(request_id, list(heading(story)), parts)
 
 
 def _by_id(run: RunRow | None, values: Sequence[float | None]) -> dict[str, float | None]:

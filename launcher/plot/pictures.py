@@ -104,8 +104,11 @@ def _pictures_of_sweep(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
     if bars := goodput_bars(runs):
         yield Picture(
             f"goodput{suffix}",
-            f"Requests per second at which {runs.goal * 100:g} % of all requests met the SLO",
-            lambda: goodput_figure([(f"P{runs.goal * 100:g} goodput, {runs.rule.name}", bars)], runs.goal),
+            f"Requests per second at which {runs.goal * 100:g} % of {runs.judged_requests} met the SLO",
+            lambda: goodput_figure(
+                [(f"{runs.goodput_name}, {runs.rule.name}", bars)],
+                f"{runs.goodput_name}: requests per second at which {runs.goal * 100:g} % meet the SLO",
+            ),
         )
     yield Picture(
         f"latency-by-rate{suffix}",

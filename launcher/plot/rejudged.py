@@ -87,7 +87,12 @@ def _judged(run: RunRow, slo: str, limits_of: LimitsOf, goal: float, scale: floa
             for bucket in run.by_prompt_length
         ),
         numbers=run.numbers
-        | {"slo": slo, "slo_attainment": share, "request_goodput": num_met / duration if duration else 0.0},
+        | {
+            "is_per_class": False,
+            "slo": slo,
+            "slo_attainment": share,
+            "request_goodput": num_met / duration if duration else 0.0,
+        },
     )
 
 

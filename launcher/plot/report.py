@@ -7,14 +7,14 @@ from pathlib import Path
 import jinja2
 import msgspec
 
+from loong.launcher.background_load import SHARE_OF_OTHERS, background_load_note
 from loong.launcher.models.source import TINY
-from loong.launcher.other_work import SHARE_OF_OTHERS, told_other_work
-from loong.launcher.plot.answer import Answer, answer
+from loong.launcher.plot.answer import ReportAnswer, answer
 from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.failures import failures_of
 from loong.launcher.plot.inline_svg import inline_svg
 from loong.launcher.plot.interactive import interactive_page, is_available
-from loong.launcher.plot.latest import ToldStory
+from loong.launcher.plot.latest import RequestStory
 from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
 from loong.launcher.plot.policy_words import words_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
@@ -42,14 +42,14 @@ class Section:
 
     rule: str
     formula: str
-    answer: Answer
+    answer: ReportAnswer
     failures: Sequence[str]
     policies: str
     notes: Sequence[str]
     telling: Sequence[Figure]
     others: Sequence[Figure]
     tables: Sequence[Table]
-    stories: Mapping[str, Sequence[ToldStory]]
+    stories: Mapping[str, Sequence[RequestStory]]
     interactive: Sequence[str]
 
 
@@ -154,8 +154,8 @@ def _notes(runs: RuleRuns) -> Iterator[str]:
         policy: [run.number(SHARE_OF_OTHERS) for run in runs.runs if run.policy == policy]
         for policy in runs.policies
     }
-    if (other_work := told_other_work(shares)) is not None:
-        yield other_work
+    if (background_load := background_load_note(shares)) is not None:
+        yield background_load
     yield from wrong_model_notes(runs)
     num_cut = sum(run.is_cut_off for run in runs.runs)
     if num_cut:

@@ -8,6 +8,7 @@ from loong.launcher.plot.answer import buckets_of, milliseconds, share, value_of
 from loong.workloads.plot_curves import at_rate
 from loong.workloads.run_document import RuleRuns, RunDocument
 
+SHARES = ("slo_attainment", "capacity_share")
 STATISTICS = {"mean": "mean", "median": "median", "p90": "P90", "p99": "P99"}
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "inter-token", "e2el": "end to end"}
 BUCKET_COLUMNS = {
@@ -59,13 +60,15 @@ def _comparison(runs: RuleRuns) -> Table:
     best: list[int | None] = []
 
     def add(label: str, key: str, *, is_low_best: bool, unit: str = "") -> None:
-        write = share if key == "slo_attainment" else milliseconds if key.endswith("_ms") else _plain
+        write = share if key in SHARES else milliseconds if key.endswith("_ms") else _plain
         cells = tuple(_spread(runs, policy, rate, key, write) for policy in runs.policies)
         rows.append((label + unit, *cells))
         values = [value_of(runs, policy, key) for policy in runs.policies]
         best.append(_best(values, is_low_best=is_low_best))
 
     add("SLO attainment", "slo_attainment", is_low_best=False)
+    if any(value_of(runs, policy, "capacity_share") is not None for policy in runs.policies):
+        add("capacity in use", "capacity_share", is_low_best=False)
     add("requests that met the SLO", "request_goodput", is_low_best=False, unit=" (per s)")
     add("requests completed", "request_throughput", is_low_best=False, unit=" (per s)")
     add("output tokens", "output_throughput", is_low_best=False, unit=" (per s)")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from loong.core.timeline import ClusterHistory
 from loong.decision_log.story.index import LogIndex
-from loong.launcher.plot.latest import ToldStory, latest_requests, stories_of
+from loong.launcher.plot.latest import RequestStory, latest_requests, stories_of
 from loong.launcher.plot.run_files import RunFiles
 from loong.workloads.plot_waterfall import LateRequest
 from loong.workloads.run_document import RuleRuns, RunRow
@@ -25,12 +25,12 @@ class WatchedRun:
         """Return the run with the requests of it that are latest."""
         return WatchedRun(history, latest_requests(history, run, index), run, index)
 
-    def stories(self, request_ids: Sequence[str]) -> list[ToldStory]:
+    def stories(self, request_ids: Sequence[str]) -> list[RequestStory]:
         """Return the stories of these requests that the decision log tells."""
         return [] if self.index is None else stories_of(self.index, request_ids)
 
     @property
-    def latest_stories(self) -> list[ToldStory]:
+    def latest_stories(self) -> list[RequestStory]:
         """Return those of the latest requests."""
         return self.stories([late.span.request_id for late in self.latest])
 

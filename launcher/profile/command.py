@@ -6,7 +6,7 @@ from pathlib import Path
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import positive, seconds, token_count
 from loong.launcher.outputs import check_file
-from loong.launcher.profile.stories import Limits
+from loong.launcher.profile.scenarios import Limits
 
 _EXAMPLES = """\
 examples:

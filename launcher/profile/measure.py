@@ -1,4 +1,4 @@
-"""Measures stories in rounds, each story several times, and makes samples of what they took."""
+"""Measures scenarios in rounds, each scenario several times, and makes samples of what they took."""
 
 import asyncio
 from collections import defaultdict
@@ -16,25 +16,25 @@ from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
 from loong.core.work import batch_work
-from loong.launcher.profile.stage import Stage
-from loong.launcher.profile.stories import KINDS, Limits, Narrator, Story
+from loong.launcher.profile.profiled_cluster import ProfiledCluster
+from loong.launcher.profile.scenarios import KINDS, Limits, Scenario, ScenarioGenerator
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
-NUM_REPEATS = 3  # enough for a median; more stories tell coefficients apart better than more of each
+NUM_REPEATS = 3  # enough for a median; more scenarios tell coefficients apart better than more of each
 PAUSE = 0.004  # seconds before a plan, as a server has some between plans
 IDLE_PAUSE = (
     2 * IDLE_SECONDS
-)  # before the first plan of a story, and of some others: its instances are idle before
+)  # before the first plan of a scenario, and of some others: its instances are idle before
 SHARE_IDLE = 0.25  # of these others
-HELD_OUT = 0.2  # of all stories
+HELD_OUT = 0.2  # of all scenarios
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A plan that was carried out several times: as a sample of the median of its times, and their spread.
 
-    `spread` is how much longer, relative, the median took than the quickest. The samples of a story are all
-    held out from the fit, or none is.
+    `spread` is how much longer, relative, the median took than the quickest. The samples of a scenario are
+    all held out from the fit, or none is.
     """
 
     sample: Sample
@@ -43,56 +43,64 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A story that can be told again."""
+class ProfileCase:
+    """A scenario that can be told again."""
 
-    tell: Callable[[Narrator], Story]
+    tell: Callable[[ScenarioGenerator], Scenario]
     group: ESPGroup
     seed: int
 
 
 class Profiler:
-    """Measures on one stage, groups of every size that its instances have."""
+    """Measures on one cluster, groups of every size that its instances have."""
 
     def __init__(
         self,
-        stage: Stage,
+        cluster: ProfiledCluster,
         limits: Limits,
         prior: CostModel,
         *,
         seed: int = 0,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._stage, self._limits, self._prior = stage, limits, prior
+        self._cluster, self._limits, self._prior = cluster, limits, prior
         self._pause = pause
         self._random = Random(seed)  # noqa: S311 - reproducible, guards nothing
 
     async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
-        """Tell stories for about `duration` seconds after a round that warms up; at least one round."""
+        """Tell scenarios for about `duration` seconds after a round that warms up; at least one round."""
         for case in self._round():
             await self._tell(case)
-        start, stories, num_rounds = monotonic(), list[list[Measured]](), 0
+        start, scenarios, num_rounds = monotonic(), list[list[Measured]](), 0
         while num_rounds == 0 or (monotonic() - start) * (num_rounds + 1) / num_rounds < duration:
-            stories += await self._measured_round(lambda: on_progress(monotonic() - start))
+            scenarios += await self._measured_round(lambda: on_progress(monotonic() - start))
             num_rounds += 1
-        return self._divided([story for story in stories if story])
+        return self._divided([scenario for scenario in scenarios if scenario])
 
-    def _round(self) -> list[Case]:
-        """A story of each kind for each DoP."""
-        instances = self._stage.snapshot().instances
+    def _round(self) -> list[ProfileCase]:
+        """A scenario of each kind for each DoP."""
+        instances = self._cluster.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
         dops = range(1, len(full) + 1)
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
-        return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)]
+        return [
+            ProfileCase(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)
+        ]
 
-    def _divided(self, stories: Sequence[Sequence[Measured]]) -> list[Measured]:
-        """All samples, a fixed share of the stories held out: at least one story, and not all of several."""
-        num_held_out = max(1, round(HELD_OUT * len(stories)))
-        held_out = set(self._random.sample(range(len(stories)), num_held_out))
-        return [replace(m, is_held_out=i in held_out) for i, story in enumerate(stories) for m in story]
+    def _divided(self, scenarios: Sequence[Sequence[Measured]]) -> list[Measured]:
+        """All samples, a fixed share of the scenarios held out: at least one scenario, and not
+        all of several.
+        """
+        num_held_out = max(1, round(HELD_OUT * len(scenarios)))
+        held_out = set(self._random.sample(range(len(scenarios)), num_held_out))
+        return [
+            replace(m, is_held_out=i in held_out) for i, scenario in enumerate(scenarios) for m in scenario
+        ]
 
-    async def _measured_round(self, on_story: Callable[[], None]) -> list[list[Measured]]:
-        """The samples of new stories, told equally often, in an order that spreads a bad moment over all."""
+    async def _measured_round(self, on_scenario: Callable[[], None]) -> list[list[Measured]]:
+        """The samples of new scenarios, told equally often, in an order that spreads a bad
+        moment over all.
+        """
         cases = self._round()
         times: dict[int, list[list[float]]] = defaultdict(list)
         samples: dict[int, list[Sample]] = {}
@@ -100,7 +108,7 @@ class Profiler:
             for index in self._random.sample(range(len(cases)), len(cases)):
                 samples[index], seconds = await self._tell(cases[index])
                 times[index].append(seconds)
-                on_story()
+                on_scenario()
         return [
             [
                 _measured(sample, repeats)
@@ -109,19 +117,19 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: Case) -> tuple[list[Sample], list[float]]:
-        """A story once: its plans as samples of no time, and their seconds."""
+    async def _tell(self, case: ProfileCase) -> tuple[list[Sample], list[float]]:
+        """A scenario once: its plans as samples of no time, and their seconds."""
         random = Random(case.seed)  # noqa: S311 - as above
-        narrator = Narrator(self._stage, case.group, self._limits, self._prior, random)
+        generator = ScenarioGenerator(self._cluster, case.group, self._limits, self._prior, random)
         samples: list[Sample] = []
         seconds: list[float] = []
-        pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the story
-        for plan in case.tell(narrator):
+        pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the scenario
+        for plan in case.tell(generator):
             is_idle = not samples or pauses.random() < SHARE_IDLE
             await self._pause(IDLE_PAUSE if is_idle else PAUSE)
-            samples.append(_sample(plan, self._stage))
-            seconds.append(await self._stage.carry_out(plan))
-        self._stage.end_all()
+            samples.append(_sample(plan, self._cluster))
+            seconds.append(await self._cluster.carry_out(plan))
+        self._cluster.end_all()
         return samples, seconds
 
 
@@ -130,11 +138,11 @@ def _measured(sample: Sample, repeats: Sequence[float]) -> Measured:
     return Measured(replace(sample, seconds=typical), spread=typical / min(repeats) - 1)
 
 
-def _sample(plan: IterationPlan, stage: Stage) -> Sample:
+def _sample(plan: IterationPlan, cluster: ProfiledCluster) -> Sample:
     """A plan of one batch or one migration that begins now, as a sample of no time."""
     if plan.batches:
         (batch,) = plan.batches
-        return batch_sample(batch, stage.placements(), starts_idle=stage.starts_idle(batch.group))
+        return batch_sample(batch, cluster.placements(), starts_idle=cluster.starts_idle(batch.group))
     (migration,) = plan.migrations
     segment = migration.segment
     return MigrationSample(len(segment.positions), segment.instance_id, migration.destination_id, seconds=0.0)

@@ -15,8 +15,8 @@ from loong.launcher.machine import num_processors
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured, Profiler
-from loong.launcher.profile.stage import Stage
-from loong.launcher.profile.stories import LEAST_ROOM, Limits
+from loong.launcher.profile.profiled_cluster import ProfiledCluster
+from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.roofline import DEVICES, roofline
 from loong.workloads.report import table
@@ -74,13 +74,13 @@ async def _measure(
     chosen: ChosenCluster, limits: Limits, prior: WorkCostModel, duration: float
 ) -> list[Measured]:
     async with local_workers(chosen.cluster) as executor:
-        stage = Stage(chosen.cluster.instances, executor)
+        cluster = ProfiledCluster(chosen.cluster.instances, executor)
         with tqdm(total=round(duration), unit="s", desc="measuring", disable=None) as bar:
 
             def show(elapsed: float) -> None:
                 bar.update(min(round(elapsed), round(duration)) - bar.n)
 
-            return await Profiler(stage, limits, prior).measure(duration, show)
+            return await Profiler(cluster, limits, prior).measure(duration, show)
 
 
 def _print(file: CostModelFile, output: Path) -> None:

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.machine import num_processors
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.rates import parse_rates
@@ -20,8 +20,8 @@ from loong.launcher.simulate.config import (
     DEFAULT_DURATION,
     MIN_REQUESTS,
     Host,
-    LoadConfig,
     SimulateConfig,
+    SimulatedLoadConfig,
 )
 from loong.launcher.simulate.flags import (
     DEFAULT_POLICY,
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.replay is not None:
         _refuse_more_than_replay(args)
         return replay_and_report(args.replay)
-    look_rarely_for_garbage()
+    tune_gc()
     simulate_and_report(_config(args), shlex.join(["loong", *sys.argv[1:]]))
     return 0
 
@@ -98,7 +98,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale, args.workload),
         rates=rates,
         hardware=hardware,
-        load=LoadConfig(
+        load=SimulatedLoadConfig(
             args.workload,
             args.seed,
             _num_requests(args, is_chosen=is_chosen),

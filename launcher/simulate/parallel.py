@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import TypeVar
 
-from loong.launcher.garbage import look_rarely_for_garbage
+from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.standard_streams import give_up_lost_streams
 
 Task = TypeVar("Task")
@@ -36,7 +36,7 @@ def _done(
         yield from enumerate(map(work, tasks))
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_jobs, context, initializer=look_rarely_for_garbage) as pool:
+    with ProcessPoolExecutor(num_jobs, context, initializer=tune_gc) as pool:
         with _interrupts_ignored():  # by the processes, which inherit that: a Ctrl-C is for this one alone
             futures = {pool.submit(_attempt, work, task): index for index, task in enumerate(tasks)}
         try:

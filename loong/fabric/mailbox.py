@@ -35,7 +35,7 @@ class Peer(Protocol):
     is_lost: bool
 
 
-class Mailbox:
+class MessageQueue:
     """All messages received and not yet taken, first in, first out at each address. Thread safe.
 
     Messages land in memory of their own and are copied out by whoever waits for them,

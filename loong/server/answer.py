@@ -26,7 +26,7 @@ _SOME_TEXT = "\0some text\0"  # which no name holds
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ResponseContext:
     """What the shape of an answer depends on."""
 
     answer_id: str
@@ -54,7 +54,7 @@ class AnswerShape(ABC):
     chunk_object: ClassVar[str]
     stream_format: ClassVar[StreamFormat] = OPENAI_STREAM
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
+    def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         self.asked = asked
         self.tokenizer = tokenizer
         self.is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks

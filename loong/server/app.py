@@ -9,9 +9,8 @@ from loong.server.chat import chat_completions
 from loong.server.cluster_app import add_cluster, cluster_of
 from loong.server.completions import completions
 from loong.server.context import SERVER, Server
-from loong.server.engine_client import Engine, EngineClient, Tracing
+from loong.server.engine_client import EngineClient, EngineInterface, Tracing
 from loong.server.grammar_checker import GrammarChecker
-from loong.server.insight import Insight
 from loong.server.lightllm.generate import generate, generate_stream
 from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics import MetricFamilies
@@ -21,6 +20,7 @@ from loong.server.origins import allow_reading, check_origin
 from loong.server.remote.forwarding import RemoteCluster, add_forwarding
 from loong.server.request_ids import add_request_id, note_request_id
 from loong.server.request_metrics import RequestMetrics
+from loong.server.request_observers import RequestObservers
 from loong.server.settings import ServerSettings
 from loong.server.spans import note_traceparent
 from loong.server.sse import EVENT_WRITES, EventWrites
@@ -29,15 +29,15 @@ from loong.server.tools.formats import choose_format
 
 
 def create_app(
-    engine: Engine,
+    engine: EngineInterface,
     tokenizer: Tokenizer,
     settings: ServerSettings,
     tracing: Tracing | None = None,
-    insight: Insight | None = None,
+    request_observers: RequestObservers | None = None,
 ) -> web.Application:
     """Put a server beside its engine together; nothing is started."""
-    cluster = cluster_of(engine, settings, tracing, insight)
-    spans = None if insight is None else insight.spans
+    cluster = cluster_of(engine, settings, tracing, request_observers)
+    spans = None if request_observers is None else request_observers.spans
     client = LocalEngineClient(engine, cluster.admission, spans)
     app = create_api(client, tokenizer, settings, cluster.registry, has_spans=spans is not None)
     add_cluster(app, cluster)

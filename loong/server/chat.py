@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from aiohttp import web
 
 from loong.core.request import FinishReason, TokenId
-from loong.server.answer import AnswerShape, Asked, Json, finish_fields
+from loong.server.answer import AnswerShape, Json, ResponseContext, finish_fields
 from loong.server.completions import complete
 from loong.server.context import SERVER
 from loong.server.output import Delta
@@ -26,7 +26,7 @@ class ChatShape(AnswerShape):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
+    def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
         self._told = [ChoiceDeltas() for _ in asked.choices]  # of streams that may tell calls
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from loong.server.admission import Admission
 from loong.server.engine_client import ClusterView, Tracing
-from loong.server.insight import Insight
+from loong.server.request_observers import RequestObservers
 from loong.server.settings import ServerSettings
 
 
@@ -21,7 +21,7 @@ class Cluster:
     settings: ServerSettings
     registry: CollectorRegistry
     tracing: Tracing | None = None
-    insight: Insight | None = None
+    request_observers: RequestObservers | None = None
     one_trace: asyncio.Lock = field(default_factory=asyncio.Lock)  # it may have hundreds of megabytes
 
 

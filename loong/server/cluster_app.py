@@ -12,9 +12,9 @@ from loong.server.cluster import CLUSTER, Cluster
 from loong.server.cluster_metrics import ClusterCollector, CostModelCollector
 from loong.server.dashboard.routes import DASHBOARD_ROUTES, add_dashboard
 from loong.server.engine_client import ClusterView, Tracing
-from loong.server.insight import Insight
 from loong.server.metrics import MetricFamilies
 from loong.server.middleware import tell_errors
+from loong.server.request_observers import RequestObservers
 from loong.server.run_metrics import RunMetrics
 from loong.server.settings import ServerSettings
 from loong.server.sse import EVENT_WRITES, EventWrites
@@ -35,14 +35,14 @@ def cluster_of(
     engine: ClusterView,
     settings: ServerSettings,
     tracing: Tracing | None = None,
-    insight: Insight | None = None,
+    request_observers: RequestObservers | None = None,
 ) -> Cluster:
     """What is told of an engine of this process, with nothing counted yet."""
     registry = CollectorRegistry()
-    is_deferred = insight.is_deferred if insight is not None else lambda _: False
+    is_deferred = request_observers.is_deferred if request_observers is not None else lambda _: False
     registry.register(ClusterCollector(settings.served_model_name, engine, is_deferred))
     ProcessCollector(registry=registry)
-    return Cluster(engine, Admission(settings), settings, registry, tracing, insight)
+    return Cluster(engine, Admission(settings), settings, registry, tracing, request_observers)
 
 
 def cluster_routes(*, has_dashboard: bool) -> Sequence[web.RouteDef]:
@@ -52,15 +52,15 @@ def cluster_routes(*, has_dashboard: bool) -> Sequence[web.RouteDef]:
 
 def add_cluster(app: web.Application, cluster: Cluster) -> None:
     """Let an application tell of a cluster."""
-    app[CLUSTER], insight = cluster, cluster.insight
-    app.add_routes(cluster_routes(has_dashboard=insight is not None))
+    app[CLUSTER], request_observers = cluster, cluster.request_observers
+    app.add_routes(cluster_routes(has_dashboard=request_observers is not None))
     model_name = cluster.settings.served_model_name
     metrics = RunMetrics(MetricFamilies(cluster.registry, model_name))
-    if insight is not None:
-        cluster.registry.register(CostModelCollector(model_name, insight.errors))
-        insight.when_planned.append(metrics.observe_plan)
-        insight.runs.tell(lambda run: metrics.observe_run(run, insight.target_of(run)))
-        add_dashboard(app, insight)
+    if request_observers is not None:
+        cluster.registry.register(CostModelCollector(model_name, request_observers.errors))
+        request_observers.plan_listeners.append(metrics.observe_plan)
+        request_observers.runs.tell(lambda run: metrics.observe_run(run, request_observers.target_of(run)))
+        add_dashboard(app, request_observers)
 
 
 async def serve_cluster(app: web.Application, path: Path, *, shutdown_timeout: float) -> web.AppRunner:

@@ -10,9 +10,9 @@ from loong.core.events import Logprobs
 from loong.core.grammar import Grammar
 from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
-from loong.server.answer import AnswerShape, Asked, Json, finish_fields, send_stream, send_whole
-from loong.server.asked_grammar import asked_grammar
-from loong.server.callers import KEY_NUMBER, user_of
+from loong.server.answer import AnswerShape, Json, ResponseContext, finish_fields, send_stream, send_whole
+from loong.server.api_keys import KEY_NUMBER, user_of
+from loong.server.asked_grammar import AskedGrammar, asked_grammar
 from loong.server.choices import Choices, generate_choices
 from loong.server.context import SERVER, Server
 from loong.server.echo_offsets import echo_offsets
@@ -21,6 +21,7 @@ from loong.server.parameters import max_output_tokens, num_asked_tokens, num_pro
 from loong.server.prompts import Prompt, completion_prompts
 from loong.server.request_ids import new_id, note_answer_id
 from loong.server.schemas import CompletionFields, GenerationFields
+from loong.server.truncation import truncated
 from loong.server.wire import read_fields
 
 
@@ -124,12 +125,12 @@ async def complete(
     answer_id = f"{shape_type.id_prefix}-{new_id()}"
     note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
-    tools = prompts[0].tools
-    held_to = asked_grammar(fields, tools, server.tokenizer.eos_token_ids)
+    prompts = await truncated(prompts, fields, server.tokenizer, server.engine.limits)
+    held_to = asked_grammar(fields, prompts[0].tools, server.tokenizer.eos_token_ids)
     by_prompt = _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
-    asked = Asked(
+    asked = ResponseContext(
         answer_id,
-        server.settings.served_model_name,
+        server.name_in_answers(fields.model),
         int(time.time()),
         choices=tuple(choices for choices in by_prompt for _ in range(fields.n)),
         num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
@@ -142,15 +143,7 @@ async def complete(
     if held_to is not None:
         await server.grammars.check(held_to.grammar, held_to.field)
     shape = shape_type(asked, server.tokenizer)
-    options = OutputOptions(
-        tuple(fields.stop),
-        tuple(fields.stop_token_ids),
-        fields.skip_special_tokens,
-        asked.is_prompt_only,
-        held_to and held_to.field,
-        tools,
-        frozenset() if tools is None else server.tokenizer.special_token_ids(tools.form.markers),
-    )
+    options = _output_options(server, fields, prompts[0], held_to)
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
     async with server.engine.admit(Asking(num_prompt_tokens, fields.n, http.get(KEY_NUMBER))):
@@ -158,6 +151,22 @@ async def complete(
         if fields.stream:
             return await send_stream(http, server, shape, deltas)
         return await send_whole(shape, deltas)
+
+
+def _output_options(
+    server: Server, fields: GenerationFields, prompt: Prompt, held_to: AskedGrammar | None
+) -> OutputOptions:
+    """Return how the tokens of all answers become text."""
+    tools = prompt.tools
+    return OutputOptions(
+        tuple(fields.stop),
+        tuple(fields.stop_token_ids),
+        fields.skip_special_tokens,
+        num_asked_tokens(fields) == 0,
+        held_to and held_to.field,
+        tools,
+        frozenset() if tools is None else server.tokenizer.special_token_ids(tools.form.markers),
+    )
 
 
 def _choices(

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from loong.server.body import Bodies
 from loong.server.engine_client import EngineClient
-from loong.server.errors import ApiError
+from loong.server.errors import ApiError, bad_request
 from loong.server.grammar_checker import GrammarChecker
 from loong.server.ignored_keys import IgnoredKeys
 from loong.server.parsing import short
@@ -14,6 +14,8 @@ from loong.server.request_metrics import RequestMetrics
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 from loong.server.tools.formats import CallFormat
+
+MAX_MODEL_LENGTH = 256  # characters, where any name is taken: answers repeat it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,24 @@ class Server:
     ignored_keys: IgnoredKeys = field(default_factory=IgnoredKeys)
 
     def check_model(self, name: str | None) -> None:
-        """Raise a 404 if a client names a model that is not served; not to name one is fine."""
-        served = self.settings.served_model_name
-        if name is not None and name != served:
-            message = f"the model {short(name)!r} does not exist; {served!r} is served"
+        """Raise a 404 if a client names a model that is not served, a 400 for a name that is too long.
+
+        Not to name one is fine.
+        """
+        served = self.settings.served_model_names
+        if name is None or name in served:
+            return
+        if not self.settings.accepts_any_model:
+            is_served = f"{' and '.join(map(repr, served))} {'are' if len(served) > 1 else 'is'} served"
+            message = f"the model {short(name)!r} does not exist; {is_served}"
             raise ApiError(404, message, "model_not_found", "model")
+        if len(name) > MAX_MODEL_LENGTH:
+            message = f"model has {len(name)} characters, and {MAX_MODEL_LENGTH} are the most"
+            raise bad_request(message, "model")
+
+    def name_in_answers(self, name: str | None) -> str:
+        """Return the name that an answer carries: the one asked for, or the first of the model's."""
+        return self.settings.served_model_name if name is None else name
 
 
 SERVER = web.AppKey("server", Server)

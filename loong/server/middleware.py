@@ -4,7 +4,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from loong.server.callers import KEY_NUMBER, key_number
+from loong.server.api_keys import KEY_NUMBER, key_number
 from loong.server.context import SERVER
 from loong.server.errors import ApiError, as_api_error
 from loong.server.wire import json_response

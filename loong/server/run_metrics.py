@@ -1,9 +1,9 @@
 """What the engine's process counts of requests and plans."""
 
 from loong.decision_log.runs import RequestRun
-from loong.server.insight import Targets
 from loong.server.metrics import E2E_SECONDS, ITL_SECONDS, TOKENS, MetricFamilies
 from loong.server.request_metrics import SERVED
+from loong.server.request_observers import Targets
 
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
 _PLAN_SECONDS = tuple(digit * 10**power for power in range(-5, 0) for digit in (1, 2, 5))

@@ -113,6 +113,8 @@ class GenerationFields(Schema, ABC):
     """The answer ends with the first of these tokens, whose text is not told."""
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence token."""
+    truncate_prompt_tokens: Annotated[int, within("max_tokens", least=-1)] | None = None
+    """Keep this number of the prompt's last tokens; -1: as many as fit beside `max_tokens`."""
     response_format: ResponseFormat = ResponseFormat()
     """What the answer is held to. Of this field and the next five, a request may have one."""
     structured_outputs: StructuredOutputs | None = None
@@ -143,6 +145,13 @@ class GenerationFields(Schema, ABC):
     prompt_logprobs: Annotated[int, within("prompt_logprobs")] | None = None
     """Return the log probability and the rank of each token of the prompt but the first, and those of this
     number of the likeliest tokens in its place. Not for streams."""
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _leaves_tokens(cls, most: int) -> int:
+        if most == 0:
+            raise ValueError("0 leaves no token; it must be 1 or more, or -1 for what fits")
+        return most
 
     @field_validator("best_of")
     @classmethod

@@ -17,13 +17,16 @@ class ServerSettings:
     A request waits from its admission to its first token; `max_waiting_requests` and `max_waiting_tokens`
     (prompt tokens) bound those that do, and one more is told to come back after `retry_after`.
     `max_connections` is by default what the limit of descriptors leaves room for. `host` is the name or
-    address to listen on. Browser pages of `allowed_origins` may use the server, as its own pages may.
+    address to listen on. If `accepts_any_model`, requests may name any model. Browser pages of
+    `allowed_origins` may use the server, as its own pages may.
     """
 
-    served_model_name: str
+    served_model_name: str  # the first of its names, which metrics carry
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: every client is welcome
     host: str = "127.0.0.1"
     allowed_origins: tuple[str, ...] = ()
+    other_model_names: tuple[str, ...] = ()
+    accepts_any_model: bool = False
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 2**24
     max_requests_per_key: int | None = None  # in flight at once; None: no bound but those of all
@@ -53,12 +56,19 @@ class ServerSettings:
         for name in ("max_requests_per_key", "max_connections"):
             if (most := getattr(self, name)) is not None and most < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {most}")
+        if not all(self.served_model_names):
+            raise ConfigError("--served-model-name must not be empty")
         if not all(self.api_keys):
             raise ConfigError("an API key must not be empty")
         for origin in self.allowed_origins:
             if origin != ANY_ORIGIN and _ORIGIN.fullmatch(origin) is None:
                 example = "no origin such as https://chat.example.com, and not *"
                 raise ConfigError(f"--allowed-origins {origin!r} is {example}")
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """All names of the model, each once."""
+        return tuple(dict.fromkeys((self.served_model_name, *self.other_model_names)))
 
     def allows_origin(self, origin: str) -> bool:
         """Return whether pages of an origin other than the server's own may use it."""

@@ -51,20 +51,22 @@ async def trace(http: web.Request) -> web.Response:
 
 
 async def models(http: web.Request) -> web.Response:
-    """The model that is served."""
-    return json_response({"object": "list", "data": [_model_card(http)]})
+    """The model that is served, by each of its names."""
+    names = http.app[SERVER].settings.served_model_names
+    return json_response({"object": "list", "data": [_model_card(http, name) for name in names]})
 
 
 async def model(http: web.Request) -> web.Response:
     """One model by its name."""
-    http.app[SERVER].check_model(http.match_info["model"])
-    return json_response(_model_card(http))
+    name = http.match_info["model"]
+    http.app[SERVER].check_model(name)
+    return json_response(_model_card(http, name))
 
 
-def _model_card(http: web.Request) -> dict[str, object]:
+def _model_card(http: web.Request, name: str) -> dict[str, object]:
     server = http.app[SERVER]
     return {
-        "id": server.settings.served_model_name,
+        "id": name,
         "object": "model",
         "created": int(time.time()),
         "owned_by": "loong",

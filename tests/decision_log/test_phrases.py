@@ -3,7 +3,7 @@
 import pytest
 
 from loong.core.decision import DecisionKind
-from loong.decision_log.lines import Cause, EventName, Reason, Weighed
+from loong.decision_log.lines import Cause, ConsideredAlternative, EventName, Reason
 from loong.decision_log.story import phrases
 from loong.decision_log.story.steps import WaitedFor
 
@@ -89,7 +89,11 @@ def test_predictions_are_compared_in_percent() -> None:
 
 
 def test_a_reason_names_what_was_passed_over() -> None:
-    weighed = (Weighed("1", 0.5), Weighed("2", 0.25), Weighed("4", None))
+    weighed = (
+        ConsideredAlternative("1", 0.5),
+        ConsideredAlternative("2", 0.25),
+        ConsideredAlternative("4", None),
+    )
     words = "The policy on DoP: 2 (250 ms), rather than 1 (500 ms) and 4 (impossible)."
     reasons = [Reason("dop", ("r",), "2", weighed), Reason("migrate", ("r",), "all on 0")]
     assert list(phrases.policy_words(reasons)) == [words, "The policy on moving KV: all on 0."]

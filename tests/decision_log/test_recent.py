@@ -10,7 +10,7 @@ from simulation import timed_request
 from loong.core.events import RequestAborted, RequestArrived
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.plan import IterationPlan, Preemption
-from loong.decision_log.lines import Arrived, Batch, BatchStarted, Decode, Planned
+from loong.decision_log.lines import ArrivedLine, BatchStartedLine, Decode, LoggedBatch, PlannedLine
 from loong.decision_log.log import DecisionLog
 from loong.decision_log.recent import RecentLines, index_of
 from loong.decision_log.runs import MAX_DOPS, RequestRun, RequestRuns
@@ -34,11 +34,13 @@ def test_a_request_is_followed_from_its_arrival_to_its_end() -> None:
 
 def test_a_request_keeps_the_last_of_its_changes_of_dop() -> None:
     runs = RequestRuns()
-    runs(Arrived(0.0, "r", 1, 9999, ()), b"")
+    runs(ArrivedLine(0.0, "r", 1, 9999, ()), b"")
     for number in range(1000):
-        batch = Batch(number, tuple(range(1 + number % 2)), 1 + number % 2, decodes=(Decode("r", number, 0),))
-        runs(Planned(0.0, (), (), (batch,)), b"")
-        runs(BatchStarted(0.0, number), b"")
+        batch = LoggedBatch(
+            number, tuple(range(1 + number % 2)), 1 + number % 2, decodes=(Decode("r", number, 0),)
+        )
+        runs(PlannedLine(0.0, (), (), (batch,)), b"")
+        runs(BatchStartedLine(0.0, number), b"")
     (run,) = runs.live
     assert len(run.dops) == MAX_DOPS
     assert run.dops[-2:] == [1, 2]

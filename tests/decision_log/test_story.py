@@ -25,12 +25,20 @@ from loong.core.events import (
 from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, LeaseExtension, Preemption
 from loong.core.request import FinishReason, RequestView
 from loong.core.snapshot import Snapshot
-from loong.decision_log.lines import Arrived, Cause, Ended, ExtendedLease, FirstToken, Line, Planned
+from loong.decision_log.lines import (
+    ArrivedLine,
+    Cause,
+    EndedLine,
+    ExtendedLease,
+    FirstTokenLine,
+    Line,
+    PlannedLine,
+)
 from loong.decision_log.log import decision_log
 from loong.decision_log.reader import read_log
 from loong.decision_log.story import words
 from loong.decision_log.story.index import indexed
-from loong.decision_log.story.steps import Move, Run, Wait
+from loong.decision_log.story.steps import ComputedBatches, Move, Wait
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.summary import Latency
 from loong.scheduler.config import PolicyConfig
@@ -60,7 +68,7 @@ def test_at_every_moment_a_request_waits_runs_or_moves(tmp_path: Path, seed: int
         assert told_of.summary.ended_at is not None
         spent = told_of.summary.waited_seconds
         for step in told_of.steps:
-            if isinstance(step, Run):
+            if isinstance(step, ComputedBatches):
                 spent += sum(part.seconds for part in step.parts)
             elif isinstance(step, Move):
                 assert step.until is not None
@@ -231,7 +239,7 @@ def test_a_lease_that_went_on_is_cut_short_only_if_it_took_fewer_steps_than_it_c
         teller.tell(BatchFinished(12.0, 3, num_steps))
 
     log = told(tmp_path / "log", THREE, script)
-    planned = [line for line in log if isinstance(line, Planned) and line.extended_leases]
+    planned = [line for line in log if isinstance(line, PlannedLine) and line.extended_leases]
     assert [line.causes for line in planned] == [(Cause("lease_ending", batch_id=3),)]
     assert planned[0].extended_leases == (ExtendedLease(3, 7),)
     text = story(log, "r000")
@@ -348,16 +356,16 @@ def test_a_request_on_a_real_clock_is_told_with_the_date(tmp_path: Path) -> None
 
 
 def test_names_that_clients_give_themselves_do_nothing_to_terminals() -> None:
-    log = [Arrived(1.0, "r", 4, 9, instances=(), user=name) for name in ("Zoë", "\x1b[2J")]
+    log = [ArrivedLine(1.0, "r", 4, 9, instances=(), user=name) for name in ("Zoë", "\x1b[2J")]
     assert "Request r of user Zoë:" in story(log[:1], "r")
     assert r"Request r of user '\x1b[2J':" in story(log[1:], "r")
 
 
 def test_a_first_token_that_takes_no_time_is_in_time() -> None:
     log = (
-        Arrived(1.0, "r", num_prompt_tokens=4, max_tokens=9, instances=(), ttft_slo=2.0),
-        FirstToken(1.0, "r"),
-        Ended(9.0, "r", "length", num_output_tokens=9),
+        ArrivedLine(1.0, "r", num_prompt_tokens=4, max_tokens=9, instances=(), ttft_slo=2.0),
+        FirstTokenLine(1.0, "r"),
+        EndedLine(9.0, "r", "length", num_output_tokens=9),
     )
     assert story_of(indexed(log), "r").summary.ttft == Latency(0.0, 2.0, is_late=False)
 

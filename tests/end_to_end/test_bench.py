@@ -14,7 +14,7 @@ from served import wait_until
 
 from loong.decision_log.reader import read_log
 from loong.decision_log.story.index import indexed
-from loong.launcher.embedded import ENTRY
+from loong.launcher.spawned_server import ENTRY
 from loong.workloads.scalings import scalings_of
 from loong.workloads.timeline import parse_trace
 

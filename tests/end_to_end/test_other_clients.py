@@ -8,10 +8,12 @@ import httpx
 import pytest
 from served import Served, served
 
+NAMES = ("--served-model-name", "loong-tiny", "gpt", "--accept-any-model")
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("clients"), "--num-instances", "2") as running:
+    with served(tmp_path_factory.mktemp("clients"), "--num-instances", "2", *NAMES) as running:
         yield running
 
 
@@ -54,3 +56,14 @@ def test_lightllms_endpoints_continue_a_text_as_completions_do(server: Served) -
     assert whole["generated_text"] == [text]
     assert "".join(event["token"]["text"] for event in events) == text
     assert len(events) == whole["count_output_tokens"] == 9
+
+
+def test_any_name_of_a_model_is_answered_and_prompts_are_cut(server: Served) -> None:
+    assert [model.id for model in server.client.models.list()] == ["loong-tiny", "gpt"]
+    for name in ("gpt", "another"):
+        answer = server.client.completions.create(
+            model=name, prompt="hello", max_tokens=1, extra_body={"truncate_prompt_tokens": 2}
+        )
+        assert answer.model == name
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 2

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from loong.server import large_json
 from loong.server.errors import ApiError
-from loong.server.large_json import Cut, read_large_json
+from loong.server.large_json import JsonCut, read_large_json
 from loong.server.parsing import read_json
 
-SMALL = Cut(min_integers=3, min_string=5, piece=4)
+SMALL = JsonCut(min_integers=3, min_string=5, piece=4)
 
 numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(max_size=30)

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from loong.launcher import bench_served, embedded
+from loong.launcher import bench_served, spawned_server
 from loong.launcher.bench_config import BenchConfig
 from loong.launcher.chosen_load import Served
-from loong.launcher.embedded import ServerConfig
+from loong.launcher.spawned_server import ServerConfig
 
 STUB_CAPACITY = 300.0
 STUB = Path(__file__).with_name("stub_server.py")
@@ -27,7 +27,7 @@ def stub_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the stub in the place of `loong serve`."""
     monkeypatch.setattr(
-        embedded, "ENTRY", f"import runpy; runpy.run_path({str(STUB)!r}, run_name='__main__')"
+        spawned_server, "ENTRY", f"import runpy; runpy.run_path({str(STUB)!r}, run_name='__main__')"
     )
     monkeypatch.setattr(bench_served, "served_by_ours", _served_by_stubs)
 

@@ -24,10 +24,10 @@ from loong.launcher.api_processes import api_processes
 from loong.launcher.front import Front
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.cluster_app import cluster_of
-from loong.server.insight import Insight, Targets
 from loong.server.listen import bound_socket
 from loong.server.local_engine import LocalEngineClient
 from loong.server.remote.forwarding import RemoteCluster
+from loong.server.request_observers import RequestObservers, Targets
 from loong.server.settings import ServerSettings
 
 PATH = "/v1/completions"
@@ -57,8 +57,10 @@ class Service:
 @asynccontextmanager
 async def two_processes(folder: Path, engine: ScriptedEngine) -> AsyncIterator[Service]:
     settings = ServerSettings("tiny")
-    insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0))
-    cluster = cluster_of(engine, settings, insight=insight)
+    request_observers = RequestObservers(
+        "esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0)
+    )
+    cluster = cluster_of(engine, settings, request_observers=request_observers)
     failures: list[BaseException] = []
 
     def process_config(socket_path: str) -> ApiProcessConfig:

@@ -15,8 +15,8 @@ import pytest
 
 from loong.core.errors import ConfigError
 from loong.launcher import bench
-from loong.launcher.embedded import ServerConfig, embedded_server
 from loong.launcher.parser import CommandParser
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.workloads.datasets.saved import save_requests
 from loong.workloads.errors import ServerUnusableError
 from loong.workloads.workload import make_workload
@@ -73,7 +73,7 @@ def test_two_policies_are_measured_compared_and_drawn(
 def test_a_server_that_is_already_there_is_measured_and_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
+    with spawn_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
         for _ in range(2):
             assert run_bench(*QUICK, "--base-url", f"{base_url}/v1/", "--goodput", "ttft:60000") == 0
     printed = capsys.readouterr().out
@@ -133,7 +133,7 @@ def test_the_capacity_of_a_server_that_is_there_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = ServerConfig(None, 2, 1, ("--max-model-len", "9000"), 60.0)
-    with embedded_server(config, "esp", tmp_path / "log") as url:
+    with spawn_server(config, "esp", tmp_path / "log") as url:
         flags = ["--base-url", url, "--num-requests", "9", "--num-warmups", "0"]
         assert run_bench(*flags, "--workload", "fixed(40000,4)") == 0
     printed = capsys.readouterr().out
@@ -146,8 +146,8 @@ def test_all_servers_are_asked_before_the_first_is_measured(
     tmp_path: Path,
 ) -> None:
     with (
-        embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as url,
-        embedded_server(
+        spawn_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as url,
+        spawn_server(
             ServerConfig(None, 2, 1, ("--max-model-len", "100"), 60.0), "esp", tmp_path / "short"
         ) as short,
     ):
@@ -280,8 +280,8 @@ def test_the_all_class_goodput_is_searched_and_its_document_says_why(
 def test_named_servers_are_measured_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ServerConfig(None, 2, 1, (), 60.0)
     with (
-        embedded_server(config, "esp", tmp_path / "one") as one,
-        embedded_server(config, "esp", tmp_path / "two") as two,
+        spawn_server(config, "esp", tmp_path / "one") as one,
+        spawn_server(config, "esp", tmp_path / "two") as two,
     ):
         flags = ["--base-url", f"one={one}", "--base-url", two, "--goodput", "ttft:60000"]
         assert run_bench(*QUICK, *flags, "--output-dir", str(tmp_path / "out")) == 0
@@ -294,7 +294,7 @@ def test_named_servers_are_measured_in_one_report(tmp_path: Path, capsys: pytest
 
 
 def test_servers_of_different_kinds_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as url:
+    with spawn_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as url:
         servers = ["--base-url", f"ours={url}", "--base-url", f"theirs={url}"]
         kinds = ["--backend", "openai", "--backend", "lightllm"]
         assert run_bench(*QUICK, *servers, *kinds, "--goodput", "ttft:60000") == 0
@@ -355,7 +355,7 @@ def test_a_saved_workload_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-1")
     monkeypatch.setattr("sys.argv", ["loong", "bench", "--extra-server-args=--api-key sk-secret-2"])
-    with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
+    with spawn_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
         run_bench(*QUICK, "--base-url", base_url, "--output-dir", str(tmp_path / "out"))
     text = (tmp_path / "out" / "results.json").read_text()
     assert "--api-key" in text
@@ -373,7 +373,7 @@ def test_a_server_that_fails_the_warm_up_is_not_measured() -> None:
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
+    with spawn_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
         pass
     with pytest.raises(ServerUnusableError, match=f"no server answers at {base_url}: "):
         run_bench(*QUICK, "--base-url", base_url)
@@ -381,7 +381,7 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_served_is_named_beside_those_that_are(tmp_path: Path) -> None:
     with (
-        embedded_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url,
+        spawn_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url,
         pytest.raises(ServerUnusableError, match=r"--model 'other' is not served .* served: stub"),
     ):
         run_bench(*QUICK, "--base-url", base_url, "--model", "other")

@@ -6,8 +6,8 @@ import pytest
 
 from loong.core.errors import ConfigError
 from loong.launcher.bench_policies import servers_by_policy
-from loong.launcher.embedded import ServerConfig
 from loong.launcher.memory import MAX_AUTO_TOKENS
+from loong.launcher.spawned_server import ServerConfig
 
 
 def server(num_instances: int, tensor_parallel_size: int = 1, *extra_arguments: str) -> ServerConfig:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher import embedded
-from loong.launcher.embedded import ServerConfig, embedded_server
+from loong.launcher import spawned_server
+from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.workloads.errors import ServerUnusableError
 
 pytestmark = pytest.mark.usefixtures("stub_server")
@@ -52,9 +52,9 @@ def test_a_server_is_healthy_inside_and_gone_with_its_children_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
     if flags:
-        monkeypatch.setattr(embedded, "STOP_SECONDS", 0.1)
+        monkeypatch.setattr(spawned_server, "STOP_SECONDS", 0.1)
     held = Held(tmp_path)
-    with embedded_server(config(*flags, "--hold", str(held.path)), "esp", tmp_path / "log") as base_url:
+    with spawn_server(config(*flags, "--hold", str(held.path)), "esp", tmp_path / "log") as base_url:
         assert status_of(base_url, "/health") == 200
         assert held.is_held()
     held.wait_until_free()
@@ -64,7 +64,7 @@ def test_a_failure_inside_stops_the_server_too(tmp_path: Path) -> None:
     held = Held(tmp_path)
     with (
         pytest.raises(KeyboardInterrupt),
-        embedded_server(config("--hold", str(held.path)), "esp", tmp_path / "log"),
+        spawn_server(config("--hold", str(held.path)), "esp", tmp_path / "log"),
     ):
         raise KeyboardInterrupt
     held.wait_until_free()
@@ -75,7 +75,7 @@ def test_a_sigterm_to_us_stops_the_server_too(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with (
         pytest.raises(SystemExit) as ending,
-        embedded_server(config("--hold", str(held.path)), "esp", tmp_path / "log"),
+        spawn_server(config("--hold", str(held.path)), "esp", tmp_path / "log"),
     ):
         os.kill(os.getpid(), signal.SIGTERM)
     assert ending.value.code == 128 + signal.SIGTERM
@@ -88,7 +88,7 @@ def test_a_server_that_dies_shows_its_last_words(tmp_path: Path) -> None:
         pytest.raises(
             ServerUnusableError, match=r"(?s)loong serve --policy esp.*status 1.*no such model: stub"
         ),
-        embedded_server(config("--fail-to-start-as", "esp"), "esp", tmp_path / "log"),
+        spawn_server(config("--fail-to-start-as", "esp"), "esp", tmp_path / "log"),
     ):
         pass
 
@@ -96,7 +96,7 @@ def test_a_server_that_dies_shows_its_last_words(tmp_path: Path) -> None:
 def test_a_server_that_is_never_healthy_is_given_up_and_stopped(tmp_path: Path) -> None:
     with (
         pytest.raises(ServerUnusableError, match=r"not healthy within 0\.5 s"),
-        embedded_server(config("--never-healthy", start_timeout=0.5), "esp", tmp_path / "log"),
+        spawn_server(config("--never-healthy", start_timeout=0.5), "esp", tmp_path / "log"),
     ):
         pass
 
@@ -106,10 +106,10 @@ def test_a_port_that_was_taken_meanwhile_is_tried_again_with_another(
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        free_port = embedded._free_port
+        free_port = spawned_server._free_port
         ports = iter([taken.getsockname()[1], free_port()])
-        monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
-        with embedded_server(config(), "esp", tmp_path / "log") as base_url:
+        monkeypatch.setattr(spawned_server, "_free_port", lambda: next(ports))
+        with spawn_server(config(), "esp", tmp_path / "log") as base_url:
             assert status_of(base_url, "/health") == 200
 
 

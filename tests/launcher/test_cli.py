@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from loong.launcher.cli import COMMANDS, build_parser, main
-from loong.launcher.embedded import ENTRY
+from loong.launcher.spawned_server import ENTRY
 
 DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 
@@ -105,6 +105,11 @@ def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 )
 def test_what_was_meant_is_told(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert said in said_of(capsys, *words)
+
+
+def test_a_model_that_is_taken_for_its_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--served-model-name", "a", "./b"]) == 1
+    assert "took ./b for a name; write MODEL before the flag" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"]])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loong.core.captured import ON_GPUS
+from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.errors import ConfigError
 from loong.launcher.gpus import Gpu, check_torch, cost_device, host_gpus
 from loong.launcher.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, fit_gpu_kv_capacity
@@ -13,7 +13,7 @@ from loong.model.tiny import CONFIG
 
 WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
 ROOM = 1000 * CONFIG.kv_bytes_per_token
-GRAPHS = GRAPH_BYTES + ON_GPUS.num_copied(2000) * CONFIG.kv_bytes_per_token // CONFIG.num_layers
+GRAPHS = GRAPH_BYTES + H200_GRAPH_LIMITS.num_copied(2000) * CONFIG.kv_bytes_per_token // CONFIG.num_layers
 
 
 def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

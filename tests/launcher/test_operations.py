@@ -4,7 +4,7 @@ from pathlib import Path
 
 from loong.core import request_spans, timeline
 from loong.decision_log import recent, runs
-from loong.server import grammar_checker, insight, spans
+from loong.server import grammar_checker, request_observers, spans
 from loong.worker import constraints
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
@@ -27,7 +27,7 @@ def test_every_bound_is_the_one_that_holds() -> None:
     assert row("the last moves").endswith(f": {timeline.MAX_MOVE_BYTES >> 20} MiB")
     assert row("when the last requests").endswith(f": {request_spans.MAX_SPAN_BYTES >> 20} MiB")
     assert f": {constraints.MAX_BYTES >> 20} MiB" in row("the grammars")
-    assert f"last {insight.MAX_OVER} requests, each with its last {runs.MAX_DOPS} changes" in row(
+    assert f"last {request_observers.MAX_OVER} requests, each with its last {runs.MAX_DOPS} changes" in row(
         "the last 5"
     )
     assert f"{spans.MAX_PARENTS:,} headers" in row("with `--otlp")

@@ -6,7 +6,7 @@ from dataclasses import astuple, replace
 from random import Random
 
 import pytest
-from told_samples import NUM_INSTANCES, told_stories
+from profile_samples import NUM_INSTANCES, measured_scenarios
 
 from loong.core.errors import ClusterError
 from loong.core.events import InstanceLost
@@ -14,7 +14,7 @@ from loong.core.plan import Transfer
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured
-from loong.launcher.profile.stories import LEAST_ROOM
+from loong.launcher.profile.scenarios import LEAST_ROOM
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.fit import BatchSample, MigrationSample
@@ -34,7 +34,7 @@ def clock_near(prior: WorkCostModel, seed: int) -> WorkCostModel:
 @pytest.fixture(scope="module")
 def measured() -> Sequence[Measured]:
     clock = clock_near(PRIOR, seed=1)
-    return [m for seed in range(5) for m in told_stories(clock, seed, PRIOR)]
+    return [m for seed in range(5) for m in measured_scenarios(clock, seed, PRIOR)]
 
 
 def test_a_profile_finds_the_clock_of_its_cluster(measured: Sequence[Measured]) -> None:
@@ -63,7 +63,7 @@ def test_every_sample_held_out_is_in_one_row_of_each_part_of_the_table(measured:
 @pytest.mark.parametrize("num_instances", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_shortest_profile_has_samples_to_fit_and_samples_held_out(seed: int, num_instances: int) -> None:
-    measured = told_stories(PRIOR, seed, PRIOR, num_instances=num_instances)
+    measured = measured_scenarios(PRIOR, seed, PRIOR, num_instances=num_instances)
     assert {m.is_held_out for m in measured} == {False, True}
 
 
@@ -97,25 +97,25 @@ def test_leases_of_one_request_and_of_many_are_measured_at_every_dop(measured: S
 
 
 def test_the_same_seed_tells_the_same_stories() -> None:
-    first, again = (told_stories(PRIOR, seed=3) for _ in range(2))
+    first, again = (measured_scenarios(PRIOR, seed=3) for _ in range(2))
     assert [m.sample for m in first] == [m.sample for m in again]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_stories_keep_the_rules_where_there_is_little_room(seed: int) -> None:
-    assert told_stories(PRIOR, seed, PRIOR, kv_capacity=LEAST_ROOM)
+    assert measured_scenarios(PRIOR, seed, PRIOR, kv_capacity=LEAST_ROOM)
 
 
 def test_a_model_whose_least_step_takes_seconds_is_measured_beyond_that_step() -> None:
     slow = replace(PRIOR, coefficients=replace(PRIOR.coefficients, weights=2.0, token=5e-3))
-    file = found(INSTANCES, slow, told_stories(slow, 0, slow))
+    file = found(INSTANCES, slow, measured_scenarios(slow, 0, slow))
     assert file.ranges["num_tokens"][1] > 100
 
 
 def test_a_profile_ends_with_the_instance_that_was_lost_and_why() -> None:
     lost = InstanceLost(0.5, 2, "ValueError: it is too small")
     with pytest.raises(ClusterError) as raised:
-        told_stories(PRIOR, 0, PRIOR, incidents=[lost])
+        measured_scenarios(PRIOR, 0, PRIOR, incidents=[lost])
     assert str(raised.value) == "instance 2 was lost: ValueError: it is too small"
 
 

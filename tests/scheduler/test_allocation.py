@@ -214,7 +214,7 @@ def test_a_lone_prompt_spreads_more_than_one_in_a_crowd(num_tokens: int) -> None
 
 
 def test_a_short_prompt_stays_alone_where_launching_a_ring_takes_longer() -> None:
-    launching = replace(H200, captured=replace(H200.captured, most_kv_rows=0))
+    launching = replace(H200, graph_limits=replace(H200.graph_limits, most_kv_rows=0))
     for num_tokens in (4, SHORT):
         snapshot = snapshot_of([H200_CAPACITY] * 8, [waiting("p", num_tokens)])
         assert dops(allocated(snapshot, cost_model=launching))["p"] == 1

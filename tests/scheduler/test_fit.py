@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from told_samples import told_samples
+from profile_samples import profile_samples
 
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.fit import (
@@ -54,7 +54,7 @@ def another_model(seed: int) -> WorkCostModel:
 
 def samples_of(model: WorkCostModel, seed: int) -> list[Sample]:
     """What random valid plans take by the clock of `model`."""
-    return [replace(sample, seconds=sample.predicted(model)) for sample in told_samples(seed)]
+    return [replace(sample, seconds=sample.predicted(model)) for sample in profile_samples(seed)]
 
 
 def changed(samples: Sequence[Sample], factor: Callable[[], float]) -> list[Sample]:

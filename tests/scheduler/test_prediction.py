@@ -6,19 +6,19 @@ from random import Random
 import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
-from told_samples import told_samples
+from profile_samples import profile_samples
 
-from loong.core.captured import ON_GPUS
+from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.scheduler import prediction
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.fit import BatchSample
 from loong.scheduler.prediction import StepTable
 
 STEPS = [
-    work for sample in told_samples(0) if isinstance(sample, BatchSample) for work, _ in sample.steps
+    work for sample in profile_samples(0) if isinstance(sample, BatchSample) for work, _ in sample.steps
 ] + [
     replace(work, starts_idle=True)
-    for sample in told_samples(1)
+    for sample in profile_samples(1)
     if isinstance(sample, BatchSample)
     for work, _ in sample.steps
 ]
@@ -40,7 +40,7 @@ def random_models(seed: int, base: WorkCostModel) -> list[WorkCostModel]:
 
 @pytest.mark.parametrize(
     "base",
-    [WorkCostModel(), WorkCostModel(overlap=1.0), WorkCostModel(overlap=0.5, captured=ON_GPUS)],
+    [WorkCostModel(), WorkCostModel(overlap=1.0), WorkCostModel(overlap=0.5, graph_limits=H200_GRAPH_LIMITS)],
     ids=["a processor", "a GPU", "a GPU with captured steps"],
 )
 def test_a_table_predicts_what_the_cost_model_does(base: WorkCostModel) -> None:

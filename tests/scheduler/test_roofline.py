@@ -4,8 +4,8 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from loong.core.captured import NOTHING_CAPTURED
 from loong.core.cost_model import prefill_time
+from loong.core.cuda_graph_limits import NO_GRAPHS
 from loong.core.errors import ConfigError
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement
@@ -77,7 +77,7 @@ def test_a_slower_link_costs_only_what_travels() -> None:
 def test_a_ring_hides_from_a_length_that_the_model_knows() -> None:
     """Transfers grow with the stripe, attention with its square."""
     free = replace(
-        H200, captured=NOTHING_CAPTURED, hop_delay=0.0, launch=0.0, ring_launch=0.0, hop_launch=0.0, block=0
+        H200, graph_limits=NO_GRAPHS, hop_delay=0.0, launch=0.0, ring_launch=0.0, hop_launch=0.0, block=0
     )
     model = roofline(LLAMA_8B, free)
     exposed = replace(model, overlap=0.0)

@@ -22,7 +22,7 @@ from loong.decision_log.log import DecisionLog
 from loong.decision_log.recent import RecentLines, index_of
 from loong.decision_log.runs import RequestRuns
 from loong.server.dashboard.past import NUM_FIELDS, Past
-from loong.server.insight import Insight, Targets
+from loong.server.request_observers import RequestObservers, Targets
 from loong.workloads.timeline_cells import Work
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
@@ -32,8 +32,8 @@ OLD, NEW = (
 )
 
 
-def source() -> Insight:
-    return Insight(
+def source() -> RequestObservers:
+    return RequestObservers(
         "esp",
         RecentLines(),
         RequestRuns(),
@@ -42,7 +42,7 @@ def source() -> Insight:
     )
 
 
-def two_requests(source: Insight) -> Snapshot:
+def two_requests(source: RequestObservers) -> Snapshot:
     """One under way and one that has left, as the source was told of them."""
     teller = Teller(DecisionLog(None, listeners=[source.recent, source.runs]), INSTANCES)
     prefill_two(teller)

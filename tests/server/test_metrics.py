@@ -18,22 +18,22 @@ from loong.core.placement import Placement
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.decision_log.lines import (
-    Arrived,
-    Batch,
-    BatchStarted,
+    ArrivedLine,
+    BatchStartedLine,
     Cause,
     Chunk,
-    Ended,
-    FirstToken,
+    EndedLine,
+    FirstTokenLine,
     Line,
-    Planned,
+    LoggedBatch,
+    PlannedLine,
     Preempted,
     Reason,
 )
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRuns
 from loong.scheduler.reasons import DEFERRED_BY_DEADLINE, NO_PLACE, PAUSED
-from loong.server.insight import Insight, Targets
+from loong.server.request_observers import RequestObservers, Targets
 
 # Every series that the queries of vLLM's published Grafana boards name and that is here, with their labels.
 BOARD = {
@@ -66,33 +66,33 @@ TYPE_WORDS = {"counter", "gauge", "histogram", "summary"}
 OTHER_UNITS = {"ms", "milliseconds", "minutes", "hours", "us", "kb", "mb", "gb", "kilobytes", "percent"}
 
 
-def one_request(insight: Insight) -> None:
+def one_request(request_observers: RequestObservers) -> None:
     """A request that waits 1 s, prefills for 2 and decodes 9 tokens in 4.5; it is preempted once."""
     chunk = Chunk("r", 0, 6, {0: 6}, {0: 6})
     for line in (
-        Arrived(1.0, "r", 6, 20, ()),
-        Planned(2.0, (Cause("request_arrived"),), (), (Batch(1, (0,), 1, (chunk,)),)),
-        BatchStarted(2.0, 1),
-        FirstToken(4.0, "r"),
-        Planned(5.0, (Cause("batch_finished"),), (), preempted=(Preempted("r", {0: 6}),)),
-        Ended(8.5, "r", "stop", 10),
+        ArrivedLine(1.0, "r", 6, 20, ()),
+        PlannedLine(2.0, (Cause("request_arrived"),), (), (LoggedBatch(1, (0,), 1, (chunk,)),)),
+        BatchStartedLine(2.0, 1),
+        FirstTokenLine(4.0, "r"),
+        PlannedLine(5.0, (Cause("batch_finished"),), (), preempted=(Preempted("r", {0: 6}),)),
+        EndedLine(8.5, "r", "stop", 10),
     ):
-        insight.runs(line, b"")
+        request_observers.runs(line, b"")
 
 
-def insight_of_nothing() -> Insight:
+def observers_of_nothing() -> RequestObservers:
     errors, targets = {"decode": 0.5}, Targets(2.5, 0.6)
-    return Insight("esp", RecentLines(), RequestRuns(), lambda: errors, lambda _num_tokens: targets)
+    return RequestObservers("esp", RecentLines(), RequestRuns(), lambda: errors, lambda _num_tokens: targets)
 
 
 @asynccontextmanager
 async def busy_server(serving: Serving) -> AsyncIterator[str]:
     """A server that has done something of every kind."""
-    insight = insight_of_nothing()
-    async with serving(ScriptedEngine(), insight) as url:
+    request_observers = observers_of_nothing()
+    async with serving(ScriptedEngine(), request_observers) as url:
         await post(url, "/v1/completions", prompt="abc", max_tokens=5)
         await post(url, "/v1/completions", prompt="abc", max_tokens=10**9)
-        one_request(insight)
+        one_request(request_observers)
         yield url
 
 
@@ -150,7 +150,7 @@ async def by_reason(url: str, family: str) -> dict[str, float]:
 
 async def test_rejections_at_admission_are_counted_by_reason(serving: Serving) -> None:
     engine = ScriptedEngine(pause_at=0)
-    async with serving(engine, insight_of_nothing(), max_waiting_requests=1) as url:
+    async with serving(engine, observers_of_nothing(), max_waiting_requests=1) as url:
         reasons = {"queue_full", "rate_limit_exceeded", "shutting_down", "too_many_bodies"}
         assert await by_reason(url, "vllm:admission_rejections") == dict.fromkeys(reasons, 0)
         async with asyncio.TaskGroup() as group:
@@ -170,8 +170,8 @@ async def test_requests_that_wait_are_told_apart_by_reason(serving: Serving) -> 
     """
     ids = ("deferred", "preempted", "no place", "new")
     views = tuple(RequestView(i, 6, 0, 20, 0.0, None, Placement()) for i in ids)
-    engine, insight = ScriptedEngine(), insight_of_nothing()
-    async with serving(engine, insight) as url:
+    engine, request_observers = ScriptedEngine(), observers_of_nothing()
+    async with serving(engine, request_observers) as url:
         assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 0, "deferred": 0}
         engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views)
         reasons = (
@@ -180,11 +180,11 @@ async def test_requests_that_wait_are_told_apart_by_reason(serving: Serving) -> 
             Reason("defer", ("new",), PAUSED),
         )
         causes = (Cause("request_arrived"),)
-        lines: list[Line] = [Arrived(0.0, i, 6, 20, ()) for i in ids]
-        lines.append(Planned(0.5, causes, (), reasons=reasons))
-        lines.append(Planned(0.6, causes, (), preempted=(Preempted("preempted", {0: 6}),)))
+        lines: list[Line] = [ArrivedLine(0.0, i, 6, 20, ()) for i in ids]
+        lines.append(PlannedLine(0.5, causes, (), reasons=reasons))
+        lines.append(PlannedLine(0.6, causes, (), preempted=(Preempted("preempted", {0: 6}),)))
         for line in lines:
-            insight.runs(line, b"")
+            request_observers.runs(line, b"")
         assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 3, "deferred": 1}
 
 

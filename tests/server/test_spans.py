@@ -11,7 +11,7 @@ from scripted_engine import ScriptedEngine, Serving
 from loong.core.errors import ConfigError
 from loong.decision_log.recent import RecentLines
 from loong.decision_log.runs import RequestRun, RequestRuns
-from loong.server.insight import Insight, Targets
+from loong.server.request_observers import RequestObservers, Targets
 from loong.server.spans import Spans, otlp_exporter
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -63,8 +63,13 @@ def test_who_left_the_queue_was_in_no_other_phase() -> None:
 async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) -> None:
     exporter, engine = InMemorySpanExporter(), ScriptedEngine()
     spans = Spans(exporter, "tiny", clock_start=0.0)
-    insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)
-    async with serving(engine, insight) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+    request_observers = RequestObservers(
+        "esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans
+    )
+    async with (
+        serving(engine, request_observers) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
         for headers in ({"traceparent": f"00-{TRACE}-{PARENT}-01"}, {}):
             await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
     for request in engine.requests:
@@ -79,8 +84,13 @@ async def test_a_request_is_a_child_of_whom_its_client_says(serving: Serving) ->
 async def test_a_parent_of_any_length_is_not_kept(serving: Serving) -> None:
     exporter, engine = InMemorySpanExporter(), ScriptedEngine()
     spans = Spans(exporter, "tiny", clock_start=0.0)
-    insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)
-    async with serving(engine, insight) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+    request_observers = RequestObservers(
+        "esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans
+    )
+    async with (
+        serving(engine, request_observers) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
         for num_letters in (5, 5000):
             headers = {"traceparent": f"01-{TRACE}-{PARENT}-01-{'a' * num_letters}"}
             await client.post("/v1/completions", json={"prompt": "abc"}, headers=headers)
@@ -94,9 +104,11 @@ async def test_a_parent_of_any_length_is_not_kept(serving: Serving) -> None:
 
 async def test_a_parent_that_is_no_text_is_passed_over(serving: Serving) -> None:
     spans = Spans(InMemorySpanExporter(), "tiny", clock_start=0.0)
-    insight = Insight("esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans)
+    request_observers = RequestObservers(
+        "esp", RecentLines(), RequestRuns(), dict, lambda _num: Targets(1.0, 1.0), spans
+    )
     async with (
-        serving(ScriptedEngine(), insight) as url,
+        serving(ScriptedEngine(), request_observers) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         headers = [(b"traceparent", b"00-\xff")]

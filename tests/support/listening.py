@@ -13,13 +13,13 @@ from scripted_engine import Serving
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.app import create_app, create_remote_app
 from loong.server.cluster_app import cluster_of, create_cluster_app, serve_cluster
-from loong.server.engine_client import Engine
-from loong.server.insight import Insight
+from loong.server.engine_client import EngineInterface
 from loong.server.listen import bound_socket, serve
 from loong.server.local_engine import LocalEngineClient
 from loong.server.remote.client import RemoteEngineClient
 from loong.server.remote.connection import ApiConnection
 from loong.server.remote.forwarding import RemoteCluster
+from loong.server.request_observers import RequestObservers
 from loong.server.settings import ServerSettings
 from loong.server.tokenizer import Tokenizer
 
@@ -50,14 +50,14 @@ def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
 
     @asynccontextmanager
     async def listen(
-        engine: Engine, insight: Insight | None = None, **settings: object
+        engine: EngineInterface, request_observers: RequestObservers | None = None, **settings: object
     ) -> AsyncIterator[str]:
         chosen = ServerSettings("tiny", **settings)  # type: ignore[arg-type]
         async with AsyncExitStack() as stack:
             if is_apart:
-                app = await _app_apart(engine, tokenizer, chosen, insight, stack)
+                app = await _app_apart(engine, tokenizer, chosen, request_observers, stack)
             else:
-                app = create_app(engine, tokenizer, chosen, insight=insight)
+                app = create_app(engine, tokenizer, chosen, request_observers=request_observers)
             listener = stack.enter_context(bound_socket("127.0.0.1", 0))
             runner = await serve(app, listener, shutdown_timeout=1.0)
             stack.push_async_callback(runner.cleanup)
@@ -67,24 +67,26 @@ def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
 
 
 async def _app_apart(
-    engine: Engine,
+    engine: EngineInterface,
     tokenizer: Tokenizer,
     settings: ServerSettings,
-    insight: Insight | None,
+    request_observers: RequestObservers | None,
     stack: AsyncExitStack,
 ) -> web.Application:
     """An application over a channel to the engine and a socket that tells of the cluster."""
     path = Path(stack.enter_context(TemporaryDirectory())) / "cluster"
-    cluster = cluster_of(engine, settings, insight=insight)
+    cluster = cluster_of(engine, settings, request_observers=request_observers)
     cluster_runner = await serve_cluster(create_cluster_app(cluster), path, shutdown_timeout=1.0)
     stack.push_async_callback(cluster_runner.cleanup)
-    has_spans = insight is not None and insight.spans is not None
-    local = LocalEngineClient(engine, cluster.admission, insight.spans if insight is not None else None)
+    has_spans = request_observers is not None and request_observers.spans is not None
+    local = LocalEngineClient(
+        engine, cluster.admission, request_observers.spans if request_observers is not None else None
+    )
     connection, client = ApiConnection(local, cluster.admission), RemoteEngineClient(engine.limits)
     ours, theirs = socketpair()
     await connection.open(ours)
     await client.open(theirs)
     stack.push_async_callback(connection.has_ended.wait)
     stack.callback(client.close)
-    told_of = RemoteCluster(str(path), has_dashboard=insight is not None, has_spans=has_spans)
+    told_of = RemoteCluster(str(path), has_dashboard=request_observers is not None, has_spans=has_spans)
     return create_remote_app(client, tokenizer, settings, cluster.registry, told_of)

@@ -17,7 +17,7 @@ from child_processes import children_of
 from openai import OpenAI, Stream
 from openai.types import Completion
 
-from loong.launcher.embedded import ENTRY
+from loong.launcher.spawned_server import ENTRY
 
 START_SECONDS = 90.0
 HASTY_HEARTBEAT = 0.1  # seconds

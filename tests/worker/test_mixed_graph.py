@@ -9,7 +9,7 @@ from bare_instance import BareInstance
 from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
 
-from loong.core.captured import ON_GPUS
+from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunScoredBatch
 from loong.core.live_request import LiveRequest
@@ -138,7 +138,7 @@ def test_steps_of_more_rows_than_any_that_was_captured_are_launched_by_the_host(
 
 
 def with_limits(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
-    monkeypatch.setattr(mixed_inputs, "CAPTURED", replace(ON_GPUS, **limits))
+    monkeypatch.setattr(mixed_inputs, "GRAPH_LIMITS", replace(H200_GRAPH_LIMITS, **limits))
 
 
 @pytest.mark.parametrize("is_of_prompts", [False, True])

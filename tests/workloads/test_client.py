@@ -10,7 +10,7 @@ from aiohttp import web
 from scripted_server import Script, serve_script
 
 from loong.workloads.client import Target, run_load
-from loong.workloads.record import CUT_OFF, RequestRecord, Usage
+from loong.workloads.record import CUT_OFF, RequestRecord, TokenUsage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
 
@@ -50,7 +50,7 @@ async def test_records_come_in_the_order_of_the_requests_with_the_servers_counts
     async with serve_script(answer) as base_url:
         records = await run_load(target(base_url), requests)
     assert [record.request for record in records] == requests
-    assert [record.usage for record in records] == [Usage(9, 10), Usage(4, 5), Usage(7, 8)]
+    assert [record.usage for record in records] == [TokenUsage(9, 10), TokenUsage(4, 5), TokenUsage(7, 8)]
     assert all(record.is_completed for record in records)
     assert all(record.sent_time <= record.token_times[0] <= record.finish_time for record in records)
 

@@ -123,7 +123,11 @@ def test_a_stricter_slo_is_met_by_fewer(tmp_path: Path) -> None:
 def test_goodput_is_told_beside_its_bar() -> None:
     bars = [GoodputBar("esp", 4.25, is_at_least=True), GoodputBar("tp", 0.5), GoodputBar("replicas", 0.0)]
     with house_style():
-        text = svg_of(goodput_figure([("mixed", bars), ("leval", bars), ("lveval", bars[:1])], 0.9))
+        text = svg_of(
+            goodput_figure(
+                [("mixed", bars), ("leval", bars), ("lveval", bars[:1])], "P90 goodput: requests per second"
+            )
+        )
     for words in ("mixed", "lveval", "≥ 4.25", "0.5", "none found", "P90 goodput: requests per second", "tp"):
         assert words in text
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from loong.core.snapshot import Snapshot
 from loong.decision_log.runs import RequestRun
 from loong.server.cluster import CLUSTER
-from loong.server.insight import Insight
+from loong.server.request_observers import RequestObservers
 
 SAMPLE_SECONDS = 2.0
 MAX_BYTES = 2**17  # of samples: an hour and a half
@@ -23,12 +23,12 @@ class Past:
     and of those that are over since the start how many had a token, and how many of these met their targets.
     """
 
-    def __init__(self, insight: Insight, max_bytes: int = MAX_BYTES) -> None:
-        self._insight = insight
+    def __init__(self, request_observers: RequestObservers, max_bytes: int = MAX_BYTES) -> None:
+        self._request_observers = request_observers
         self._values = array("d")
         self._max_values = max_bytes // self._values.itemsize // NUM_FIELDS * NUM_FIELDS
         self.num_judged = self.num_met = 0
-        insight.runs.tell(self._judge)
+        request_observers.runs.tell(self._judge)
 
     def sample(self, snapshot: Snapshot) -> None:
         """Keep the numbers of a cluster as they are now, in the place of the oldest ones."""
@@ -54,7 +54,7 @@ class Past:
     def _judge(self, run: RequestRun) -> None:
         if run.ttft is None:
             return
-        target = self._insight.target_of(run)
+        target = self._request_observers.target_of(run)
         self.num_judged += 1
         self.num_met += run.ttft <= target.ttft and (run.tpot or 0.0) <= target.tpot
 

@@ -15,11 +15,11 @@ from loong.decision_log.story.index import LogIndex
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.words import chapters, heading
 from loong.server.cluster import CLUSTER
-from loong.server.dashboard.batches import BatchStory, Part, story_of_batch
+from loong.server.dashboard.batches import BatchPart, BatchStory, story_of_batch
 from loong.server.dashboard.feed import Feed
 from loong.server.dashboard.past import PAST, Past, keep_past
 from loong.server.errors import ApiError
-from loong.server.insight import Insight
+from loong.server.request_observers import RequestObservers
 from loong.server.sse import EventStream, event_of
 from loong.server.wire import json_response
 
@@ -33,16 +33,16 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
 }
-_INSIGHT = web.AppKey("insight", Insight)
+_REQUEST_OBSERVERS = web.AppKey("insight", RequestObservers)
 _STOPPING = web.AppKey("stopping", asyncio.Event)
 _TELLING = web.AppKey("telling", asyncio.Lock)  # one story at a time: each reads the whole log
 
 
-def add_dashboard(app: web.Application, insight: Insight) -> None:
+def add_dashboard(app: web.Application, request_observers: RequestObservers) -> None:
     """Let an application that has `DASHBOARD_ROUTES` serve them."""
-    app[_INSIGHT] = insight
+    app[_REQUEST_OBSERVERS] = request_observers
     app[_STOPPING], app[_TELLING] = asyncio.Event(), asyncio.Lock()
-    app[PAST] = Past(insight)
+    app[PAST] = Past(request_observers)
     app.cleanup_ctx.append(keep_past)
     app.on_shutdown.append(_stop)
 
@@ -66,7 +66,7 @@ async def events(http: web.Request) -> web.StreamResponse:
     """What the cluster does, for as long as someone watches."""
     stream = EventStream(http.app[CLUSTER].settings)
     stopping = http.app[_STOPPING]
-    feed = Feed(http.app[CLUSTER], http.app[_INSIGHT], http.app[PAST])
+    feed = Feed(http.app[CLUSTER], http.app[_REQUEST_OBSERVERS], http.app[PAST])
     async with stream.open(http):
         await stream.send(event_of(feed.hello()))
         while not stopping.is_set():
@@ -98,7 +98,7 @@ async def request(http: web.Request) -> web.Response:
 async def _told(http: web.Request, tell: Callable[[LogIndex], T]) -> T:
     """What the decisions that are kept tell, read in a thread."""
     async with http.app[_TELLING]:
-        written = http.app[_INSIGHT].recent.written()  # here, where nobody adds a line meanwhile
+        written = http.app[_REQUEST_OBSERVERS].recent.written()  # here, where nobody adds a line meanwhile
         return await asyncio.to_thread(lambda: tell(index_of(written)))
 
 
@@ -106,7 +106,7 @@ def _bare(http: web.Request, batch_id: int) -> BatchStory | None:
     """A batch of which only what ran is known, for its decision is not kept any more."""
     for ended in reversed(http.app[CLUSTER].engine.history().batches):
         if ended.batch_id == batch_id:
-            parts = [Part(request_id, None, ended.phase) for request_id in ended.request_ids]
+            parts = [BatchPart(request_id, None, ended.phase) for request_id in ended.request_ids]
             seconds = ended.ended_at - ended.started_at
             group = ended.group.instance_ids
             return BatchStory(batch_id, ended.phase, group, 1, 1, None, seconds, parts, ())

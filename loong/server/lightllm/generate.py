@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from loong.core.errors import InvalidRequestError
-from loong.server.answer import AnswerShape, Asked, Json
+from loong.server.answer import AnswerShape, Json, ResponseContext
 from loong.server.completions import complete
 from loong.server.context import SERVER
 from loong.server.errors import ApiError, as_api_error
@@ -35,7 +35,7 @@ class GenerateShape(AnswerShape):
     chunk_object = "generated"
     stream_format = BARE_STREAM
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
+    def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
         self.is_brief = False  # each event has the id of its token
 

@@ -14,7 +14,7 @@ from loong.core.request import Request, RequestId
 from loong.server.admission import Admission
 from loong.server.engine_client import EngineClient
 from loong.server.errors import ApiError, as_api_error
-from loong.server.remote.channel import Channel
+from loong.server.remote.channel import RemoteChannel
 from loong.server.remote.messages import (
     Abort,
     Admit,
@@ -51,7 +51,7 @@ class ApiConnection:
     def __init__(self, engine: EngineClient, admission: Admission) -> None:
         self.is_listening, self.has_ended = asyncio.Event(), asyncio.Event()
         self._engine, self._admission = engine, admission
-        self._channel = Channel(self._take, self._end)
+        self._channel = RemoteChannel(self._take, self._end)
         self._admitted: dict[int, ExitStack] = {}  # by ticket
         self._open: set[RequestId] = set()  # choices that have not ended
         self._tokens: list[ProducedToken] = []

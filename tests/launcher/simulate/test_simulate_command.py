@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from told_samples import told_stories
+from profile_samples import measured_scenarios
 
 from loong.launcher.cli import main
 from loong.launcher.cost_model_file import write_cost_model
-from loong.launcher.embedded import ENTRY
 from loong.launcher.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
+from loong.launcher.spawned_server import ENTRY
 from loong.model.tiny import CONFIG
 from loong.scheduler.roofline import DEVICES, roofline
 
@@ -118,7 +118,7 @@ def test_a_profile_says_what_is_simulated_where_no_flag_does(
     shape, path = shape_of(CONFIG), tmp_path / "cost-model.json"
     prior = roofline(shape, DEVICES["cpu"], 2)
     instances = Instances("loong-tiny", shape, tp_size=2, device="cpu", num_instances=2)
-    write_cost_model(found(instances, prior, told_stories(prior, 0, prior, num_instances=2)), path)
+    write_cost_model(found(instances, prior, measured_scenarios(prior, 0, prior, num_instances=2)), path)
     flags = ["--cost-model", str(path), "--rate", "5", "--length-scale", "1/64"]
     assert main(["simulate", *SMALL, *flags]) == 0
     printed = capsys.readouterr().out

@@ -21,7 +21,7 @@ from loong.server.engine_client import PutToken
 from loong.server.errors import ApiError
 from loong.server.local_engine import LocalEngineClient
 from loong.server.remote import connection
-from loong.server.remote.channel import Channel
+from loong.server.remote.channel import RemoteChannel
 from loong.server.remote.client import RemoteEngineClient
 from loong.server.remote.connection import ApiConnection
 from loong.server.remote.messages import (
@@ -137,7 +137,7 @@ def test_tidings_arrive_as_they_were_told(tidings: object) -> None:
 @given(st.lists(st.binary(max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1))
 def test_frames_are_whole_however_their_bytes_arrive(frames: list[bytes], cuts: list[int]) -> None:
     taken: list[bytes] = []
-    channel = Channel(taken.append, lambda: None)
+    channel = RemoteChannel(taken.append, lambda: None)
     data = b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
     number = 0
     while data:

@@ -57,7 +57,7 @@ class ServerConfig:
 
 
 @contextlib.contextmanager
-def embedded_server(config: ServerConfig, policy: str, log_path: Path) -> Iterator[str]:
+def spawn_server(config: ServerConfig, policy: str, log_path: Path) -> Iterator[str]:
     """Start a server on a free port of this machine, yield its base URL, and leave nothing of it behind.
 
     Raises:

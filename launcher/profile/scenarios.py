@@ -1,8 +1,8 @@
-"""What a profile tries: stories of a few requests, one batch or migration at a time.
+"""What a profile tries: scenarios of a few requests, one batch or migration at a time.
 
 Whatever a policy may plan occurs: chunks of every transfer and retention, decode steps and leases with every
 number of masters, both together, and KV that moves. Sizes and all else are drawn; small sizes are as likely
-as large ones. The same seed tells the same story again.
+as large ones. The same seed tells the same scenario again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Transfer
 from loong.core.request import RequestId, RequestView
-from loong.launcher.profile.stage import Stage
+from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.scheduler.striping import (
     RequestPart,
     batch_of,
@@ -26,7 +26,7 @@ from loong.scheduler.striping import (
     whole_part,
 )
 
-Story: TypeAlias = Iterator[IterationPlan]
+Scenario: TypeAlias = Iterator[IterationPlan]
 
 MAX_PROMPTS = 4
 MAX_AT_ONCE = 64  # prompts, in as many parts: workers capture steps of no more
@@ -46,26 +46,26 @@ class Limits:
     max_prompt_tokens: int = 1_000_000
     max_decode_requests: int = 64
     max_step_seconds: float = 0.2
-    max_prompt_seconds: float = 0.5  # of all prompts of a story together
+    max_prompt_seconds: float = 0.5  # of all prompts of a scenario together
 
 
 @dataclass(frozen=True, slots=True)
-class Narrator:
-    """Tells one story on a group of instances of `stage`."""
+class ScenarioGenerator:
+    """Tells one scenario on a group of instances of `cluster`."""
 
-    stage: Stage
+    cluster: ProfiledCluster
     group: ESPGroup
     limits: Limits
     prior: CostModel
     random: Random
 
-    def prefill(self) -> Story:
+    def prefill(self) -> Scenario:
         """A few prompts of different lengths, chunk by chunk."""
         longest = self._longest_prompt(MAX_PROMPTS)
         count = self.random.randint(1, MAX_PROMPTS)
         yield from self._compute([self._arrive(self._size(longest)) for _ in range(count)])
 
-    def decode(self) -> Story:
+    def decode(self) -> Scenario:
         """A crowd of equal prompts, then decode steps and leases, and then steps beside a late prompt.
 
         Each is of another part of the crowd, and leases of many lengths: this tells what a batch, a step and
@@ -81,13 +81,13 @@ class Narrator:
         late = self._arrive(self._size(self._longest_prompt(1) // 2))
         yield from self._compute([late], lambda: self._decode_batch(crowd, 1))
 
-    def move(self) -> Story:
+    def move(self) -> Scenario:
         """Some of the KV of a prompt, from instances of the group to others and back."""
         request_id = self._arrive(self._size(self._longest_prompt(1)))
         yield from self._compute([request_id])
-        segments = self.stage.views([request_id])[0].placement.segments
+        segments = self.cluster.views([request_id])[0].placement.segments
         for segment in self.random.sample(segments, min(MAX_MOVES, len(segments))):
-            free = self.stage.free()
+            free = self.cluster.free()
             places = [i for i in free if i != segment.instance_id and free[i] >= len(segment.positions)]
             if places:
                 there = KVMigration(segment, self.random.choice(places))
@@ -95,7 +95,7 @@ class Narrator:
                 yield IterationPlan(migrations=(KVMigration(there.arriving, segment.instance_id),))
 
     def _arrive(self, num_prompt_tokens: int) -> RequestId:
-        return self.stage.arrive(max(LEAST_CHUNK, num_prompt_tokens), self.random)
+        return self.cluster.arrive(max(LEAST_CHUNK, num_prompt_tokens), self.random)
 
     def _size(self, largest: int) -> int:
         """From 1 to `largest`, or 1 if that is less; every order of magnitude is as likely."""
@@ -113,7 +113,7 @@ class Narrator:
 
     def _free(self, taken: BatchPlan | None = None) -> dict[InstanceId, int]:
         """The room on each instance of the group, less what another batch takes."""
-        free = self.stage.free()
+        free = self.cluster.free()
         for segment in taken.writes if taken is not None else ():
             free[segment.instance_id] -= len(segment.positions)
         return {instance_id: free[instance_id] for instance_id in self.group.instance_ids}
@@ -127,14 +127,14 @@ class Narrator:
         beside: Callable[[], BatchPlan] | None = None,
         *,
         at_once: bool = False,
-    ) -> Story:
+    ) -> Scenario:
         """Batches that compute all of these prompts, each beside another batch if one is given.
 
         In a batch are as many as may be if `at_once`, and else one or all of those that are left.
         """
         form = self.random.choice((self._striped_kv, self._striped_queries, self._whole, self._retained))
         most = MAX_AT_ONCE if form == self._whole else MAX_AT_ONCE // self.group.dop
-        while pending := [v for v in self.stage.views(request_ids) if not v.is_decoding]:
+        while pending := [v for v in self.cluster.views(request_ids) if not v.is_decoding]:
             other = beside() if beside is not None else None
             count = len(pending) if at_once else self.random.choice((1, len(pending)))
             chosen = self.random.sample(pending, min(count, most))
@@ -169,12 +169,16 @@ class Narrator:
         """A step or a lease of some of the crowd, in which some instances take turns as masters."""
         some = self.random.sample(crowd, self._size(len(crowd)))
         masters = self.random.sample(self.group.instance_ids, self.random.randint(1, self.group.dop))
-        turns = zip(self.stage.views(some), cycle(masters))
+        turns = zip(self.cluster.views(some), cycle(masters))
         return batch_of(self.group, [decode_part(v, i, num_steps) for v, i in turns], num_steps)
 
 
 Form: TypeAlias = Callable[[RequestView, int], RequestPart]
-KINDS: tuple[Callable[[Narrator], Story], ...] = (Narrator.prefill, Narrator.decode, Narrator.move)
+KINDS: tuple[Callable[[ScenarioGenerator], Scenario], ...] = (
+    ScenarioGenerator.prefill,
+    ScenarioGenerator.decode,
+    ScenarioGenerator.move,
+)
 
 
 def _chunk_of(num_left: int, size: int) -> int:

@@ -11,7 +11,7 @@ from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
 
 from loong.attention.attention_step import AttentionStep
-from loong.core.captured import ON_GPUS
+from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.instance import ESPGroup
 from loong.core.live_request import LiveRequest
 from loong.core.placement import striped
@@ -22,7 +22,7 @@ from loong.worker.kv_pool import KVPool
 from loong.worker.mixed_inputs import MixedInputs, PromptKeys
 
 LIMITS = replace(
-    ON_GPUS,
+    H200_GRAPH_LIMITS,
     most_prompts=5,
     least_copied=16,
     least_queries=12,
@@ -74,7 +74,7 @@ def test_a_step_is_replayed_if_each_of_its_instances_has_its_part_within_the_lim
     works = step_work(plan, placements).instances.values()
     num_rows = max(work.num_tokens for work in works)
     limits, inputs = LIMITS.of_heads(4, num_kv_heads), MixedInputs(MEMORY, 4, num_kv_heads)
-    with patch.object(mixed_inputs, "CAPTURED", LIMITS):
+    with patch.object(mixed_inputs, "GRAPH_LIMITS", LIMITS):
         keys = {inputs.prompt_keys(AttentionStep(i, plan, placements, NO_POOL), num_rows) for i in group}
     assert len(keys) == 1
     assert (keys != {None}) is all(map(limits.has, works))
@@ -98,17 +98,17 @@ def test_keys_of_many_queries_are_copied_and_few_of_them_not_cut(
     one = live(0, num_computed, num_tokens, (0,))
     plan = prefill([one.view()], (0,), transfer=Transfer.QUERY)
     step = AttentionStep(0, plan, {one.request.request_id: one.placement}, NO_POOL)
-    with patch.object(mixed_inputs, "CAPTURED", replace(LIMITS, most_copied=100)):
+    with patch.object(mixed_inputs, "GRAPH_LIMITS", replace(LIMITS, most_copied=100)):
         assert INPUTS.prompt_keys(step, num_tokens) is keys
 
 
 def test_fewer_pairs_are_captured_where_each_head_has_keys_of_its_own() -> None:
-    limits = replace(ON_GPUS, most_lone_pairs=7)
+    limits = replace(H200_GRAPH_LIMITS, most_lone_pairs=7)
     assert limits.of_heads(32, 8) == limits
     assert limits.of_heads(32, 32) == replace(limits, most_pairs=7)
     one = live(0, 32, 16, (0,))
     plan = prefill([one.view()], (0,), transfer=Transfer.QUERY)
     step = AttentionStep(0, plan, {one.request.request_id: one.placement}, NO_POOL)
-    with patch.object(mixed_inputs, "CAPTURED", replace(LIMITS, most_lone_pairs=800)):
+    with patch.object(mixed_inputs, "GRAPH_LIMITS", replace(LIMITS, most_lone_pairs=800)):
         assert INPUTS.prompt_keys(step, 16) is PromptKeys.MANY
         assert MixedInputs(MEMORY, 2, 2).prompt_keys(step, 16) is None

@@ -9,7 +9,7 @@ from loong.core.work import InstanceWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedSteps:
+class CudaGraphLimits:
     """The limits of what is captured; a step is if each of its instances `has` its part within them.
 
     A step of prompts in which no KV travels has up to `most_rows` tokens and meets up to `most_prompts`
@@ -39,7 +39,7 @@ class CapturedSteps:
     row_pairs: int = 1 << 14
     lists_a_slot: int = 2
 
-    def of_heads(self, num_heads: int, num_kv_heads: int) -> "CapturedSteps":
+    def of_heads(self, num_heads: int, num_kv_heads: int) -> "CudaGraphLimits":
         """The limits for so many heads."""
         return self if num_heads > num_kv_heads else replace(self, most_pairs=self.most_lone_pairs)
 
@@ -80,7 +80,7 @@ class CapturedSteps:
         return max(num_own, work.num_ring_keys / work.num_hops) <= self.most_kv_rows
 
 
-ON_GPUS = CapturedSteps(
+H200_GRAPH_LIMITS = CudaGraphLimits(
     most_rows=2048, most_prompts=64, most_pairs=76 << 20, most_lone_pairs=28 << 20, most_kv_rows=4096
 )
-NOTHING_CAPTURED = CapturedSteps(most_rows=0, most_prompts=0, most_pairs=0, most_lone_pairs=0, most_kv_rows=0)
+NO_GRAPHS = CudaGraphLimits(most_rows=0, most_prompts=0, most_pairs=0, most_lone_pairs=0, most_kv_rows=0)

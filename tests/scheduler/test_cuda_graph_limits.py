@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 from machines import H200
 
-from loong.core.captured import NOTHING_CAPTURED
+from loong.core.cuda_graph_limits import NO_GRAPHS
 from loong.core.work import InstanceWork
-from loong.scheduler.roofline import DEVICES, ModelShape, captured_steps
+from loong.scheduler.roofline import DEVICES, ModelShape, cuda_graph_limits
 from loong.worker import mailbox_exchange, mixed_graph, mixed_inputs, ring_inputs
 
-CAPTURED = H200.captured
+GRAPH_LIMITS = H200.graph_limits
 
 
 def test_its_limits_are_those_of_workers() -> None:
-    assert CAPTURED == mixed_inputs.CAPTURED
-    assert CAPTURED.most_rows == mixed_graph._SIZES[-1] == mixed_inputs.GROUP_STEP_SIZES[-1]
-    assert CAPTURED.most_kv_rows == ring_inputs.KV_SIZES[-1]
+    assert GRAPH_LIMITS == mixed_inputs.GRAPH_LIMITS
+    assert GRAPH_LIMITS.most_rows == mixed_graph._SIZES[-1] == mixed_inputs.GROUP_STEP_SIZES[-1]
+    assert GRAPH_LIMITS.most_kv_rows == ring_inputs.KV_SIZES[-1]
 
 
 @pytest.mark.parametrize(("num_kv_heads", "most_kv_rows"), [(32, 2048), (16, 2048), (8, 4096), (4, 4096)])
@@ -24,10 +24,10 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
     num_kv_heads: int, most_kv_rows: int
 ) -> None:
     shape = ModelShape(32, 4096, 32, num_kv_heads, 128, 0, 0)
-    assert captured_steps(shape, DEVICES["h200"]).most_kv_rows == most_kv_rows
+    assert cuda_graph_limits(shape, DEVICES["h200"]).most_kv_rows == most_kv_rows
     room = mailbox_exchange.query_room(32, num_kv_heads) * 32 // (2 * num_kv_heads)
     assert most_kv_rows == min(ring_inputs.MAX_KV_ROWS, room)
-    assert captured_steps(shape, DEVICES["cpu"]).most_kv_rows == 0
+    assert cuda_graph_limits(shape, DEVICES["cpu"]).most_kv_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
 def test_a_step_in_which_no_kv_travels_is_captured_up_to_some_rows_keys_and_prompts(
     work: InstanceWork, is_captured: bool
 ) -> None:
-    assert CAPTURED.has(work) is is_captured
-    assert CAPTURED.has(replace(work, num_sent_queries=work.num_tokens)) is is_captured
-    assert not NOTHING_CAPTURED.has(work)
+    assert GRAPH_LIMITS.has(work) is is_captured
+    assert GRAPH_LIMITS.has(replace(work, num_sent_queries=work.num_tokens)) is is_captured
+    assert not NO_GRAPHS.has(work)
 
 
 # Of two members that compute a thousand tokens each, behind as many, and keep what they make.
@@ -79,9 +79,9 @@ def test_a_step_is_captured_if_nothing_but_kv_travels_up_to_some_rows_of_each_me
     beside: dict[str, int], is_captured: bool
 ) -> None:
     work = replace(RINGED, **beside)
-    assert CAPTURED.has(work) is is_captured
-    assert not NOTHING_CAPTURED.has(work)
-    assert not replace(CAPTURED, most_kv_rows=999).has(work)
+    assert GRAPH_LIMITS.has(work) is is_captured
+    assert not NO_GRAPHS.has(work)
+    assert not replace(GRAPH_LIMITS, most_kv_rows=999).has(work)
 
 
 def test_a_captured_step_takes_no_launches() -> None:

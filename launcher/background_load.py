@@ -44,7 +44,7 @@ def share_of_others(before: ProcessorTime | None, after: ProcessorTime | None) -
     return min(max(others / (after.total - before.total), 0.0), 1.0)
 
 
-def told_other_work(shares: Mapping[str, Sequence[float | None]]) -> str | None:
+def background_load_note(shares: Mapping[str, Sequence[float | None]]) -> str | None:
     """What the shares of others while policies ran mean for their numbers; None if all were small."""
     known = {policy: [share for share in found if share is not None] for policy, found in shares.items()}
     means = {policy: fmean(found) for policy, found in known.items() if found}

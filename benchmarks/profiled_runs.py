@@ -22,14 +22,14 @@ from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import RequestId
 from loong.launcher.local import local_workers
 from loong.launcher.profile.measure import batch_sample
-from loong.launcher.profile.stage import Stage
+from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.scheduler.striping import batch_of, decode_part, retained_part, striped_part
 
 NUM_REPEATS = 5
 LEASE_STEPS = 16
 
 
-def add_stage_flags(parser: argparse.ArgumentParser) -> None:
+def add_profiled_run_flags(parser: argparse.ArgumentParser) -> None:
     """What runs, on how many of what, and where the picture goes."""
     add_worker_flags(parser)
     parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
@@ -43,22 +43,22 @@ class Timed:
     predicted: float
 
 
-class StageRuns:
+class ProfiledRuns:
     """Batches on a stage; nothing is left of one when the next begins."""
 
-    def __init__(self, stage: Stage, cost_model: CostModel) -> None:
-        self._stage, self._cost_model = stage, cost_model
+    def __init__(self, cluster: ProfiledCluster, cost_model: CostModel) -> None:
+        self._cluster, self._cost_model = cluster, cost_model
         self._random = Random(0)
 
     @property
     def instance_ids(self) -> list[InstanceId]:
         """All instances."""
-        return [instance.instance_id for instance in self._stage.snapshot().instances]
+        return [instance.instance_id for instance in self._cluster.snapshot().instances]
 
     def has_room(self, num_requests: int, length: int, instance_ids: Sequence[InstanceId]) -> bool:
         """Whether these instances can keep such requests, evenly, and what a lease adds."""
         needed = num_requests * (-(-length // len(instance_ids)) + LEASE_STEPS + 1)
-        return all(self._stage.free()[instance_id] >= needed for instance_id in instance_ids)
+        return all(self._cluster.free()[instance_id] >= needed for instance_id in instance_ids)
 
     async def prefill(
         self, lengths: Sequence[int], group: Sequence[InstanceId], keepers: Sequence[InstanceId] = ()
@@ -70,8 +70,8 @@ class StageRuns:
             arrived = self._arrive(lengths)
             batch = self._prompts(arrived, group, keepers)
             predicted = self._predicted(batch)
-            times.append(await self._stage.carry_out(IterationPlan((batch,))))
-            self._stage.end_all()
+            times.append(await self._cluster.carry_out(IterationPlan((batch,))))
+            self._cluster.end_all()
         return Timed(median(times[1:]), predicted)
 
     async def decode(
@@ -79,12 +79,12 @@ class StageRuns:
     ) -> Timed:
         """A step of a decode lease of equal requests whose KV is spread over a group."""
         arrived = self._arrive([length] * num_requests)
-        await self._stage.carry_out(IterationPlan((self._prompts(arrived, group, ()),)))
+        await self._cluster.carry_out(IterationPlan((self._prompts(arrived, group, ()),)))
         times = []
         predicted = 0.0
         for _ in range(NUM_REPEATS + 1):
-            views = self._stage.views(arrived)
-            if not all(self._stage.free()[i] > num_requests * LEASE_STEPS for i in group):
+            views = self._cluster.views(arrived)
+            if not all(self._cluster.free()[i] > num_requests * LEASE_STEPS for i in group):
                 break
             parts = [
                 decode_part(view, master, LEASE_STEPS)
@@ -92,19 +92,19 @@ class StageRuns:
             ]
             batch = batch_of(ESPGroup(tuple(group)), parts, LEASE_STEPS)
             predicted = self._predicted(batch)
-            times.append(await self._stage.carry_out(IterationPlan((batch,))))
-        self._stage.end_all()
+            times.append(await self._cluster.carry_out(IterationPlan((batch,))))
+        self._cluster.end_all()
         return Timed(median(times[1:] or times) / LEASE_STEPS, predicted / LEASE_STEPS)
 
     def _arrive(self, lengths: Sequence[int]) -> list[RequestId]:
-        return [self._stage.arrive(length, self._random) for length in lengths]
+        return [self._cluster.arrive(length, self._random) for length in lengths]
 
     def _prompts(
         self, request_ids: Sequence[RequestId], group: Sequence[InstanceId], keepers: Sequence[InstanceId]
     ) -> BatchPlan:
         members = ESPGroup(tuple(group))
         parts = []
-        for view in self._stage.views(request_ids):
+        for view in self._cluster.views(request_ids):
             number = view.num_uncomputed_tokens
             if keepers:
                 room: Mapping[InstanceId, int] = dict.fromkeys(keepers, number)
@@ -114,17 +114,17 @@ class StageRuns:
         return batch_of(members, parts)
 
     def _predicted(self, batch: BatchPlan) -> float:
-        starts_idle = self._stage.starts_idle(batch.group)
-        sample = batch_sample(batch, self._stage.placements(), starts_idle=starts_idle)
+        starts_idle = self._cluster.starts_idle(batch.group)
+        sample = batch_sample(batch, self._cluster.placements(), starts_idle=starts_idle)
         return sample.predicted(self._cost_model)
 
 
 @asynccontextmanager
-async def stage_runs(args: argparse.Namespace) -> AsyncIterator[StageRuns]:
+async def profiled_runs(args: argparse.Namespace) -> AsyncIterator[ProfiledRuns]:
     """Start the workers that the flags name, and end them."""
     cluster, model = chosen_workers(args)
     async with local_workers(cluster) as executor:
-        yield StageRuns(Stage(cluster.instances, executor), model)
+        yield ProfiledRuns(ProfiledCluster(cluster.instances, executor), model)
 
 
 def dops_up_to(num_instances: int) -> list[int]:

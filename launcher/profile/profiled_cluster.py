@@ -34,8 +34,8 @@ class TimedExecutor(Executor, Protocol):
         ...
 
 
-class Stage:
-    """The engine's loop by hand: whoever holds the stage says what arrives, runs and ends."""
+class ProfiledCluster:
+    """The engine's loop by hand: the caller says what arrives, runs and ends."""
 
     def __init__(self, instances: Sequence[ElasticInstance], executor: TimedExecutor) -> None:
         self._state, self._executor = ClusterState(tuple(instances)), executor

@@ -3,7 +3,12 @@ import sys
 
 import pytest
 
-from loong.launcher.other_work import ProcessorTime, processor_time, share_of_others, told_other_work
+from loong.launcher.background_load import (
+    ProcessorTime,
+    background_load_note,
+    processor_time,
+    share_of_others,
+)
 
 WORKS = "sum(range(20_000_000)); print('done', flush=True); input()"
 
@@ -39,11 +44,11 @@ def test_what_we_started_is_ours_while_it_runs_and_when_it_has_ended() -> None:
 
 
 def test_a_little_other_work_is_not_told() -> None:
-    assert told_other_work({"esp": [0.02, None], "tp": [None]}) is None
+    assert background_load_note({"esp": [0.02, None], "tp": [None]}) is None
 
 
 def test_much_other_work_is_told_with_whose_runs_it_met() -> None:
-    told = told_other_work({"esp": [0.4, 0.55], "static-sp": [0.03], "tp": [None]})
+    told = background_load_note({"esp": [0.4, 0.55], "static-sp": [0.03], "tp": [None]})
     assert told is not None
     assert told.startswith(
         "Other processes took 3 to 55 % of this machine's processors, 40 to 55 % while esp was measured and "
@@ -52,6 +57,6 @@ def test_much_other_work_is_told_with_whose_runs_it_met() -> None:
 
 
 def test_other_work_that_met_all_alike_is_told_once() -> None:
-    told = told_other_work({"esp": [0.4], "tp": [0.42]})
+    told = background_load_note({"esp": [0.4], "tp": [0.42]})
     assert told is not None
     assert told.startswith("Other processes took 40 to 42 % of this machine's processors. Times")

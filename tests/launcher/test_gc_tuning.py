@@ -4,7 +4,7 @@ from weakref import ref
 
 import pytest
 
-from loong.launcher.garbage import THRESHOLDS, look_rarely_for_garbage
+from loong.launcher.gc_tuning import THRESHOLDS, tune_gc
 
 
 class Cycle:
@@ -22,7 +22,7 @@ def _thresholds() -> Iterator[None]:
 
 
 def test_garbage_in_cycles_is_still_found() -> None:
-    look_rarely_for_garbage()
+    tune_gc()
     found = ref(Cycle())
     kept = [[number] for number in range(2 * THRESHOLDS[0])]
     assert found() is None
@@ -30,7 +30,7 @@ def test_garbage_in_cycles_is_still_found() -> None:
 
 
 def test_what_lives_is_looked_at_rarely() -> None:
-    look_rarely_for_garbage()
+    tune_gc()
     gc.collect()
     found = ref(Cycle())
     kept = [[number] for number in range(THRESHOLDS[0] // 2)]

@@ -1,4 +1,4 @@
-"""Samples of every kind of work, from the stories that a profile tells."""
+"""Samples of every kind of work, from the scenarios that a profile tells."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,15 +9,15 @@ from simulation import instances_with
 from loong.core.events import Event
 from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.profile.measure import Measured, Profiler
-from loong.launcher.profile.stage import Stage
-from loong.launcher.profile.stories import Limits
+from loong.launcher.profile.profiled_cluster import ProfiledCluster
+from loong.launcher.profile.scenarios import Limits
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.fit import Sample
 
 NUM_INSTANCES = 4
 
 
-def told_stories(
+def measured_scenarios(
     clock: WorkCostModel,
     seed: int,
     prior: WorkCostModel | None = None,
@@ -27,17 +27,17 @@ def told_stories(
 ) -> list[Measured]:
     """One story of each kind and DoP on a simulated cluster."""
     executor = SimulatedExecutor(clock, [], incidents)
-    stage = Stage(instances_with([kv_capacity] * num_instances), executor)
+    cluster = ProfiledCluster(instances_with([kv_capacity] * num_instances), executor)
 
     async def pause(seconds: float) -> None:
         executor.pause(seconds)
 
-    profiler = Profiler(stage, Limits(), prior or WorkCostModel(), seed=seed, pause=pause)
+    profiler = Profiler(cluster, Limits(), prior or WorkCostModel(), seed=seed, pause=pause)
     return asyncio.run(profiler.measure(duration=0, on_progress=lambda seconds: None))
 
 
 @cache
-def told_samples(seed: int) -> tuple[Sample, ...]:
-    """The samples of several rounds of stories; their seconds mean nothing."""
-    rounds = (told_stories(WorkCostModel(), 10 * seed + number) for number in range(2))
-    return tuple(measured.sample for stories in rounds for measured in stories)
+def profile_samples(seed: int) -> tuple[Sample, ...]:
+    """The samples of several rounds of scenarios; their seconds mean nothing."""
+    rounds = (measured_scenarios(WorkCostModel(), 10 * seed + number) for number in range(2))
+    return tuple(measured.sample for scenarios in rounds for measured in scenarios)

@@ -27,10 +27,11 @@ class Targets(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Insight:
+class RequestObservers:
     """`errors` are the cost model's by phase; `target` is what a prompt of so many tokens is promised.
 
-    `over` are the last requests that are over, oldest first. `when_planned` is told the seconds of each plan.
+    `over` are the last requests that are over, oldest first. `plan_listeners` is told the seconds of each
+    plan.
     """
 
     policy: str
@@ -40,7 +41,7 @@ class Insight:
     target: Callable[[int], Targets]
     spans: Spans | None = None
     over: deque[RequestRun] = field(default_factory=lambda: deque(maxlen=MAX_OVER))
-    when_planned: list[Callable[[float], None]] = field(default_factory=list)
+    plan_listeners: list[Callable[[float], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.runs.tell(self.over.append)
@@ -54,7 +55,7 @@ class Insight:
             start = perf_counter()
             made = policy(snapshot, cost_model)
             seconds = perf_counter() - start
-            for listener in self.when_planned:
+            for listener in self.plan_listeners:
                 listener(seconds)
             return made
 
