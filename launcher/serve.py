@@ -123,6 +123,14 @@ def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
         help="cost model of `loong profile` (the device's roofline)",
     )
     group.add_argument(
+        "--calibration-time",
+        type=wait_seconds,
+        default=4.0,
+        metavar="S",
+        help="time at the start in which batches measure the processors, unless a --cost-model is given; 0 "
+        "keeps the roofline (%(default)s)",
+    )
+    group.add_argument(
         "--recalibrate",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -251,6 +259,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         policy_name=args.policy,
         policy=policy_config(args),
         cost_model=args.cost_model,
+        calibration_time=args.calibration_time if chosen.device == "cpu" and args.cost_model is None else 0.0,
         is_recalibrated=args.recalibrate,
         server=ServerSettings(
             name,

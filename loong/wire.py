@@ -111,6 +111,7 @@ class BatchDone:
     """One worker is done with a batch; `tokens` are those of the last step, if it has not told them.
 
     Whoever heard of these before would hand them on first, and plan while the instance has nothing to do.
+    It worked on the batch from `began_at` to `ended_at` (seconds of the machine's monotonic clock).
     """
 
     batch_id: int
@@ -118,6 +119,8 @@ class BatchDone:
     tp_rank: int
     num_steps: int
     tokens: tuple[ProducedToken, ...] = ()
+    began_at: float = 0.0
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

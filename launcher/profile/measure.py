@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from random import Random
 from statistics import median
 from time import monotonic
@@ -17,7 +18,7 @@ from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
 from loong.core.work import batch_work
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.scenarios import KINDS, Limits, Scenario, ScenarioGenerator
+from loong.launcher.profile.scenarios import BATCH_KINDS, KINDS, Limits, Scenario, ScenarioGenerator
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 3  # enough for a median; more scenarios tell coefficients apart better than more of each
@@ -77,14 +78,25 @@ class Profiler:
             num_rounds += 1
         return self._divided([scenario for scenario in scenarios if scenario])
 
-    def _round(self) -> list[ProfileCase]:
+    async def sample(self, duration: float) -> list[BatchSample]:
+        """Tell scenarios of batches, each once, for about `duration` seconds, after one that warms up."""
+        end, samples = self._cluster.now + duration, list[BatchSample]()
+        await self._tell(self._round(BATCH_KINDS)[-1], end)
+        while not samples or self._cluster.now < end:
+            cases = self._round(BATCH_KINDS)
+            for case in self._random.sample(cases, len(cases)):
+                told, _ = await self._tell(case, end)
+                samples += [sample for sample in told if isinstance(sample, BatchSample)]
+        return samples
+
+    def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[ProfileCase]:
         """A scenario of each kind for each DoP."""
         instances = self._cluster.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
         dops = range(1, len(full) + 1)
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
         return [
-            ProfileCase(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)
+            ProfileCase(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, kinds)
         ]
 
     def _divided(self, scenarios: Sequence[Sequence[Measured]]) -> list[Measured]:
@@ -117,18 +129,24 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: ProfileCase) -> tuple[list[Sample], list[float]]:
-        """A scenario once: its plans as samples of no time, and their seconds."""
+    async def _tell(self, case: ProfileCase, end: float = inf) -> tuple[list[Sample], list[float]]:
+        """Tell a scenario once, cut off at `end`.
+
+        Returns its plans as samples, by the clock of the workers if they have one, and their seconds by ours.
+        """
         random = Random(case.seed)  # noqa: S311 - as above
         generator = ScenarioGenerator(self._cluster, case.group, self._limits, self._prior, random)
         samples: list[Sample] = []
         seconds: list[float] = []
         pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the scenario
         for plan in case.tell(generator):
+            if samples and self._cluster.now > end:
+                break
             is_idle = not samples or pauses.random() < SHARE_IDLE
             await self._pause(IDLE_PAUSE if is_idle else PAUSE)
-            samples.append(_sample(plan, self._cluster))
+            sample = _sample(plan, self._cluster)
             seconds.append(await self._cluster.carry_out(plan))
+            samples.append(replace(sample, seconds=self._cluster.batch_seconds or seconds[-1]))
         self._cluster.end_all()
         return samples, seconds
 

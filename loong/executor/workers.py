@@ -33,7 +33,7 @@ from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.heartbeats import Heartbeats
 from loong.executor.held_instructions import HeldInstructions
 from loong.executor.losses import Losses
-from loong.executor.outstanding import Outstanding
+from loong.executor.outstanding import Outstanding, measured_seconds
 from loong.stray_frames import StrayFrames
 from loong.stream import Stream
 from loong.wire import (
@@ -376,7 +376,7 @@ class WorkersExecutor:
         batch_id = last.batch_id
         if last.tokens:
             self._tell_tokens(last)
-        self.post(BatchFinished(self.now, batch_id, last.num_steps))
+        self.post(BatchFinished(self.now, batch_id, last.num_steps, measured_seconds(reports)))
         del self._to_predict[batch_id]
         if (alarm := self._alarms.pop(batch_id, None)) is not None:
             alarm.cancel()

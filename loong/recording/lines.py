@@ -47,6 +47,7 @@ class Setting(_Line, frozen=True, tag="setting"):
     policy_config: PolicyConfig
     cost_model: WorkCostModel
     is_recalibrated: bool = False
+    last_id: int = 0  # of a batch or migration before the first event
 
 
 class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):

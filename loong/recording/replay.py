@@ -48,7 +48,7 @@ async def replay(recording: Recording) -> Replay:
         cost_model = RecalibratedCostModel(recalibration)
     script = _Script(recording.happenings)
     policy = make_policy(setting.policy, setting.policy_config)
-    state = ClusterState(setting.instances)
+    state = ClusterState(setting.instances, setting.last_id)
     scheduling = Scheduling(state, policy, cost_model, script, (recalibration, script))
     async with aclosing(scheduling.events()) as events:
         async for _ in events:
