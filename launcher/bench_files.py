@@ -11,6 +11,7 @@ import msgspec
 from loong.launcher.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench_config import BenchConfig, Server
 from loong.launcher.bench_found import BenchFindings, MeasuredRun, missing_runs
+from loong.launcher.models.source import TINY
 from loong.launcher.plot.report import report_folder
 from loong.launcher.run_document import document_head, goodput_json, without_keys, write_document
 from loong.launcher.runs import finite
