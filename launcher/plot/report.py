@@ -46,7 +46,7 @@ class Section:
     failures: Sequence[str]
     policies: str
     notes: Sequence[str]
-    telling: Sequence[Figure]
+    reporting: Sequence[Figure]
     others: Sequence[Figure]
     tables: Sequence[Table]
     stories: Mapping[str, Sequence[RequestStory]]
@@ -82,8 +82,8 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
         written += [path for picture in pictures for path in picture.paths(folder)]
         interactive = _interactive(watched, folder, title, suffix)
         written += interactive
-        num_telling = sum(picture.is_telling for picture in pictures)
-        sections.append(_section(runs, watched, figures, num_telling, [path.name for path in interactive]))
+        num_reporting = sum(picture.is_reporting for picture in pictures)
+        sections.append(_section(runs, watched, figures, num_reporting, [path.name for path in interactive]))
     logs, suffix = watched_logs(files), "-of-log" if sections else ""
     alone = list(timeline_pictures(logs, window, suffix))
     figures = _drawn(alone, folder, len(sections) + 1)
@@ -112,20 +112,20 @@ def _section(
     runs: RuleRuns,
     watched: Mapping[str, WatchedRun],
     figures: Sequence[Figure],
-    num_telling: int,
+    num_reporting: int,
     interactive: Sequence[str],
 ) -> Section:
-    told = answer(measured(runs))
+    reported = answer(measured(runs))
     name, _, formula = runs.rule.description.partition(" (")
     return Section(
         rule=name,
         formula=formula.removesuffix(")"),
-        answer=told,
+        answer=reported,
         failures=list(failures_of(runs)),
         policies=words_of(runs.policies),
         notes=list(_notes(runs)),
-        telling=figures[:num_telling],
-        others=figures[num_telling:],
+        reporting=figures[:num_reporting],
+        others=figures[num_reporting:],
         tables=list(tables_of(runs)),
         stories={policy: stories for policy, run in watched.items() if (stories := run.latest_stories)},
         interactive=interactive,
