@@ -8,6 +8,7 @@ import jinja2
 import msgspec
 
 from loong.launcher.background_load import SHARE_OF_OTHERS, background_load_note
+from loong.launcher.models.source import TINY
 from loong.launcher.plot.answer import ReportAnswer, answer
 from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.failures import failures_of
@@ -191,9 +192,16 @@ def _page(
         logs=logs,
         interactive=interactive,
         title=_title(document, logs),
+        is_tiny=document is not None and _is_tiny(document),
         facts=[] if document is None else list(facts_of(document)),
         all_numbers=[] if document is None else list(all_numbers(document)),
     )
+
+
+def _is_tiny(document: RunDocument) -> bool:
+    """Return whether the random model was measured, which answers no question."""
+    model = document.configuration.get("model")
+    return model is not None and msgspec.json.decode(model) == TINY
 
 
 def _title(document: RunDocument | None, logs: Sequence[str]) -> str:

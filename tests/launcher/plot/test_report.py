@@ -200,3 +200,12 @@ def test_repetitions_are_reported_with_their_range(swept: Path) -> None:
     text = page_of(swept).text
     assert "Numbers are medians of 2 repetitions" in text
     assert re.search(r"\d ms \([\d.]+ ms to [\d.]+ ms\)", text)
+
+
+@pytest.mark.parametrize(("model", "is_named"), [("loong-tiny", True), ("./my-llama", False), (None, False)])
+def test_a_report_of_the_tiny_model_ends_with_how_to_talk_to_a_real_one(
+    model: str | None, is_named: bool, tmp_path: Path
+) -> None:
+    write_run(tmp_path, [run_row("esp")], configuration={"workload": "mixed", "model": model})
+    report_folder(tmp_path)
+    assert page_of(tmp_path).text.rstrip().endswith("make chat") == is_named
