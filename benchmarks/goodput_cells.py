@@ -150,9 +150,9 @@ def find_all(cells: Sequence[Cell], file: Path, num_jobs: int) -> dict[Cell, Bou
         }
         with file.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
-        told = " ".join(map(str, astuple(cell)[:4]))
+        reported = " ".join(map(str, astuple(cell)[:4]))
         print(
-            f"{number}/{len(missing)} {told}: {numbers['request_rate']:.3g} requests/s, "
+            f"{number}/{len(missing)} {reported}: {numbers['request_rate']:.3g} requests/s, "
             f"{numbers['cpu_seconds']:.0f} s of a processor",
             file=sys.stderr,
             flush=True,
