@@ -5,36 +5,45 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: chat demo test coverage check format setup clean
+# Folders whose tests compute only, so that they may run beside each other. All others start processes,
+# watch them or measure time: these tests run one after another.
+PARALLEL := $(addprefix tests/,attention core decision_log executor grammar kernels model recording scheduler worker workloads)
 
-chat: $(READY)
+.DEFAULT_GOAL := help
+.PHONY: help chat demo test coverage check format setup clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1: \2/p' $(firstword $(MAKEFILE_LIST))
+
+chat: $(READY)  ## talk to a small real model on this machine's processors
 	@$(BIN)/loong chat --serve smollm2-135m --temperature 0
 
-demo: $(READY)
+demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes demo-report/report.html
 	$(BIN)/loong bench --workload mixed --length-scale 1/64 --duration 15 --repeat 3 --seed 1 \
 		--num-instances 4 --extra-server-args='--kv-cache-tokens 6144' --policy esp,static-sp \
 		--output-dir demo-report
 	@echo "This measured a tiny random model. \`make chat\` talks to a small real one."
 
-test: check
-	$(BIN)/pytest
+test: check  ## check the code and run all tests that need no GPU
+	$(BIN)/pytest $(PARALLEL) --numprocesses auto --maxprocesses 8 --dist loadfile; parallel=$$?; \
+		$(BIN)/pytest $(PARALLEL:%=--ignore=%) && exit $$parallel
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
-coverage: $(READY)
+coverage: $(READY)  ## fail unless tests reach every branch of the core and the scheduler
 	$(BIN)/pytest tests/core tests/scheduler --hypothesis-profile thorough --cov=loong.core --cov=loong.scheduler \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
 
-check: $(READY)
+check: $(READY)  ## check format, style, types and imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY)
+format: $(READY)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-setup: $(READY)
+setup: $(READY)  ## make the virtual environment in .venv
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "loong needs Python 3.11 or 3.12; set PYTHON=/path/to/python"; exit 1; }
@@ -44,5 +53,5 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,gguf,structured]'
 	@touch $@
 
-clean:
+clean:  ## delete the virtual environment and all that was built or measured
 	rm -rf $(VENV) build dist *.egg-info demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from result import print_result, script_parser
 
-from loong.decision_log.lines import Arrived, Planned
+from loong.decision_log.lines import ArrivedLine, PlannedLine
 from loong.decision_log.reader import read_log
 from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.workloads.report import table
@@ -85,19 +85,19 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, list[Round]]:
     for one, many in zip(*rounds.values(), strict=True):
         if one.texts != many.texts:
             raise SystemExit("choices differ from requests of their own with the same seeds")
-    return {way: told[1:] for way, told in rounds.items()}
+    return {way: reported[1:] for way, reported in rounds.items()}
 
 
 def held_by_round(path: Path) -> Iterator[Held]:
     """What was computed and held from each arrival in an empty cluster to the next."""
     held = None
     for line in read_log(path):
-        if isinstance(line, Arrived) and not any(instance.kv_used for instance in line.instances):
+        if isinstance(line, ArrivedLine) and not any(instance.kv_used for instance in line.instances):
             if held is not None and held.most_kv:
                 yield held
                 held = None
             held = held or Held(0, 0)
-        if isinstance(line, Planned) and held is not None:
+        if isinstance(line, PlannedLine) and held is not None:
             num_tokens = sum(chunk.num_tokens for batch in line.batches for chunk in batch.chunks)
             most_kv = max(held.most_kv, sum(instance.kv_used for instance in line.instances))
             held = Held(held.num_prompt_computed + num_tokens, most_kv)
@@ -125,8 +125,8 @@ def main() -> None:
         name: getattr(args, name) for name in ("n", "prompt_tokens", "output_tokens", "num_instances")
     }
     rows = []
-    for index, (way, told) in enumerate(rounds.items()):
-        first, last = (median(getattr(r, name) for r in told) for name in ("first_tokens", "last_token"))
+    for index, (way, reported) in enumerate(rounds.items()):
+        first, last = (median(getattr(r, name) for r in reported) for name in ("first_tokens", "last_token"))
         mine = held[index :: len(WAYS)]
         computed, most = max(h.num_prompt_computed for h in mine), max(h.most_kv for h in mine)
         rows.append((way, f"{first:.3f}", f"{last:.3f}", f"{computed:,}", f"{most:,}"))

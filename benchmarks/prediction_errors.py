@@ -14,22 +14,22 @@ from statistics import fmean, median
 
 from result import print_result, script_parser
 
-from loong.decision_log.lines import Batch, BatchEnded, Planned
+from loong.decision_log.lines import BatchEndedLine, LoggedBatch, PlannedLine
 from loong.decision_log.reader import read_log
 from loong.workloads.report import table
 
 
 def errors_of(path: Path) -> Iterator[tuple[str, float]]:
     """The kind of each batch that was predicted, and its error."""
-    batches: dict[int, Batch] = {}
+    batches: dict[int, LoggedBatch] = {}
     for line in read_log(path):
-        if isinstance(line, Planned):
+        if isinstance(line, PlannedLine):
             batches |= {batch.batch_id: batch for batch in line.batches}
-        elif isinstance(line, BatchEnded) and line.predicted_seconds:
+        elif isinstance(line, BatchEndedLine) and line.predicted_seconds:
             yield _kind(batches[line.batch_id]), line.predicted_seconds / line.seconds - 1
 
 
-def _kind(batch: Batch) -> str:
+def _kind(batch: LoggedBatch) -> str:
     where = "group" if batch.dop > 1 else "one instance"
     if not batch.chunks:
         return f"{where}, decodes"

@@ -51,7 +51,7 @@ from loong.launcher.background_load import background_load_note, processor_time,
 from loong.launcher.flags import ratio
 from loong.launcher.policy_flags import POLICY_NAMES
 from loong.launcher.rates import parse_rates
-from loong.launcher.runs import Asked, Run
+from loong.launcher.runs import PolicyRun, RunKey
 from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill, unloaded_work
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.points import counters_of
@@ -122,7 +122,7 @@ class Comparison:
         Raises `TimeoutError` if workers come to no end, and `ClusterError` if they do too soon.
         """
         async with asyncio.timeout(MAX_SECONDS):
-            await kept.serve(policy, cluster, traffic.warm_up(), self._told)
+            await kept.serve(policy, cluster, traffic.warm_up(), self._reported)
         for rate in traffic.rates:
             for repeat, seed in enumerate(self.seeds):
                 yield await self._pair(kept, cluster, self._asked(policy, rate, seed, repeat), traffic)
@@ -140,41 +140,41 @@ class Comparison:
                 runs = self._judged(asked, traffic, records, ServerCounters())
                 yield RunPair((runs,), None, None, None, others)
 
-    def _asked(self, name: str, rate: float, seed: int, repeat: int) -> Asked:
-        return Asked(name, self.rules[0], rate, GOAL, seed, repeat, is_per_class=True)
+    def _asked(self, name: str, rate: float, seed: int, repeat: int) -> RunKey:
+        return RunKey(name, self.rules[0], rate, GOAL, seed, repeat, is_per_class=True)
 
     async def _pair(
-        self, kept: KeptWorkers, cluster: SimulatedCluster, asked: Asked, traffic: Traffic
+        self, kept: KeptWorkers, cluster: SimulatedCluster, asked: RunKey, traffic: Traffic
     ) -> RunPair:
         load = traffic.at(asked.rate, asked.seed)
         before = processor_time()
         async with asyncio.timeout(traffic.duration + self.patience + MAX_SECONDS):
             real = await kept.serve(
-                asked.policy, cluster, load, self._told, self.patience, self._decision_log(asked, traffic)
+                asked.policy, cluster, load, self._reported, self.patience, self._decision_log(asked, traffic)
             )
         others = share_of_others(before, processor_time())
         host = Host(num_cores=self.num_cores, plan_time=real.plan_time, noise=real.noise)
         policy = make_policy(asked.policy, PolicyConfig())
-        virtual = await asyncio.to_thread(simulate, policy, cluster, Load(load), self._told, host=host)
+        virtual = await asyncio.to_thread(simulate, policy, cluster, Load(load), self._reported, host=host)
         over = max(request.arrival_time for request in load) + self.patience
         ended = [_as_over(record, over) for record in virtual.records]
         measured = self._judged(asked, traffic, real.records, real.counters)
         simulated = self._judged(asked, traffic, ended, counters_of(virtual.stats))
         return RunPair((measured, simulated), real.plan_time, real.noise, real.history, others)
 
-    def _decision_log(self, asked: Asked, traffic: Traffic) -> Path | None:
+    def _decision_log(self, asked: RunKey, traffic: Traffic) -> Path | None:
         if self.output_dir is None:
             return None
         folder = self.output_dir / traffic.workload / "measured"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"decisions-{asked.policy}-{asked.rate:g}-{asked.seed}.jsonl"
 
-    def _told(self, num_prompt_tokens: int) -> SLOLimits:
+    def _reported(self, num_prompt_tokens: int) -> SLOLimits:
         return self.rules[0].limits(num_prompt_tokens, self.prefill_time)
 
     def _judged(
-        self, asked: Asked, traffic: Traffic, records: Sequence[RequestRecord], counters: ServerCounters
-    ) -> tuple[Run, ...]:
+        self, asked: RunKey, traffic: Traffic, records: Sequence[RequestRecord], counters: ServerCounters
+    ) -> tuple[PolicyRun, ...]:
         """The same records under every rule."""
         runs = []
         end = max(record.finish_time for record in records)
@@ -183,7 +183,7 @@ class Comparison:
             limits_of = rule.limits_of(self.prefill_time)
             metrics = compute_metrics(records, limits_of, length_scale=traffic.length_scale)
             columns = columns_json(records, limits_of)
-            runs.append(Run(replace(asked, rule=rule), metrics, columns, counters, False, used))
+            runs.append(PolicyRun(replace(asked, rule=rule), metrics, columns, counters, False, used))
         return tuple(runs)
 
 
@@ -208,7 +208,7 @@ class Results:
         """Tell a pair, and write all of its traffic."""
         pairs = self.found.setdefault(traffic, Pairs(traffic.workload, self.rules, []))
         pairs.pairs.append(pair)
-        print(f"{traffic.workload}: {pair.told()}", flush=True)
+        print(f"{traffic.workload}: {pair.reported()}", flush=True)
         if self._folder is not None:
             configuration = self._configuration | {
                 "workload": traffic.workload,
@@ -235,8 +235,10 @@ class Results:
                     panels.append(pairs.panel(index))
                     for policy, rate, virtual in pairs.class_goodputs(index):
                         if rate is not None:
-                            told = "" if virtual is None else f", simulated {virtual:g}"
-                            print(f"All-class goodput of {policy} under {rule.name}: {rate:g}{told} req/s")
+                            reported = "" if virtual is None else f", simulated {virtual:g}"
+                            print(
+                                f"All-class goodput of {policy} under {rule.name}: {rate:g}{reported} req/s"
+                            )
         if self._folder is not None and panels:
             write_lines(panels, self._folder, "reality")
         print_result("reality", self._numbers(), save=save)

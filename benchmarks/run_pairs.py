@@ -13,7 +13,7 @@ from loong.launcher.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench_found import Repeats
 from loong.launcher.goodput import of_sweep
 from loong.launcher.run_document import document_head, goodput_json, write_document
-from loong.launcher.runs import Run
+from loong.launcher.runs import PolicyRun
 from loong.server.trace import chrome_trace
 from loong.workloads.metrics import MIN_CLASS_REQUESTS
 from loong.workloads.report import table
@@ -33,7 +33,7 @@ class RunPair:
     A peer is only measured: it has one side, and neither history nor what the simulator needs.
     """
 
-    sides: tuple[tuple[Run, ...], ...]
+    sides: tuple[tuple[PolicyRun, ...], ...]
     plan_time: float | None
     noise: float | None
     history: ClusterHistory | None
@@ -59,7 +59,7 @@ class RunPair:
         """Of the file of what ran when."""
         return f"trace-{self.policy}-{self.rate:g}-{self.seed}.json"
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """In a line, as soon as it is over."""
         shares = ", ".join(
             f"{runs[0].asked.rule.name} {' and simulated '.join(f'{_attainment(run):.1f} %' for run in runs)}"
@@ -222,7 +222,7 @@ def _row(pair: RunPair) -> tuple[str, ...]:
     return (pair.policy, f"{pair.rate:g}", f"{pair.seed}", *(cell for both in beside for cell in both))
 
 
-def _cells_of(runs: Sequence[Run]) -> list[str]:
+def _cells_of(runs: Sequence[PolicyRun]) -> list[str]:
     first, latencies = runs[0], _latencies(runs[0])
     return [
         *(f"{_attainment(run):.1f}" for run in runs),
@@ -232,7 +232,7 @@ def _cells_of(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _class_cells(runs: Sequence[Run]) -> Iterator[str]:
+def _class_cells(runs: Sequence[PolicyRun]) -> Iterator[str]:
     for buckets in zip(*(run.metrics.buckets for run in runs), strict=True):
         shares = [f"{100 * (bucket.attainment or 0.0):.0f}" for bucket in buckets]
         yield f"{_with_simulated(shares)} of {buckets[0].num_sent}" if buckets[0].num_sent else "-"
@@ -243,7 +243,7 @@ def _with_simulated(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{words[0]} ({words[1]})"
 
 
-def _as_json(runs: Sequence[Run]) -> dict[str, JSON]:
+def _as_json(runs: Sequence[PolicyRun]) -> dict[str, JSON]:
     first = runs[0]
     return {
         "attainment": {run.asked.rule.name: run.metrics.attainment for run in runs},
@@ -260,11 +260,11 @@ def _as_json(runs: Sequence[Run]) -> dict[str, JSON]:
     }
 
 
-def _attainment(run: Run) -> float:
+def _attainment(run: PolicyRun) -> float:
     return 100 * (run.metrics.attainment or 0.0)
 
 
-def _latencies(run: Run) -> dict[str, float | None]:
+def _latencies(run: PolicyRun) -> dict[str, float | None]:
     """In seconds; short prompts are of under 4k tokens before scaling: they wait for the long ones."""
     metrics = run.metrics
     ttft, tpot, short = metrics.latencies.ttft, metrics.latencies.tpot, metrics.buckets[0].latencies.ttft

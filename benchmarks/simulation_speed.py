@@ -17,7 +17,7 @@ from loong.core.snapshot import Snapshot
 from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import Load, LoadConfig
+from loong.launcher.simulate.config import Load, SimulatedLoadConfig
 from loong.launcher.simulate.run import simulate
 from loong.model.shapes import SHAPES
 from loong.scheduler.config import PolicyConfig
@@ -63,7 +63,7 @@ def measure(policy_name: str, workload: str, num_instances: int, duration: float
     hardware = Hardware(shape_of(SHAPES[MODEL]), DEVICE, num_instances)
     limits_of = parse_slo(RULE).limits_of(hardware.unloaded_prefill())
     rate = REQUESTS_PER_INSTANCE_SECOND * num_instances
-    load = Load(LoadConfig(workload, duration=duration).at(rate).measured)
+    load = Load(SimulatedLoadConfig(workload, duration=duration).at(rate).measured)
     policy, plan_seconds = make_policy(policy_name, PolicyConfig()), list[float]()
     cluster = hardware.cluster(policy_name)
     served = RecalibratedCostModel(Recalibration(cluster.cost_model))

@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.bench_config import BenchConfig, ExternalServer, LoadConfig, Server, check_lengths
+from loong.launcher.bench_config import BenchConfig, BenchLoadConfig, ExternalServer, Server, check_lengths
 from loong.launcher.bench_flags import (
     DEFAULT_POLICY,
     add_load_flags,
@@ -24,7 +24,7 @@ from loong.launcher.rates import parse_rates
 from loong.launcher.runs import check_classes
 from loong.launcher.spawned_server import ServerConfig
 from loong.launcher.vllm_flags import BENCH, SERVE, instead_of
-from loong.workloads.backends import Backend
+from loong.workloads.backends import ServerApi
 from loong.workloads.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
 
@@ -149,7 +149,7 @@ def _external_servers(texts: list[str], backends: list[str], model: str | None) 
         name = match[1] or base_url
         if name in servers:
             raise ConfigError(f"--base-url names {name} twice; write NAME=URL with different names")
-        servers[name] = ExternalServer(base_url, model, Backend(backends[index % len(backends)]))
+        servers[name] = ExternalServer(base_url, model, ServerApi(backends[index % len(backends)]))
     return servers
 
 
@@ -167,7 +167,7 @@ def _targets(rule: SLORule) -> list[str]:
     return [word for flag, value in given if value < inf for word in (flag, f"{value:g}")]
 
 
-def _load_config(args: argparse.Namespace) -> tuple[LoadConfig, Auto]:
+def _load_config(args: argparse.Namespace) -> tuple[BenchLoadConfig, Auto]:
     rates: tuple[float, ...] = ()
     if args.request_rate not in (None, "auto"):
         rates = parse_rates("--request-rate", args.request_rate, may_be_infinite=True)
@@ -181,7 +181,7 @@ def _load_config(args: argparse.Namespace) -> tuple[LoadConfig, Auto]:
     if auto.request_rate:
         rates = (1.0,)
         pace = pace_of(args.workload, rates[0], args.burstiness)
-    load = LoadConfig(
+    load = BenchLoadConfig(
         workload=args.workload,
         num_requests=FEWEST_REQUESTS if auto.num_requests else args.num_requests,
         duration=args.duration,

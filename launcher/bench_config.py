@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from loong.core.errors import ConfigError
 from loong.launcher.spawned_server import ServerConfig
-from loong.workloads.backends import Backend
+from loong.workloads.backends import ServerApi
 from loong.workloads.backlog import WorkOf
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import SLORule
@@ -17,7 +17,7 @@ from loong.workloads.workload import endless_workload, make_workload
 
 
 @dataclass(frozen=True, slots=True)
-class LoadConfig:
+class BenchLoadConfig:
     """What is sent at each of `rates` (requests a second): so many requests, or what arrives in `duration` s.
 
     `burstiness` is None where a trace is replayed, at this mean rate; `request_timeout` is in seconds;
@@ -105,7 +105,7 @@ class ExternalServer:
 
     base_url: str
     model: str | None
-    backend: Backend = Backend.OPENAI
+    backend: ServerApi = ServerApi.OPENAI
 
 
 Server: TypeAlias = ServerConfig | ExternalServer
@@ -122,7 +122,7 @@ class BenchConfig:
     """
 
     servers: Mapping[str, Server]
-    load: LoadConfig
+    load: BenchLoadConfig
     slo: SLORule
     output_dir: Path | None
     api_key: str | None = field(repr=False)

@@ -19,7 +19,7 @@ from loong.launcher.flags import (
     ratio,
     seconds,
 )
-from loong.workloads.backends import FIELDS_OF_THE_LOAD, Backend
+from loong.workloads.backends import FIELDS_OF_THE_LOAD, ServerApi
 from loong.workloads.request import SMALLEST_VOCABULARY
 from loong.workloads.slo import RULE_NAMES
 
@@ -41,7 +41,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--backend",
         action="append",
-        choices=[backend.value for backend in Backend],
+        choices=[backend.value for backend in ServerApi],
         help="API of the servers; once for all, or once for each --base-url (openai)",
     )
     group.add_argument(

@@ -7,11 +7,11 @@ from loong.core.timeline import ClusterHistory
 from loong.launcher.bench_config import BenchConfig, Server
 from loong.launcher.goodput import Goodput
 from loong.launcher.measured_server import PrefillProbe
-from loong.launcher.runs import Run
+from loong.launcher.runs import PolicyRun
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredRun(Run):
+class MeasuredRun(PolicyRun):
     """A run, what it ran on, and what that did, if it told and the run is to be drawn.
 
     `share_of_others` is of this machine's processors, None if the server is not ours: it is among the others.
@@ -25,7 +25,7 @@ class MeasuredRun(Run):
     @property
     def attains(self) -> bool:
         """Whether the run met its rule, and went to its end."""
-        return not self.num_unfinished and Run.attains.__get__(self)
+        return not self.num_unfinished and PolicyRun.attains.__get__(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Repeats:
     """The repeated runs of a server at a rate; it attains where most of them do."""
 
     rate: float
-    runs: tuple[Run, ...]
+    runs: tuple[PolicyRun, ...]
 
     @property
     def attains(self) -> bool:
@@ -42,7 +42,7 @@ class Repeats:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BenchFindings:
     """What a benchmark found in so many seconds."""
 
     runs: Sequence[MeasuredRun]
@@ -51,7 +51,7 @@ class Found:
     wall_seconds: float
 
 
-def missing_runs(found: Found, config: BenchConfig) -> list[str]:
+def missing_runs(found: BenchFindings, config: BenchConfig) -> list[str]:
     """Return the runs that were asked for and not made to their end, or the servers without a goodput."""
     if config.precision is not None:
         searched = {goodput.policy for goodput in found.goodputs}

@@ -10,7 +10,7 @@ from loong.launcher import run_tables
 from loong.launcher.background_load import background_load_note
 from loong.launcher.bench_config import BenchConfig, ExternalServer
 from loong.launcher.bench_files import write_files
-from loong.launcher.bench_found import Found, MeasuredRun, by_policy, missing_runs
+from loong.launcher.bench_found import BenchFindings, MeasuredRun, by_policy, missing_runs
 from loong.launcher.report_words import print_end
 from loong.launcher.run_document import goodput_json
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
@@ -75,7 +75,7 @@ def print_run(run: MeasuredRun, config: BenchConfig) -> None:
     print("\n\n".join(blocks), end="\n\n")
 
 
-def report(found: Found, config: BenchConfig, folder: Path, command: str) -> None:
+def report(found: BenchFindings, config: BenchConfig, folder: Path, command: str) -> None:
     """Compare at least one run, write the files, and print what they say, where they are, and JSON."""
     _print_tables(found, config)
     write_files(folder, found, config, command)
@@ -87,7 +87,7 @@ def report(found: Found, config: BenchConfig, folder: Path, command: str) -> Non
     print_end(folder, _summary(found, config), is_json_printed=config.is_json_printed)
 
 
-def _print_tables(found: Found, config: BenchConfig) -> None:
+def _print_tables(found: BenchFindings, config: BenchConfig) -> None:
     blocks = []
     if found.probe is not None:
         lengths = ", ".join(str(length) for length in found.probe.num_prompt_tokens)
@@ -112,7 +112,7 @@ def _print_tables(found: Found, config: BenchConfig) -> None:
     print("\n" * (not config.is_single) + "\n\n".join(blocks), end="\n\n")
 
 
-def _summary(found: Found, config: BenchConfig) -> dict[str, JSON]:
+def _summary(found: BenchFindings, config: BenchConfig) -> dict[str, JSON]:
     """All in short: the goodputs, or of each server the medians of its repeated runs."""
     load = config.load
     head: dict[str, JSON] = {

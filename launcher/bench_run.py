@@ -12,15 +12,15 @@ from loong.launcher import goodput
 from loong.launcher.background_load import processor_time, share_of_others
 from loong.launcher.bench_config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench_files import decision_log_name
-from loong.launcher.bench_found import Found, MeasuredRun, Repeats
+from loong.launcher.bench_found import BenchFindings, MeasuredRun, Repeats
 from loong.launcher.bench_progress import RunProgress
 from loong.launcher.bench_report import print_run, print_workload, report
 from loong.launcher.goodput import Goodput
 from loong.launcher.measured_server import MeasuredServer, Measurement, PrefillProbe
 from loong.launcher.run_folder import make_run_folder
-from loong.launcher.runs import Asked, allowed_misses
+from loong.launcher.runs import RunKey, allowed_misses
 from loong.launcher.spawned_server import ServerConfig, sigterm_unwinds, spawn_server
-from loong.workloads.backends import Backend
+from loong.workloads.backends import ServerApi
 from loong.workloads.backlog import UsedCapacity, WorkOf, used_capacity
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
@@ -46,7 +46,7 @@ def run_bench(config: BenchConfig, command: str) -> int:
         bench.measure_all(folder)
     finally:
         if bench.runs:
-            found = Found(bench.runs, bench.goodputs, bench.probe, perf_counter() - start)
+            found = BenchFindings(bench.runs, bench.goodputs, bench.probe, perf_counter() - start)
             report(found, config, folder, command)
     return int(any(run.metrics.num_failed and not run.is_cut_off for run in bench.runs))
 
@@ -108,7 +108,7 @@ class _Bench:
         """Measure once, and print what came of it: what had ended, if that is interrupted."""
         config = self._config
         seed = config.load.seed + repeat
-        asked = Asked(name, config.slo, rate, config.goal, seed, repeat, config.is_per_class)
+        asked = RunKey(name, config.slo, rate, config.goal, seed, repeat, config.is_per_class)
         requests = config.load.requests(rate, repeat)
         limits_of = config.slo.limits_of(None if self.probe is None else self.probe.fit)
         misses = Misses()
@@ -159,7 +159,7 @@ def _probed_work(probe: PrefillProbe) -> WorkOf:
 
 
 @contextlib.contextmanager
-def _started(name: str, server: Server, folder: Path) -> Iterator[tuple[str, str | None, Backend]]:
+def _started(name: str, server: Server, folder: Path) -> Iterator[tuple[str, str | None, ServerApi]]:
     """Yield the base URL of the server to measure, the model to ask it for (None: its first), and its API."""
     if isinstance(server, ExternalServer):
         yield server.base_url, server.model, server.backend
@@ -167,4 +167,4 @@ def _started(name: str, server: Server, folder: Path) -> Iterator[tuple[str, str
     size = f"--num-instances {server.num_instances} --tensor-parallel-size {server.tensor_parallel_size}"
     print(f"Starting a server with --policy {name} {size} ...", file=sys.stderr)
     with spawn_server(server, name, folder / f"server-{name}.log") as base_url:
-        yield base_url, None, Backend.OPENAI
+        yield base_url, None, ServerApi.OPENAI

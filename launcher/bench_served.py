@@ -19,7 +19,7 @@ from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_work
 from loong.launcher.simulate.config import Host
 from loong.launcher.spawned_server import ServerConfig, spawn_server
 from loong.scheduler.policy import admissible_tokens
-from loong.workloads.backends import Backend
+from loong.workloads.backends import ServerApi
 from loong.workloads.request import RequestShape
 from loong.workloads.scrape import ServedModel
 
@@ -77,7 +77,7 @@ def _capacity_of_new_server(
         TemporaryDirectory() as folder,
         spawn_server(server, name, Path(folder) / "server.log") as base_url,
     ):
-        return _capacity(name, MeasuredServer(base_url, None, config, Backend.OPENAI), NUM_FOR_RATE, shapes)
+        return _capacity(name, MeasuredServer(base_url, None, config, ServerApi.OPENAI), NUM_FOR_RATE, shapes)
 
 
 def _served_by_others(config: BenchConfig) -> Served:

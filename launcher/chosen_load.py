@@ -7,7 +7,7 @@ from itertools import islice
 from math import inf
 from typing import TypeAlias
 
-from loong.launcher.bench_config import LoadConfig, longest_of
+from loong.launcher.bench_config import BenchLoadConfig, longest_of
 from loong.launcher.capacity import LOAD_SHARE, NUM_SAMPLED, rounded_down
 from loong.workloads.backlog import WorkOf
 from loong.workloads.request import RequestShape, WorkloadRequest
@@ -51,8 +51,8 @@ class Served:
 
 
 def choose_load(
-    load: LoadConfig, auto: Auto, served: Served, num_repeats: int
-) -> tuple[LoadConfig, tuple[str, ...]]:
+    load: BenchLoadConfig, auto: Auto, served: Served, num_repeats: int
+) -> tuple[BenchLoadConfig, tuple[str, ...]]:
     """Return `load` with what is `auto` chosen, and the line that says what was chosen and why.
 
     The length scale is the largest power of two by which every request of all repetitions fits, and two
@@ -71,7 +71,7 @@ def choose_load(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    load: LoadConfig
+    load: BenchLoadConfig
     auto: Auto
     served: Served
     num_repeats: int
@@ -92,7 +92,7 @@ class _Choice:
         asked = None if self.auto.num_requests else self.load.num_requests
         return (asked or NUM_SAMPLED) / self.seconds
 
-    def best(self) -> tuple[LoadConfig, float | None]:
+    def best(self) -> tuple[BenchLoadConfig, float | None]:
         """Double the scale for as long as all fits."""
         scale = SMALLEST_SCALE
         best = self.at(float(scale))
@@ -105,7 +105,9 @@ class _Choice:
             best = load, capacity
         return best
 
-    def at(self, length_scale: float, capacity_of: Capacity | None = None) -> tuple[LoadConfig, float | None]:
+    def at(
+        self, length_scale: float, capacity_of: Capacity | None = None
+    ) -> tuple[BenchLoadConfig, float | None]:
         """Return the load at a scale and, if anything depends on it, the capacity there."""
         load, capacity = replace(self.load, length_scale=length_scale), None
         if self.auto.length_scale or self.auto.request_rate:
@@ -122,7 +124,7 @@ class _Choice:
             load = replace(load, num_requests=len(self._sample(length_scale, number)))
         return load, capacity
 
-    def words(self, load: LoadConfig, capacity: float | None) -> str:
+    def words(self, load: BenchLoadConfig, capacity: float | None) -> str:
         """Return the line on what was chosen."""
         parts = []
         if self.auto.length_scale:
@@ -152,7 +154,7 @@ class _Choice:
         endless = endless_workload(load.workload, seed=load.seed, request_rate=1.0, length_scale=length_scale)
         return list(islice(endless, number))
 
-    def _all_fit(self, load: LoadConfig) -> bool:
+    def _all_fit(self, load: BenchLoadConfig) -> bool:
         repeats = range(self.num_repeats)
         return all(self._fits(load.requests(max(load.rates), repeat)) for repeat in repeats)
 

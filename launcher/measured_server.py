@@ -7,9 +7,9 @@ from itertools import count, islice
 from math import inf
 
 from loong.core.timeline import ClusterHistory
-from loong.launcher.bench_config import BenchConfig, LoadConfig, check_lengths
+from loong.launcher.bench_config import BenchConfig, BenchLoadConfig, check_lengths
 from loong.launcher.bench_progress import RunProgress, run_bar, short_bar
-from loong.workloads.backends import Backend
+from loong.workloads.backends import ServerApi
 from loong.workloads.client import Target, run_load
 from loong.workloads.counters import ServerCounters
 from loong.workloads.errors import ServerUnusableError
@@ -54,7 +54,7 @@ class MeasuredServer:
     """A server that is measured; `warm_up` comes first, and each run has prompts of its own."""
 
     def __init__(
-        self, base_url: str, model: str | None, config: BenchConfig, backend: Backend = Backend.OPENAI
+        self, base_url: str, model: str | None, config: BenchConfig, backend: ServerApi = ServerApi.OPENAI
     ) -> None:
         self._scraper = Scraper(base_url, config.api_key)
         self._base_url, self._model, self._config, self._backend = base_url, model, config, backend
@@ -63,7 +63,7 @@ class MeasuredServer:
 
     async def find_model(self) -> ServedModel:
         """Return the model that will be asked. Raises `ServerUnusableError` if it is not served to us."""
-        if self._backend is Backend.OPENAI:
+        if self._backend is ServerApi.OPENAI:
             self._served = await self._scraper.served_model(self._model)
         return self._served
 
@@ -169,7 +169,7 @@ class MeasuredServer:
         )
 
 
-def _like(load: LoadConfig, number: int) -> list[RequestShape]:
+def _like(load: BenchLoadConfig, number: int) -> list[RequestShape]:
     """Draw other requests of the workload."""
     drawn = endless_workload(
         load.workload,

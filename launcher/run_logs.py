@@ -7,8 +7,9 @@ from pathlib import Path
 
 from loong.core.errors import ConfigError
 from loong.decision_log.log import Listener, decision_log
+from loong.launcher.outputs import check_file
 from loong.recording.lines import Setting
-from loong.recording.recorder import recording
+from loong.recording.recorder import check_new, recording
 from loong.scheduling import Observer
 
 
@@ -26,6 +27,14 @@ class LogFiles:
     def __post_init__(self) -> None:
         if self.decisions and self.events and self.decisions.resolve() == self.events.resolve():
             raise ConfigError(f"--decision-log and --event-log are both {self.events}; name two files")
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a file cannot be made, before what takes long."""
+        if self.events is not None:
+            check_new(self.events)
+        for flag, path in (("--event-log", self.events), ("--decision-log", self.decisions)):
+            if path is not None:
+                check_file(flag, path)
 
 
 @contextmanager

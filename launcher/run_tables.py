@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from statistics import median
 
 from loong.launcher.goodput import A, Goodput
-from loong.launcher.runs import Run
+from loong.launcher.runs import PolicyRun
 from loong.workloads.report import table
 
 NOT_RUN = "-"
 
 
-def attainment_by_rate(policies: Sequence[str], runs: Sequence[Run]) -> str:
+def attainment_by_rate(policies: Sequence[str], runs: Sequence[PolicyRun]) -> str:
     """One row a rate and one column a policy, in percent of all sent; the median, and (range) of repeats."""
     rates = sorted({run.rate for run in runs})
     rows = [
@@ -23,7 +23,7 @@ def attainment_by_rate(policies: Sequence[str], runs: Sequence[Run]) -> str:
     return table(("req/s: SLO %", *policies), rows)
 
 
-def line(run: Run) -> str:
+def line(run: PolicyRun) -> str:
     """A run in a line, to be told as soon as it is over."""
     metrics = run.metrics
     ttft, tpot = metrics.latencies.ttft, metrics.latencies.tpot
@@ -39,7 +39,7 @@ def line(run: Run) -> str:
     )
 
 
-def _by_class(run: Run) -> str:
+def _by_class(run: PolicyRun) -> str:
     """What a run that is judged by length class is judged by, unless it was cut off."""
     if not run.asked.is_per_class or run.is_cut_off:
         return ""
@@ -50,11 +50,11 @@ def _by_class(run: Run) -> str:
     return f" ({', '.join(shares)}; the backlog {grows}{capacity})"
 
 
-def attainment_by_length(runs: Sequence[Run]) -> str:
+def attainment_by_length(runs: Sequence[PolicyRun]) -> str:
     """One row a policy and rate, one column a range of prompt lengths that was sent; in percent, of repeats
     the median.
     """
-    by_row: dict[tuple[str, float], list[Run]] = {}
+    by_row: dict[tuple[str, float], list[PolicyRun]] = {}
     for run in runs:
         by_row.setdefault((run.policy, run.rate), []).append(run)
     names = [bucket.name for bucket in runs[0].metrics.buckets]
@@ -94,7 +94,7 @@ def rate_found(rate: float, too_high_rate: float | None) -> str:
     return f"{rate:.4g}" if rate else f"< {too_high_rate:.4g}"
 
 
-def _attainment(runs: Sequence[Run]) -> str:
+def _attainment(runs: Sequence[PolicyRun]) -> str:
     """The median and, of several, the range; a run that was cut off attained less than its goal."""
     if not runs:
         return NOT_RUN

@@ -22,7 +22,7 @@ from loong.workloads.slo import Judged, SLORule
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunKey:
     """What is run: a policy, or a server by its name, under a rule, at so many requests a second.
 
     A run attains if the share `goal` of its requests meet the rule; or, `is_per_class`, of those of every
@@ -39,13 +39,13 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PolicyRun:
     """What came of it. A run that was cut off does not attain, nobody knows by how much.
 
     `used` is None where the work of a request is not known.
     """
 
-    asked: Asked
+    asked: RunKey
     metrics: Metrics
     columns: dict[str, JSON]
     counters: ServerCounters
@@ -103,7 +103,7 @@ class Run:
         }
 
 
-def allowed_misses(requests: Sequence[WorkloadRequest], asked: Asked, length_scale: float) -> Misses:
+def allowed_misses(requests: Sequence[WorkloadRequest], asked: RunKey, length_scale: float) -> Misses:
     """Return how many may miss before it is clear that the run does not attain; of means, all may."""
     if asked.rule.judged is Judged.MEAN:
         return Misses()

@@ -66,7 +66,7 @@ def _serve(args: argparse.Namespace) -> int:
     start = perf_counter()
     if args.model is None and (paths := [name for name in args.served_model_name if "/" in name]):
         raise ConfigError(f"--served-model-name took {paths[-1]} for a name; write MODEL before the flag")
-    logger.info("%s", told_choices(args.chosen))
+    logger.info("%s", reported_choices(args.chosen))
     from loong.server.listen import bound_socket  # `--help` can do without it
 
     with bound_socket(args.host, args.port) as listener:  # before what takes seconds, such as importing torch
@@ -77,7 +77,7 @@ def _serve(args: argparse.Namespace) -> int:
         return serve_until_stopped(config, listener)
 
 
-def told_choices(chosen: Mapping[str, object]) -> str:
+def reported_choices(chosen: Mapping[str, object]) -> str:
     """What is not as by default, without secrets."""
     words = [
         f"{dest.replace('_', '-')} {'***' if dest in SECRETS else value}" for dest, value in chosen.items()
@@ -121,6 +121,14 @@ def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="FILE",
         help="cost model of `loong profile` (the device's roofline)",
+    )
+    group.add_argument(
+        "--calibration-time",
+        type=wait_seconds,
+        default=4.0,
+        metavar="S",
+        help="time at the start in which batches measure the processors, unless a --cost-model is given; 0 "
+        "keeps the roofline (%(default)s)",
     )
     group.add_argument(
         "--recalibrate",
@@ -251,6 +259,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         policy_name=args.policy,
         policy=policy_config(args),
         cost_model=args.cost_model,
+        calibration_time=args.calibration_time if chosen.device == "cpu" and args.cost_model is None else 0.0,
         is_recalibrated=args.recalibrate,
         server=ServerSettings(
             name,

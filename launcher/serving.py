@@ -32,6 +32,7 @@ from loong.launcher.front import Front, front_here
 from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.model_shape import shape_of
+from loong.launcher.profile.startup import calibrate
 from loong.launcher.run_logs import LogFiles, run_logs
 from loong.launcher.state_dump import StateDump
 from loong.launcher.status_line import log_status
@@ -75,6 +76,7 @@ class ServeConfig:
     policy_name: str
     policy: PolicyConfig
     cost_model: Path | None  # None: the device's roofline
+    calibration_time: float  # seconds; 0 where the cost model stays as chosen
     is_recalibrated: bool
     server: ServerSettings
     tokenizer_folder: Path
@@ -107,9 +109,8 @@ async def _serve(config: ServeConfig, listener: socket) -> int:
 async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump) -> int:
     limits = engine_limits(config)
     policy = make_policy(config.policy_name, config.policy)
-    base = served_cost_model(config, limits)
-    recalibration = Recalibration(base, is_applied=config.is_recalibrated)
-    cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
+    prior = served_cost_model(config, limits)
+    config.logs.check()
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     tokenizer.make_ahead()
     log_call_format(tokenizer, config.server.tool_call_parser)
@@ -117,25 +118,24 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     allow_many_connections()
     signals = StopSignals()
     start, clock_start = perf_counter(), time()
-    request_observers = _request_observers(config, cost_model, recalibration, clock_start)
-    setting = _setting(config, base)
-    with run_logs(
-        config.logs,
-        setting,
-        clock_start=clock_start,
-        listeners=(request_observers.recent, request_observers.runs),
-    ) as logs:
-        log_missing_grammars()
-        cluster = replace(
-            config.cluster,
-            attention_tiles=chosen_tiles(config.cost_model),
-            log_format=config.log_format,
-        )
-        async with local_workers(cluster) as executor:
-            logger.info("workers ready after %.1f s", perf_counter() - start)
+    log_missing_grammars()
+    cluster = replace(
+        config.cluster,
+        attention_tiles=chosen_tiles(config.cost_model),
+        log_format=config.log_format,
+    )
+    async with local_workers(cluster) as executor:
+        logger.info("workers ready after %.1f s", perf_counter() - start)
+        base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
+        recalibration = Recalibration(base, is_applied=config.is_recalibrated)
+        cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
+        request_observers = _request_observers(config, cost_model, recalibration, clock_start)
+        setting = _setting(config, base, last_id)
+        listeners = (request_observers.recent, request_observers.runs)
+        with run_logs(config.logs, setting, clock_start=clock_start, listeners=listeners) as logs:
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             tune_gc()
-            state = ClusterState(config.cluster.instances)
+            state = ClusterState(config.cluster.instances, last_id)
             timeline = Timeline()
             observers: tuple[Observer, ...] = (
                 timeline,
@@ -212,7 +212,7 @@ def _request_observers(
     )
 
 
-def _setting(config: ServeConfig, cost_model: WorkCostModel) -> Setting:
+def _setting(config: ServeConfig, cost_model: WorkCostModel, last_id: int) -> Setting:
     """What a recording needs to know to plan the same."""
     return Setting(
         version=VERSION,
@@ -222,17 +222,18 @@ def _setting(config: ServeConfig, cost_model: WorkCostModel) -> Setting:
         policy_config=config.policy,
         cost_model=cost_model,
         is_recalibrated=config.is_recalibrated,
+        last_id=last_id,
     )
 
 
 async def _until_over(running: asyncio.Task[None], signals: StopSignals) -> None:
     """Wait for a signal or the engine's failure, whichever is first."""
     running.add_done_callback(_log_failure)
-    told_to_stop = asyncio.create_task(signals.first.wait())
-    await asyncio.wait([running, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
+    asked_to_stop = asyncio.create_task(signals.first.wait())
+    await asyncio.wait([running, asked_to_stop], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         logger.error("/health tells so for %.0f s, then the server ends", FAILURE_GRACE_SECONDS)
-        await asyncio.wait([told_to_stop], timeout=FAILURE_GRACE_SECONDS)
+        await asyncio.wait([asked_to_stop], timeout=FAILURE_GRACE_SECONDS)
 
 
 async def _drain(config: ServeConfig, front: Front, signals: StopSignals) -> int:

@@ -111,6 +111,7 @@ class BatchDone:
     """One worker is done with a batch; `tokens` are those of the last step, if it has not told them.
 
     Whoever heard of these before would hand them on first, and plan while the instance has nothing to do.
+    It worked on the batch from `began_at` to `ended_at` (seconds of the machine's monotonic clock).
     """
 
     batch_id: int
@@ -118,6 +119,8 @@ class BatchDone:
     tp_rank: int
     num_steps: int
     tokens: tuple[ProducedToken, ...] = ()
+    began_at: float = 0.0
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,7 @@ def encode(message: object) -> bytes:
     return _encoder.encode((type(message).__name__, message))
 
 
-class Decoder(Generic[Message]):
+class MessageDecoder(Generic[Message]):
     """Reads messages of some types. Raises `WireError` if a frame is none of them."""
 
     def __init__(self, kinds: Iterable[type[Message]]) -> None:
@@ -258,5 +261,5 @@ class Decoder(Generic[Message]):
             raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
 
 
-decode_command: Decoder[Command] = Decoder(_COMMANDS)  # what the engine sent
-decode_report: Decoder[Report] = Decoder(_REPORTS)  # what a worker sent
+decode_command: MessageDecoder[Command] = MessageDecoder(_COMMANDS)  # what the engine sent
+decode_report: MessageDecoder[Report] = MessageDecoder(_REPORTS)  # what a worker sent

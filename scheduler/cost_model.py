@@ -1,6 +1,6 @@
 """The cost model: seconds from counts of work, with one coefficient a kind of work."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from math import hypot
 
 from loong.core.cost_model import PrefillTerms
@@ -61,6 +61,11 @@ class WorkCostModel:
     overlap: float = 0.0
     graph_limits: CudaGraphLimits = NO_GRAPHS
     first_host_tier_id: InstanceId | None = None
+
+    def scaled(self, factor: float) -> "WorkCostModel":
+        """Return the model of an instance that takes `factor` times as long for everything."""
+        coefficients = Coefficients(*(factor * seconds for seconds in astuple(self.coefficients)))
+        return replace(self, coefficients=coefficients)
 
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch."""

@@ -30,7 +30,7 @@ class _DecodePlanner(ElasticPlanner):
 
 
 def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
-    """Compute what waits, move what is computed, and decode what has been moved."""
+    """Plan the prefill part as a fixed group, migrations to the decode part, and its decodes."""
     prefill_ids, decode_ids = roles(tuple(sorted(snapshot.pools)), config.decode_instances)
     waiting = {view.request_id: 0 for view in snapshot.waiting}
     if not decode_ids:
@@ -57,13 +57,13 @@ def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Po
 
 
 def max_tokens_of_parts(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
-    """The most KV that one request may come to: what all instances of either kind hold."""
+    """Return the most KV that one request may come to: the smaller of all pools of both parts."""
     parts = roles(tuple(sorted(pools)), config.decode_instances)
     return min(sum(pools[i] for i in part) for part in parts if part)
 
 
 def _ends_for_arrived(found: PlanningView) -> dict[int, LeaseEnd]:
-    """The leases that requests wait for whose KV has arrived, by batch."""
+    """Return ends, by batch, of the leases on instances where KV has arrived meanwhile."""
     late = (
         batch for instance_set in found.occupied if instance_set.decodes for batch in instance_set.batches
     )

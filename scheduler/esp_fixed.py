@@ -56,7 +56,7 @@ def make_group_view(
 class _WholeGroupStep(InPlaceStep):
     @property
     def group(self) -> ESPGroup:
-        """All instances, whether or not they have a part in it."""
+        """The whole group, with or without work for each instance."""
         return self.ring
 
 
@@ -65,7 +65,7 @@ class _WholeGroup(BatchBuilder):
 
 
 class NoConsolidation(KVConsolidation):
-    """KV never moves."""
+    """No migrations."""
 
     def migrations(self, instance_set: InstanceSet) -> tuple[KVMigration, ...]:  # noqa: ARG002
         """Return no moves."""
@@ -73,7 +73,7 @@ class NoConsolidation(KVConsolidation):
 
 
 class FixedPlanner(ElasticPlanner):
-    """Plans one fixed group."""
+    """Planner of one fixed group."""
 
     batch_builder: ClassVar[type[BatchBuilder]] = _WholeGroup
     consolidation: ClassVar[type[KVConsolidation]] = NoConsolidation

@@ -30,7 +30,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.future_kv import paper_weight
 from loong.scheduler.leases import arrival_order, lease_ends, plan_lease
-from loong.scheduler.paper_allocation import Allocation, Moves
+from loong.scheduler.paper_allocation import Moves, PaperAllocation
 from loong.scheduler.paper_cluster import DecodeBatch, PaperCluster
 from loong.scheduler.paper_dispatch import dispatch
 from loong.scheduler.paper_scaling import find_slots, prefill_batch, scale_up
@@ -44,7 +44,7 @@ def plan_esp_paper(snapshot: Snapshot, cost_model: CostModel, config: PolicyConf
     if not find_slots(cluster):
         return _make_slots(cluster)
     prompts, stopped = dispatch(cluster)
-    allocation = Allocation(cluster, prompts, stopped)
+    allocation = PaperAllocation(cluster, prompts, stopped)
     allocation.allocate()
     prefills = _prefills(allocation)
     used = {i for instance_ids, _ in prefills for i in instance_ids}
@@ -64,7 +64,7 @@ def plan_esp_paper(snapshot: Snapshot, cost_model: CostModel, config: PolicyConf
     )
 
 
-def _prefills(allocation: Allocation) -> list[tuple[list[InstanceId], list[RequestView]]]:
+def _prefills(allocation: PaperAllocation) -> list[tuple[list[InstanceId], list[RequestView]]]:
     """Which instances compute which prompts: the program over E_p by free slots, longest prompts first."""
     cluster, free = allocation.cluster, allocation.free
     if not allocation.prompts:

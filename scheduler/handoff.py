@@ -1,6 +1,6 @@
-"""How KV goes from the instances that compute prompts to those that decode, once prompts are computed."""
+"""Migration of KV from the instances that compute prompts to those that decode."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from loong.core.decision import Decision, DecisionKind
@@ -19,10 +19,10 @@ ON_BOTH = "instances have changed their roles, and its KV is on some of either k
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """What moves now: `migrations` of `moved` requests, while `blocked` ones find no room.
+    """The `migrations` of `moved` requests, while `blocked` ones wait for room on decode instances.
 
-    Prompts that are `on_both` kinds of instances lose their KV. `there` are the requests with KV on decode
-    instances, or on its way.
+    Prompts with KV `on_both` kinds of instances are preempted. `there` are requests that have KV on decode
+    instances, or a migration to them in flight.
     """
 
     migrations: tuple[KVMigration, ...]
@@ -33,12 +33,12 @@ class Handoff:
 
     @property
     def preemptions(self) -> tuple[Preemption, ...]:
-        """Of the prompts that are computed anew."""
+        """Preemptions of the prompts that must be computed again."""
         return tuple(Preemption(view.request_id) for view in self.on_both)
 
     @property
     def decisions(self) -> Iterator[Decision]:
-        """Why they move, wait or lose their KV."""
+        """The reasons of migrations, waits and preemptions."""
         for kind, views, why in (
             (DecisionKind.MIGRATE, self.moved, HANDED_OFF),
             (DecisionKind.WAIT, self.blocked, NO_ROOM),
@@ -48,7 +48,7 @@ class Handoff:
                 yield Decision(kind, tuple(view.request_id for view in views), why)
 
     def left_by(self, sources: Snapshot) -> Snapshot:
-        """Return the prefill part, in which none of these requests is planned."""
+        """Return the prefill part, in which no plan may name these requests."""
         return replace(
             sources,
             running=tuple(self._not_planned(sources.running)),
@@ -56,7 +56,7 @@ class Handoff:
         )
 
     def come_to(self, destinations: Snapshot) -> Snapshot:
-        """Return the decode part, where those that move have room and are not planned yet."""
+        """Return the decode part with slots reserved for `moved`, which no plan may name yet."""
         arriving = tokens_by_instance(migration.arriving for migration in self.migrations)
         there_ids = {view.request_id for view in self.there}
         coming = [view for view in self.moved if view.request_id not in there_ids]
@@ -68,7 +68,7 @@ class Handoff:
         )
 
     def _not_planned(self, views: Iterable[RequestView]) -> Iterator[RequestView]:
-        """These; as if they moved already, those that rest elsewhere, or wait for room."""
+        """Return these views, with those of this handoff marked as migrating."""
         own = {view.request_id for some in (self.moved, self.blocked, self.on_both) for view in some}
         for view in views:
             is_elsewhere = view.request_id in own or view.is_migrating
@@ -76,33 +76,39 @@ class Handoff:
 
 
 def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> Handoff:
-    """Move the requests that can decode, oldest first, until one finds no room for all that it comes to.
+    """Move requests with computed prompts, oldest first, until one lacks room for its declared end.
 
-    It goes to the instance with most room that nobody needs, or to several if it could never fit one.
+    A request moves to the decode instance with the most slots that no other needs, or to several instances if
+    no single one could ever hold it.
     """
     source_ids, decode_ids = frozenset(sources.pools), frozenset(destinations.pools)
     occupied = [v for v in snapshot.running if v.is_plannable and _is_on(v, source_ids)]
     occupied = [v for v in occupied if (source_ids | decode_ids).issuperset(v.placement.instance_ids)]
-    movable = sorted((v for v in occupied if v.is_decoding), key=arrival_order)
+    movable = {v.request_id: v for v in sorted(occupied, key=arrival_order) if v.is_decoding}
+    on_both = [v for v in occupied if not v.is_decoding and _is_on(v, decode_ids)]
     destination_of = {m.segment.owner_id: m.destination_id for m in destinations.migrations}
-    there = [v for v in snapshot.running if _is_on(v, decode_ids) or v.request_id in destination_of]
-    there_ids = {view.request_id for view in there}
-    forecast = KVForecast(make_planning_view(replace(destinations, running=tuple(map(_as_moving, there)))))
-    rooms = _Rooms.of(destinations, [v for v in there if v not in movable], destination_of)
+    there = {
+        v.request_id: v for v in snapshot.running if _is_on(v, decode_ids) or v.request_id in destination_of
+    }
+    if not movable:
+        return Handoff((), (), (), on_both, tuple(there.values()))
+    part = replace(destinations, running=tuple(map(_as_moving, there.values())))
+    forecast = KVForecast(make_planning_view(part))
+    rooms = _Rooms.of(part, movable.keys(), destination_of)
     moved, migrations = list[RequestView](), list[KVMigration]()
-    for view in movable:
-        is_admitted = view.request_id in there_ids or forecast.takes(view)
+    for request_id, view in movable.items():
+        is_admitted = request_id in there or forecast.takes(view)
         moves = rooms.moves(view, source_ids) if is_admitted else None
         if moves is None:
             break
         moved.append(view)
         migrations += moves
-    on_both = [v for v in occupied if not v.is_decoding and _is_on(v, decode_ids)]
-    return Handoff(tuple(migrations), moved, movable[len(moved) :], on_both, there)
+    blocked = tuple(movable.values())[len(moved) :]
+    return Handoff(tuple(migrations), moved, blocked, on_both, tuple(there.values()))
 
 
 def _as_moving(view: RequestView) -> RequestView:
-    """As it is on its way: what it shares with others stays behind."""
+    """Return the view of a request that migrates: its copy shares nothing."""
     return replace(view, is_migrating=True, shared=NOTHING, primary_id=None)
 
 
@@ -112,7 +118,7 @@ def _is_on(view: RequestView, instance_ids: Set[InstanceId]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Rooms:
-    """Slots of each decode instance: all, those that are free now, and those that stay free."""
+    """Slots of each decode instance: all, those that are free, and those that no request there needs."""
 
     capacity: dict[InstanceId, int]
     free: dict[InstanceId, int]
@@ -122,12 +128,14 @@ class _Rooms:
     def of(
         cls,
         part: Snapshot,
-        views: Iterable[RequestView],
-        destination_of: "dict[RequestId, InstanceId]",
+        movable_ids: Set[RequestId],
+        destination_of: Mapping[RequestId, InstanceId],
     ) -> "_Rooms":
-        """What these requests leave, which grow where their newest KV is or is to be."""
+        """Return those of `part`, whose requests grow where their newest KV is or moves to."""
         spare = part.free.copy()
-        for view in views:
+        for view in part.running:
+            if view.request_id in movable_ids:
+                continue
             segments = [s for s in view.placement.segments if s.instance_id in spare]
             newest = segments[-1].instance_id if segments else None
             home = destination_of.get(view.request_id, newest)
@@ -136,7 +144,7 @@ class _Rooms:
         return cls(part.pools, part.free.copy(), spare)
 
     def moves(self, view: RequestView, source_ids: Collection[InstanceId]) -> list[KVMigration] | None:
-        """The moves of all KV that is on `source_ids`; None if there is no room yet."""
+        """Return the migrations of all its KV on `source_ids`; None if there is no room yet."""
         segments = [s for s in view.placement.segments if s.instance_id in source_ids]
         num_moved = sum(len(segment.positions) for segment in segments)
         num_more = view.num_final_tokens - view.num_computed_tokens + num_moved
@@ -150,7 +158,7 @@ class _Rooms:
         return list(self._spread(segments))
 
     def _spread(self, segments: Iterable[KVSegment]) -> Iterator[KVMigration]:
-        """Fill the roomiest instances one after the other."""
+        """Fill the instances with the most free slots, one after the other."""
         for segment in segments:
             positions = segment.positions
             while positions:

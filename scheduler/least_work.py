@@ -1,12 +1,13 @@
-"""Which of some fixed groups takes each prompt that waits: the roomiest among those with least work."""
+"""Assignment of waiting prompts to fixed groups: to the roomiest of those with least work."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from loong.core.cost_model import CostModel
 from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import Snapshot
 from loong.scheduler.admission import Order, PrefillAdmission
 from loong.scheduler.cluster_parts import Parts, home_of, place_of
 from loong.scheduler.config import PolicyConfig
@@ -37,7 +38,7 @@ class Load:
 
     @property
     def key(self) -> _Key:
-        """By which groups are in order."""
+        """The sort key of groups."""
         return self.work, -self.room, self.place
 
     def take(self, work: float, num_tokens: int) -> None:
@@ -57,18 +58,10 @@ def assigned_places(
     if len(parts) == 1:
         return {view.request_id: 0 for view in found.waiting}, ()
     snapshot, place = found.snapshot, place_of(parts)
-    loads = [
-        Load(number, len(part), sum(snapshot.pools[i] for i in part)) for number, part in enumerate(parts)
-    ]
-    for instance_id, num_tokens in snapshot.leaving.items():
-        if instance_id in place:
-            loads[place[instance_id]].num_promised += num_tokens
     live = [view for view in snapshot.running if not view.has_ended]
     home = {view.request_id: home_of(view, snapshot) for view in live}
     place_by_id = {r: place[i] for r, ids in home.items() for i in ids if i in place}
-    for view in live:
-        if view.request_id in place_by_id:
-            loads[place_by_id[view.request_id]].num_promised += view.num_final_tokens
+    loads = _loads(snapshot, parts, place_by_id)
     admission = PrefillAdmission(found, cost_model, config, order)
     considered, others = admission.considered()
     computing = (v for v in live if v.request_id in place_by_id and not v.is_decoding)
@@ -86,6 +79,18 @@ def assigned_places(
             continue
         heappush(queue, load.key)
     return assigned, others
+
+
+def _loads(snapshot: Snapshot, parts: Parts, place_by_id: Mapping[RequestId, int]) -> list[Load]:
+    """Return the groups without work, with what their requests come to."""
+    loads = [
+        Load(number, len(part), sum(snapshot.pools[i] for i in part)) for number, part in enumerate(parts)
+    ]
+    for instance_id, at in place_of(parts).items():
+        loads[at].num_promised += snapshot.leaving.get(instance_id, 0)
+    for request_id, at in place_by_id.items():
+        loads[at].num_promised += snapshot.request[request_id].num_final_tokens
+    return loads
 
 
 def _chosen(loads: Sequence[Load], queue: list[_Key], num_tokens: int) -> Load | None:

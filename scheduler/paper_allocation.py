@@ -14,7 +14,7 @@ Moves: TypeAlias = tuple[KVMigration, ...]
 
 
 @dataclass(slots=True)
-class Allocation:
+class PaperAllocation:
     """E_p in the making: `free` is the slots that each of its instances will have.
 
     It begins as what is idle and the groups of `stopped` batches. `moves` are, for each instance to be

@@ -57,7 +57,7 @@ class Offer(NamedTuple):
     delayed_weight: float = 0.0
 
 
-class Batch(NamedTuple):
+class SolvedBatch(NamedTuple):
     """Which demands are met together, by which offers."""
 
     demands: slice
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
 class Solution:
     """The batches, in order, and the sum of their costs."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[SolvedBatch, ...]
     cost: float
 
 
@@ -190,7 +190,7 @@ def _batch_cost(demands: Table, offers: Table, terms: Table, j: int, i: int, h: 
     return float(time * (weight + delayed_weight))
 
 
-def _batches(costs: Table, starts: Indices) -> tuple[Batch, ...]:
+def _batches(costs: Table, starts: Indices) -> tuple[SolvedBatch, ...]:
     """The cheapest batches, found from the last to the first."""
     k, i = costs.shape[0] - 1, costs.shape[1] - 1
     batches = []
@@ -198,6 +198,6 @@ def _batches(costs: Table, starts: Indices) -> tuple[Batch, ...]:
         while costs[k - 1, i] == costs[k, i]:
             k -= 1
         h, j = starts[k, i].tolist()
-        batches.append(Batch(slice(j, i), slice(h, k)))
+        batches.append(SolvedBatch(slice(j, i), slice(h, k)))
         k, i = h, j
     return tuple(reversed(batches))

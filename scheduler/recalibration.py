@@ -87,9 +87,8 @@ class Recalibration:
         placements = {given.request_id: given.placement for given in batch.inputs}
         steps = batch_work(batch.plan, placements, finished.num_steps, starts_idle=starts_idle)
         predicted = sum(count * self.base.step_time(work) for work, count in steps)
-        calibration = self.calibration.observe(
-            kind_of(steps[0][0]), predicted, finished.time - running.started_at
-        )
+        seconds = finished.time - running.started_at if finished.seconds is None else finished.seconds
+        calibration = self.calibration.observe(kind_of(steps[0][0]), predicted, seconds)
         self.corrected = CalibratedCostModel(self.base, calibration)
 
 

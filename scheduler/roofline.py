@@ -35,7 +35,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceRates:
     """Rates that a device sustains (not its peaks), in FLOP and bytes a second, and delays in seconds."""
 
     linear_flops: float
@@ -72,7 +72,7 @@ class Device:
 # Measured (docs/performance.md) by 105 steps of one: linear, with norms and activations, and attention. Where
 # four served a mixed load: rings and chunks behind history (parts), 540 short prompts (batch, beside), and
 # what groups took however little they computed (launches). By puts into a peer's memory: link.
-_H200 = Device(
+_H200 = DeviceRates(
     linear_flops=645e12,
     attention_flops=617e12,
     part_flops=540e12,
@@ -125,7 +125,7 @@ _A100 = replace(
 )
 _A800 = replace(_A100, link_bandwidth=170e9)
 # A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
-_CPU = Device(
+_CPU = DeviceRates(
     linear_flops=24e9,
     attention_flops=26e9,
     part_flops=26e9,
@@ -149,7 +149,7 @@ _CPU = Device(
 DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, "cpu": _CPU}
 
 
-def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostModel:
+def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCostModel:
     """The cost model of `shape` on instances of `tp_size` devices. Raises `ConfigError` by `check_cut`."""
     shape.check_cut(tp_size)
     kv_bytes = shape.kv_bytes / tp_size  # a device
@@ -198,7 +198,7 @@ def roofline(shape: ModelShape, device: Device, tp_size: int = 1) -> WorkCostMod
     )
 
 
-def cuda_graph_limits(shape: ModelShape, device: Device) -> CudaGraphLimits:
+def cuda_graph_limits(shape: ModelShape, device: DeviceRates) -> CudaGraphLimits:
     """What workers of `shape` capture on a device.
 
     Where KV travels it has the room of as many numbers of queries, or of twice as many where heads are alike.
@@ -210,7 +210,9 @@ def cuda_graph_limits(shape: ModelShape, device: Device) -> CudaGraphLimits:
     return replace(graph_limits, most_kv_rows=min(graph_limits.most_kv_rows, most_rows))
 
 
-def kv_capacity(shape: ModelShape, device: Device, tp_size: int = 1, memory_utilization: float = 0.9) -> int:
+def kv_capacity(
+    shape: ModelShape, device: DeviceRates, tp_size: int = 1, memory_utilization: float = 0.9
+) -> int:
     """Tokens of KV that an instance holds beside its weights (input embeddings as large as the output).
 
     Raises `ConfigError` by `check_cut`.

@@ -52,7 +52,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedArrivals:
     """The time stamps of a trace, `speedup` times as fast."""
 
     speedup: float = 1.0
@@ -65,7 +65,7 @@ class Replay:
         return f"replay({numeral(self.speedup)})"
 
 
-Arrivals: TypeAlias = Paced | Closed | Replay
+Arrivals: TypeAlias = Paced | Closed | ReplayedArrivals
 AT_ONCE = Paced(math.inf)
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from loong.workloads.record import Usage
+from loong.workloads.record import TokenUsage
 from loong.workloads.request import WorkloadRequest
 
 MAX_ERROR_CHARACTERS = 300
@@ -17,7 +17,7 @@ FIELDS_OF_THE_LOAD = frozenset(
 )
 
 
-class Backend(Enum):
+class ServerApi(Enum):
     """An API: OpenAI's completions, which most servers have, or LightLLM's own."""
 
     OPENAI = "openai"
@@ -25,11 +25,11 @@ class Backend(Enum):
 
 
 @dataclass(slots=True)
-class Answer:
+class ServerResponse:
     """A streamed answer so far. `request_id` is the server's, as far as it says."""
 
     token_times: list[float] = field(default_factory=list)
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     error: str | None = None
     is_done: bool = False
     request_id: str = ""
@@ -62,10 +62,10 @@ class Wire:
 
     path: str
     body: Callable[[str, WorkloadRequest, list[int], Mapping[str, object]], Body]
-    take: Callable[[Answer, str, float], None]
+    take: Callable[[ServerResponse, str, float], None]
 
 
-def wire_of(backend: Backend) -> Wire:
+def wire_of(backend: ServerApi) -> Wire:
     """Return how a server of that kind is talked to."""
     return _WIRES[backend]
 
@@ -111,7 +111,7 @@ def _openai_body(
     return {**body, **extra}
 
 
-def _take_openai(answer: Answer, event: str, now: float) -> None:
+def _take_openai(answer: ServerResponse, event: str, now: float) -> None:
     if event == "[DONE]":
         answer.is_done = True
         return
@@ -121,12 +121,12 @@ def _take_openai(answer: Answer, event: str, now: float) -> None:
         reason = chunk.error if isinstance(chunk.error, str) else chunk.error.message
         answer.fail(f"error in the stream: {reason}")
     if chunk.usage is not None:
-        answer.usage = Usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+        answer.usage = TokenUsage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
     if any(_has_output(answer, choice) for choice in chunk.choices):
         answer.token_times.append(now)
 
 
-def _has_output(answer: Answer, choice: _Choice) -> bool:
+def _has_output(answer: ServerResponse, choice: _Choice) -> bool:
     """An empty text may be half a character; only a bare farewell after output carries no token."""
     return choice.text != "" or choice.finish_reason is None or not answer.token_times
 
@@ -152,19 +152,19 @@ def _lightllm_body(
     return {"inputs": prompt, "parameters": {**parameters, **extra}}
 
 
-def _take_lightllm(answer: Answer, event: str, now: float) -> None:
+def _take_lightllm(answer: ServerResponse, event: str, now: float) -> None:
     """Each event is a token; the last one is `finished`, and nothing comes after it."""
     chunk = _decode_light_event(event)
     answer.token_times.append(now)
     counted = chunk.token.count_output_tokens or len(answer.token_times)
     if chunk.token.prompt_tokens:
-        answer.usage = Usage(chunk.token.prompt_tokens, counted)
+        answer.usage = TokenUsage(chunk.token.prompt_tokens, counted)
     if chunk.finished and chunk.finish_reason in ("abort", "aborted"):
         answer.fail("error in the stream: the server gave up the request")
     answer.is_done = chunk.finished
 
 
-_WIRES: Mapping[Backend, Wire] = {
-    Backend.OPENAI: Wire("/v1/completions", _openai_body, _take_openai),
-    Backend.LIGHTLLM: Wire("/generate_stream", _lightllm_body, _take_lightllm),
+_WIRES: Mapping[ServerApi, Wire] = {
+    ServerApi.OPENAI: Wire("/v1/completions", _openai_body, _take_openai),
+    ServerApi.LIGHTLLM: Wire("/generate_stream", _lightllm_body, _take_lightllm),
 }

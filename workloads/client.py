@@ -13,7 +13,7 @@ from time import perf_counter
 
 import msgspec
 
-from loong.workloads.backends import Answer, Backend, Wire, wire_of
+from loong.workloads.backends import ServerApi, ServerResponse, Wire, wire_of
 from loong.workloads.connections import ConnectionPool
 from loong.workloads.http_response import HTTPFormatError
 from loong.workloads.record import CUT_OFF, RequestRecord
@@ -33,7 +33,7 @@ class Target:
     vocab_size: int
     timeout: float = 3600.0
     api_key: str | None = field(default=None, repr=False)
-    backend: Backend = Backend.OPENAI
+    backend: ServerApi = ServerApi.OPENAI
     extra_body: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -161,7 +161,7 @@ class _Run:
     async def _send(self, request: WorkloadRequest, post: bytes, due_time: float) -> RequestRecord:
         """Send one request and follow its stream to the end; the slot it holds is released."""
         sent_time = self.now()
-        answer = Answer()
+        answer = ServerResponse()
         self._in_flight.waiting[id(request)] = request, sent_time
         try:
             async with asyncio.timeout(self._target.timeout):
@@ -191,7 +191,7 @@ class _Run:
         self._tell(record)
         return record
 
-    async def _follow(self, request: WorkloadRequest, post: bytes, answer: Answer) -> None:
+    async def _follow(self, request: WorkloadRequest, post: bytes, answer: ServerResponse) -> None:
         decoder = EventDecoder()
         take = self._wire.take
 

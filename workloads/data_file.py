@@ -9,7 +9,7 @@ import numpy as np
 
 from loong.core.errors import ConfigError
 from loong.workloads.datasets.read import read_recording
-from loong.workloads.datasets.recording import Recording
+from loong.workloads.datasets.recording import RecordedTrace
 from loong.workloads.request import RequestShape, WorkloadRequest
 
 # A path as a spec writes it: in quotes, unless it has nothing in it that a spec has a meaning for.
@@ -32,7 +32,7 @@ class DataFile:
     def __str__(self) -> str:
         return f"trace:{self.path}" if PLAIN_PATH.fullmatch(self.path) else f"trace:'{self.path}'"
 
-    def recording(self) -> Recording:
+    def recording(self) -> RecordedTrace:
         """Read the file.
 
         Raises:

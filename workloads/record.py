@@ -11,7 +11,7 @@ TOO_LATE = "it had not ended when the run was over"
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Token counts as the server reports them."""
 
     num_prompt_tokens: int
@@ -32,7 +32,7 @@ class RequestRecord:
     sent_time: float
     token_times: Sequence[float]
     finish_time: float
-    usage: Usage | None
+    usage: TokenUsage | None
     error: str | None
     request_id: str = ""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
-from loong.workloads.arrivals import Arrivals, Closed, Paced, Replay
+from loong.workloads.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
 from loong.workloads.data_file import PLAIN_PATH, QUOTED_PATH, DataFile
 from loong.workloads.families import FAMILIES, built, family_usage, whole
 from loong.workloads.mix import Mix, Single
@@ -22,7 +22,7 @@ ARRIVALS: dict[str, tuple[tuple[str, ...], Callable[..., Arrivals]]] = {
     "gamma": (("RATE", "BURSTINESS"), Paced),
     "constant": (("RATE",), lambda rate: Paced(rate, float("inf"))),
     "closed": (("CONCURRENCY",), lambda concurrency: Closed(whole("CONCURRENCY", concurrency))),
-    "replay": (("SPEEDUP",), Replay),
+    "replay": (("SPEEDUP",), ReplayedArrivals),
 }
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
@@ -36,7 +36,7 @@ class Workload:
     arrivals: Arrivals | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.arrivals, Replay) and not isinstance(self.source, DataFile):
+        if isinstance(self.arrivals, ReplayedArrivals) and not isinstance(self.source, DataFile):
             raise ConfigError(
                 f"{self.source} has no times to replay; only one trace:FILE alone can have them"
             )
@@ -105,7 +105,7 @@ def _source(scanner: Scanner) -> Single:
         return built(FAMILIES[name], numbers)
 
 
-def _speedup(scanner: Scanner) -> Replay | None:
+def _speedup(scanner: Scanner) -> ReplayedArrivals | None:
     start = scanner.position
     if not scanner.take(",speedup="):
         return None
@@ -113,7 +113,7 @@ def _speedup(scanner: Scanner) -> Replay | None:
     if number is None:
         scanner.fail("a number is expected")
     with scanner.blaming(start):
-        return Replay(float(number))
+        return ReplayedArrivals(float(number))
 
 
 def _arrivals(scanner: Scanner) -> Arrivals | None:

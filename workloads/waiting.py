@@ -16,7 +16,7 @@ Interval: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class MeasuredWait:
     """A time in which a request waited."""
 
     span: RequestSpan
@@ -33,7 +33,7 @@ def batches_of_requests(history: ClusterHistory) -> Mapping[RequestId, Sequence[
     return batches
 
 
-def waits_of(history: ClusterHistory) -> Iterator[Wait]:
+def waits_of(history: ClusterHistory) -> Iterator[MeasuredWait]:
     """Yield every time in which a request waited.
 
     Requests whose batches are not known any more are left out.
@@ -47,7 +47,7 @@ def waits_of(history: ClusterHistory) -> Iterator[Wait]:
         if own or span.first_token_at is None:
             busy = chain(((batch.started_at, batch.ended_at) for batch in own), moves[span.request_id])
             end = history.end if span.ended_at is None else span.ended_at
-            yield from (Wait(span, *gap) for gap in _gaps(span.arrived_at, sorted(busy), end))
+            yield from (MeasuredWait(span, *gap) for gap in _gaps(span.arrived_at, sorted(busy), end))
 
 
 def _gaps(start: float, busy: Iterable[Interval], end: float) -> Iterator[Interval]:
@@ -60,7 +60,7 @@ def _gaps(start: float, busy: Iterable[Interval], end: float) -> Iterator[Interv
         yield start, end
 
 
-def waiting_by_column(waits: Iterable[Wait], scale: Scale) -> list[float]:
+def waiting_by_column(waits: Iterable[MeasuredWait], scale: Scale) -> list[float]:
     """Return how many waited in each column, in the mean."""
     seconds = [0.0] * NUM_COLUMNS
     for wait in waits:

@@ -8,7 +8,15 @@ from math import inf
 import numpy as np
 
 from loong.core.errors import ConfigError
-from loong.workloads.arrivals import AT_ONCE, Arrivals, Closed, Paced, Replay, arrival_times, at_rate
+from loong.workloads.arrivals import (
+    AT_ONCE,
+    Arrivals,
+    Closed,
+    Paced,
+    ReplayedArrivals,
+    arrival_times,
+    at_rate,
+)
 from loong.workloads.data_file import DataFile
 from loong.workloads.named import OWN_PACES
 from loong.workloads.request import WorkloadRequest
@@ -105,7 +113,7 @@ def pace_of(text: str, request_rate: float | None = None, burstiness: float | No
             return Pace(arrivals.rate, arrivals.burstiness)
         case Closed():
             return Pace(AT_ONCE.rate, AT_ONCE.burstiness, arrivals.concurrency)
-        case Replay():
+        case ReplayedArrivals():
             return Pace(_recorded_rate(workload) * arrivals.speedup, None)
 
 
@@ -117,10 +125,10 @@ def origin_of(text: str) -> str:
 
 def _arrivals(workload: Workload, request_rate: float | None, burstiness: float | None) -> Arrivals:
     own = _own_arrivals(workload)
-    if isinstance(own, Replay) and request_rate is not None and burstiness is None:
+    if isinstance(own, ReplayedArrivals) and request_rate is not None and burstiness is None:
         speedup = request_rate / _recorded_rate(workload)
         if 0 < speedup < inf:
-            return Replay(speedup)
+            return ReplayedArrivals(speedup)
     if workload.arrivals is None and request_rate is not None:
         own = AT_ONCE  # a named pace is of a rate: at another, only what is asked for holds
     return at_rate(own, request_rate, burstiness)
@@ -131,7 +139,7 @@ def _own_arrivals(workload: Workload) -> Arrivals:
     if workload.arrivals is not None:
         return workload.arrivals
     if isinstance(workload.source, DataFile):
-        return Replay() if workload.source.recording().times else AT_ONCE
+        return ReplayedArrivals() if workload.source.recording().times else AT_ONCE
     return OWN_PACES.get(str(workload.source), AT_ONCE)
 
 
@@ -143,7 +151,7 @@ def _recorded_rate(workload: Workload) -> float:
 def _requests(
     workload: Workload, arrivals: Arrivals, shape_seed: np.random.SeedSequence, rng: np.random.Generator
 ) -> Iterator[WorkloadRequest]:
-    if isinstance(arrivals, Replay):
+    if isinstance(arrivals, ReplayedArrivals):
         assert isinstance(workload.source, DataFile)
         return workload.source.replayed(shape_seed, arrivals.speedup)
     pace = arrivals if isinstance(arrivals, Paced) else AT_ONCE

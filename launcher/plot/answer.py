@@ -28,7 +28,7 @@ BUCKET_TIMES = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AttainmentDifference:
     """A number of the winner beside the best of the other policies, in words and as a ratio."""
 
     what: str
@@ -42,7 +42,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReportAnswer:
     """Sentences on the best policy, and every loss of it, the worst first.
 
     `noise` says how far repetitions differ; it is empty where there are none. Where the ranges of two
@@ -54,7 +54,7 @@ class Answer:
     gain: str
     loss: str
     noise: str
-    losses: tuple[Difference, ...]
+    losses: tuple[AttainmentDifference, ...]
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -62,13 +62,13 @@ class Answer:
         return tuple(filter(None, (self.met, self.noise, self.gain, self.loss)))
 
 
-def answer(runs: RuleRuns) -> Answer:
+def answer(runs: RuleRuns) -> ReportAnswer:
     """What runs under one rule say."""
     ranked = sorted(runs.policies, key=lambda policy: _rank(runs, policy), reverse=True)
     winner, others = ranked[0], ranked[1:]
     losses = tuple(sorted(_losses(runs, winner, others), key=lambda loss: -loss.ratio))
     met = _met_by_rate(runs, ranked) if runs.goodput else _met_at_rate(runs, ranked)
-    return Answer(
+    return ReportAnswer(
         winner, met, _gain(runs, winner, others), _loss(runs, winner, others, losses), _noise(runs), losses
     )
 
@@ -165,23 +165,23 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
         if (difference := _difference(runs, winner, [rival], key)) and difference.ratio < 1 - NOTABLE
     ]
     best = sorted(gains, key=lambda gain: gain.ratio)[:2]
-    told = " and ".join(
+    reported = " and ".join(
         f"the {gain.what} of {winner} is {share(1 - gain.ratio)} lower ({gain.own}, not {gain.other})"
         for gain in best
     )
     if rates.get(winner):
         middle = attainment(runs, rival, runs.shown_rate)
-        told = f"{rival} met the SLO for {share(middle)}" + (f", and {told}" if told else "")
-        return f"{_start(at_rate(runs.shown_rate))}, where {winner} still reached the goal, {told}."
-    if not told:
+        reported = f"{rival} met the SLO for {share(middle)}" + (f", and {reported}" if reported else "")
+        return f"{_start(at_rate(runs.shown_rate))}, where {winner} still reached the goal, {reported}."
+    if not reported:
         return (
             f"Against {rival}, the best other policy, {winner} gains in neither TTFT nor TPOT (mean and P99)"
             f"{_beyond_noise(runs, winner)}."
         )
-    return f"Against {rival}, the best other policy, {told}."
+    return f"Against {rival}, the best other policy, {reported}."
 
 
-def _loss(runs: RuleRuns, winner: str, others: Sequence[str], losses: Sequence[Difference]) -> str:
+def _loss(runs: RuleRuns, winner: str, others: Sequence[str], losses: Sequence[AttainmentDifference]) -> str:
     if not others:
         return "So no losses are known."
     if not any(runs.at(policy, runs.shown_rate) for policy in others):
@@ -200,7 +200,7 @@ def _beyond_noise(runs: RuleRuns, winner: str) -> str:
     return ", beyond the noise of repetitions" if _is_repeated(runs, winner) else ""
 
 
-def _losses(runs: RuleRuns, winner: str, others: Sequence[str]) -> Iterator[Difference]:
+def _losses(runs: RuleRuns, winner: str, others: Sequence[str]) -> Iterator[AttainmentDifference]:
     """Where another policy is better, in all and in each range of prompt lengths."""
     for key in TIMES:
         found = _difference(runs, winner, others, key)
@@ -244,7 +244,7 @@ def _of_run(run: RunRow, key: str, bucket: str | None) -> float | None:
 
 def _difference(
     runs: RuleRuns, winner: str, others: Sequence[str], key: str, bucket: str | None = None
-) -> Difference | None:
+) -> AttainmentDifference | None:
     """A time of the winner beside the lowest of the others."""
     own = value_of(runs, winner, key, bucket)
     known = {policy: value_of(runs, policy, key, bucket) for policy in others}
@@ -256,14 +256,18 @@ def _difference(
     if not own or not there:
         return None
     best = min(there, key=lambda policy: there[policy])
-    return Difference(
-        _told(runs, TIMES[key], bucket), milliseconds(own), milliseconds(there[best]), best, own / there[best]
+    return AttainmentDifference(
+        _reported(runs, TIMES[key], bucket),
+        milliseconds(own),
+        milliseconds(there[best]),
+        best,
+        own / there[best],
     )
 
 
 def _shortfall(
     runs: RuleRuns, winner: str, others: Sequence[str], key: str, bucket: str | None = None
-) -> Difference | None:
+) -> AttainmentDifference | None:
     """What of the winner is to be high, if it is less than another policy's."""
     own = value_of(runs, winner, key, bucket)
     known = {policy: value_of(runs, policy, key, bucket) for policy in others}
@@ -278,8 +282,8 @@ def _shortfall(
     if there[best] <= own * (1 + NOTABLE):
         return None
     write = share if key == "slo_attainment" else "{:,.4g}".format
-    what = _told(runs, HIGH_IS_GOOD[key], bucket)
-    return Difference(what, write(own), write(there[best]), best, there[best] / own if own else inf)
+    what = _reported(runs, HIGH_IS_GOOD[key], bucket)
+    return AttainmentDifference(what, write(own), write(there[best]), best, there[best] / own if own else inf)
 
 
 def _is_noise(runs: RuleRuns, policies: Sequence[str], key: str, bucket: str | None) -> bool:
@@ -295,7 +299,7 @@ def _is_repeated(runs: RuleRuns, policy: str) -> bool:
     return len(runs.at(policy, runs.shown_rate)) > 1
 
 
-def _told(runs: RuleRuns, what: str, bucket: str | None) -> str:
+def _reported(runs: RuleRuns, what: str, bucket: str | None) -> str:
     return what if bucket is None else f"{what} of prompts of {bucket} tokens{runs.before_scaling}"
 
 

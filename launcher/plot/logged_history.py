@@ -8,16 +8,16 @@ from loong.core.instance import ESPGroup
 from loong.core.request_spans import RequestSpan
 from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
 from loong.decision_log.lines import (
-    Arrived,
-    Batch,
-    BatchEnded,
-    BatchStarted,
-    InstanceLost,
+    ArrivedLine,
+    BatchEndedLine,
+    BatchStartedLine,
+    InstanceLostLine,
     InstanceState,
     Line,
+    LoggedBatch,
     Migration,
-    MigrationEnded,
-    Planned,
+    MigrationEndedLine,
+    PlannedLine,
 )
 from loong.decision_log.reader import read_log
 from loong.decision_log.runs import RequestRun, RequestRuns
@@ -46,34 +46,34 @@ class _Reading:
     kv_capacity: dict[int, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
     kv_used: dict[int, int] = field(default_factory=dict)
-    running: dict[int, tuple[Batch, Mapping[int, int]]] = field(default_factory=dict)
+    running: dict[int, tuple[LoggedBatch, Mapping[int, int]]] = field(default_factory=dict)
     started: dict[int, float] = field(default_factory=dict)
     moving: dict[int, tuple[Migration, float]] = field(default_factory=dict)
     over: list[RequestRun] = field(default_factory=list)
     runs: RequestRuns = field(default_factory=RequestRuns)
 
     def __post_init__(self) -> None:
-        self.runs.tell(self.over.append)
+        self.runs.subscribe(self.over.append)
 
     def take(self, line: Line) -> None:
         """Go on by a line; those that tell nothing of what ran are passed over."""
         self.runs(line, b"")
         match line:
-            case Arrived():
+            case ArrivedLine():
                 self.prompts[line.request_id] = line.num_prompt_tokens
                 self._see(line.instances)
-            case Planned():
+            case PlannedLine():
                 self._plan(line)
-            case BatchStarted():
+            case BatchStartedLine():
                 self.started[line.batch_id] = line.time
-            case BatchEnded() if line.batch_id in self.running:
+            case BatchEndedLine() if line.batch_id in self.running:
                 self.batches.append(self._slice(*self.running.pop(line.batch_id), line))
-            case MigrationEnded() if line.migration_id in self.moving:
+            case MigrationEndedLine() if line.migration_id in self.moving:
                 self.moves.append(_move(*self.moving.pop(line.migration_id), line))
-            case InstanceLost():
+            case InstanceLostLine():
                 self._lose(line.instance_id)
 
-    def _plan(self, line: Planned) -> None:
+    def _plan(self, line: PlannedLine) -> None:
         self._see(line.instances)
         for batch in line.batches:
             self.running[batch.batch_id] = batch, self._reserved(batch)
@@ -84,7 +84,7 @@ class _Reading:
         self.kv_used.update((state.instance_id, state.kv_used) for state in instances)
         self.kv_capacity.update((state.instance_id, state.kv_capacity) for state in instances)
 
-    def _reserved(self, batch: Batch) -> Mapping[int, int]:
+    def _reserved(self, batch: LoggedBatch) -> Mapping[int, int]:
         reserved = {i: self.kv_used.get(i, 0) for i in batch.instance_ids}
         for chunk in batch.chunks:
             for instance_id, tokens in chunk.kept_on.items():
@@ -93,7 +93,7 @@ class _Reading:
             reserved[decode.master_id] = reserved.get(decode.master_id, 0) + batch.num_steps
         return reserved
 
-    def _slice(self, batch: Batch, reserved: Mapping[int, int], end: BatchEnded) -> BatchSlice:
+    def _slice(self, batch: LoggedBatch, reserved: Mapping[int, int], end: BatchEndedLine) -> BatchSlice:
         """A batch that is over.
 
         What its pools hold then is not told, so it is what they held with it.
@@ -132,7 +132,7 @@ def _span(run: RequestRun) -> RequestSpan:
     )
 
 
-def _move(migration: Migration, started_at: float, line: MigrationEnded) -> KVMove:
+def _move(migration: Migration, started_at: float, line: MigrationEndedLine) -> KVMove:
     return KVMove(
         migration.migration_id,
         migration.request_id,

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from random import Random
 from statistics import median
 from time import monotonic
@@ -17,7 +18,7 @@ from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
 from loong.core.work import batch_work
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.scenarios import KINDS, Limits, Scenario, ScenarioGenerator
+from loong.launcher.profile.scenarios import BATCH_KINDS, KINDS, Limits, Scenario, ScenarioGenerator
 from loong.scheduler.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 3  # enough for a median; more scenarios tell coefficients apart better than more of each
@@ -43,10 +44,10 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ProfileCase:
     """A scenario that can be told again."""
 
-    tell: Callable[[ScenarioGenerator], Scenario]
+    make: Callable[[ScenarioGenerator], Scenario]
     group: ESPGroup
     seed: int
 
@@ -70,20 +71,33 @@ class Profiler:
     async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
         """Tell scenarios for about `duration` seconds after a round that warms up; at least one round."""
         for case in self._round():
-            await self._tell(case)
+            await self._report(case)
         start, scenarios, num_rounds = monotonic(), list[list[Measured]](), 0
         while num_rounds == 0 or (monotonic() - start) * (num_rounds + 1) / num_rounds < duration:
             scenarios += await self._measured_round(lambda: on_progress(monotonic() - start))
             num_rounds += 1
         return self._divided([scenario for scenario in scenarios if scenario])
 
-    def _round(self) -> list[Case]:
+    async def sample(self, duration: float) -> list[BatchSample]:
+        """Tell scenarios of batches, each once, for about `duration` seconds, after one that warms up."""
+        end, samples = self._cluster.now + duration, list[BatchSample]()
+        await self._report(self._round(BATCH_KINDS)[-1], end)
+        while not samples or self._cluster.now < end:
+            cases = self._round(BATCH_KINDS)
+            for case in self._random.sample(cases, len(cases)):
+                reported, _ = await self._report(case, end)
+                samples += [sample for sample in reported if isinstance(sample, BatchSample)]
+        return samples
+
+    def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[ProfileCase]:
         """A scenario of each kind for each DoP."""
         instances = self._cluster.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
         dops = range(1, len(full) + 1)
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
-        return [Case(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, KINDS)]
+        return [
+            ProfileCase(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, kinds)
+        ]
 
     def _divided(self, scenarios: Sequence[Sequence[Measured]]) -> list[Measured]:
         """All samples, a fixed share of the scenarios held out: at least one scenario, and not
@@ -104,7 +118,7 @@ class Profiler:
         samples: dict[int, list[Sample]] = {}
         for _ in range(NUM_REPEATS):
             for index in self._random.sample(range(len(cases)), len(cases)):
-                samples[index], seconds = await self._tell(cases[index])
+                samples[index], seconds = await self._report(cases[index])
                 times[index].append(seconds)
                 on_scenario()
         return [
@@ -115,18 +129,24 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: Case) -> tuple[list[Sample], list[float]]:
-        """A scenario once: its plans as samples of no time, and their seconds."""
+    async def _report(self, case: ProfileCase, end: float = inf) -> tuple[list[Sample], list[float]]:
+        """Tell a scenario once, cut off at `end`.
+
+        Returns its plans as samples, by the clock of the workers if they have one, and their seconds by ours.
+        """
         random = Random(case.seed)  # noqa: S311 - as above
         generator = ScenarioGenerator(self._cluster, case.group, self._limits, self._prior, random)
         samples: list[Sample] = []
         seconds: list[float] = []
         pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the scenario
-        for plan in case.tell(generator):
+        for plan in case.make(generator):
+            if samples and self._cluster.now > end:
+                break
             is_idle = not samples or pauses.random() < SHARE_IDLE
             await self._pause(IDLE_PAUSE if is_idle else PAUSE)
-            samples.append(_sample(plan, self._cluster))
+            sample = _sample(plan, self._cluster)
             seconds.append(await self._cluster.carry_out(plan))
+            samples.append(replace(sample, seconds=self._cluster.batch_seconds or seconds[-1]))
         self._cluster.end_all()
         return samples, seconds
 

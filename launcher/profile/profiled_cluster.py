@@ -40,8 +40,19 @@ class ProfiledCluster:
     def __init__(self, instances: Sequence[ElasticInstance], executor: TimedExecutor) -> None:
         self._state, self._executor = ClusterState(tuple(instances)), executor
         self._num_arrived = 0
+        self.batch_seconds: float | None = None
         self._now = executor.now
         self._idle_tracker = IdleTracker()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start, by the executor."""
+        return self._executor.now
+
+    @property
+    def last_id(self) -> int:
+        """The id of the last batch or migration."""
+        return self._state.last_id
 
     def snapshot(self) -> Snapshot:
         """The cluster at the time of the last event."""
@@ -77,9 +88,10 @@ class ProfiledCluster:
     async def carry_out(self, plan: IterationPlan) -> float:
         """Run a plan to its end; returns the seconds from its commit until all of it is done.
 
+        `batch_seconds` is then what the workers measured of a batch in it, if they did.
         Raises `ClusterError` if an instance is lost, or a migration is rolled back.
         """
-        snapshot = self.snapshot()
+        snapshot, self.batch_seconds = self.snapshot(), None
         started_at = self._executor.now
         self._executor.submit(self._state.commit(plan, snapshot))
         num_running = len(plan.batches) + len(plan.migrations)
@@ -89,7 +101,10 @@ class ProfiledCluster:
                 raise ClusterError("a plan was in flight when the cluster was drained")
             for event in events:
                 match event:
-                    case BatchFinished() | MigrationFinished(is_committed=True):
+                    case BatchFinished():
+                        num_running -= 1
+                        self.batch_seconds = event.seconds
+                    case MigrationFinished(is_committed=True):
                         num_running -= 1
                     case InstanceLost():
                         raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")

@@ -174,11 +174,11 @@ class ScenarioGenerator:
 
 
 Form: TypeAlias = Callable[[RequestView, int], RequestPart]
-KINDS: tuple[Callable[[ScenarioGenerator], Scenario], ...] = (
+BATCH_KINDS: tuple[Callable[[ScenarioGenerator], Scenario], ...] = (
     ScenarioGenerator.prefill,
     ScenarioGenerator.decode,
-    ScenarioGenerator.move,
 )
+KINDS = (*BATCH_KINDS, ScenarioGenerator.move)
 
 
 def _chunk_of(num_left: int, size: int) -> int:

@@ -20,8 +20,8 @@ from loong.launcher.simulate.config import (
     DEFAULT_DURATION,
     MIN_REQUESTS,
     Host,
-    LoadConfig,
     SimulateConfig,
+    SimulatedLoadConfig,
 )
 from loong.launcher.simulate.flags import (
     DEFAULT_POLICY,
@@ -98,7 +98,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale, args.workload),
         rates=rates,
         hardware=hardware,
-        load=LoadConfig(
+        load=SimulatedLoadConfig(
             args.workload,
             args.seed,
             _num_requests(args, is_chosen=is_chosen),

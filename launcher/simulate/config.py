@@ -29,7 +29,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadConfig:
+class SimulatedLoadConfig:
     """What is sent, but for its rate. Measured are `num_requests` and nothing is sent after them, or (None)
     what arrives in `duration` seconds, at least `MIN_REQUESTS`, and the load goes on; of a file, what it has.
 
@@ -96,7 +96,7 @@ class SimulateConfig:
     rules: tuple[SLORule, ...]
     rates: tuple[float, ...]
     hardware: Hardware
-    load: LoadConfig
+    load: SimulatedLoadConfig
     precision: float | None = None
     goal: float = 0.9
     is_per_class: bool = False

@@ -10,7 +10,7 @@ from loong.core.snapshot import ClusterStats
 from loong.core.timeline import ClusterHistory, Timeline
 from loong.launcher import run_tables
 from loong.launcher.run_logs import run_logs
-from loong.launcher.runs import Asked, Run, allowed_misses
+from loong.launcher.runs import PolicyRun, RunKey, allowed_misses
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.parallel import in_order
 from loong.launcher.simulate.run import simulate
@@ -24,7 +24,7 @@ from loong.workloads.slo import SLORule
 
 
 @dataclass(frozen=True, slots=True)
-class PointResult(Run):
+class PointResult(PolicyRun):
     """What came of a run; `history` says what ran when, and `decision_log` why, if that was kept."""
 
     num_events: int
@@ -34,14 +34,14 @@ class PointResult(Run):
 
 def run_point(
     config: SimulateConfig,
-    asked: Asked,
+    asked: RunKey,
     *,
     keeps_history: bool = False,
     cuts_off: bool = False,
-    is_told: bool = False,
+    is_reported: bool = False,
 ) -> PointResult:
     """Simulate once. `cuts_off` ends the run as soon as it is clear that it does not attain; a run that
-    `is_told` prints its line when it is over, in whatever process.
+    `is_reported` prints its line when it is over, in whatever process.
     """
     load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy, config.policy)
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
@@ -76,17 +76,17 @@ def run_point(
         timeline.history() if keeps_history else None,
         logs.decisions,
     )
-    if is_told:
+    if is_reported:
         print(f"{run_tables.line(result)}\n", end="", flush=True)  # in one piece: other processes print, too
     return result
 
 
-def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) -> Asked:
+def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) -> RunKey:
     """What is to be run at a rate."""
-    return Asked(policy, rule, rate, config.goal, config.load.seed, is_per_class=config.is_per_class)
+    return RunKey(policy, rule, rate, config.goal, config.load.seed, is_per_class=config.is_per_class)
 
 
-def all_asked(config: SimulateConfig) -> list[Asked]:
+def all_asked(config: SimulateConfig) -> list[RunKey]:
     """Return every run of a sweep: each policy under each rule at each rate."""
     return [
         asked_of(config, policy, rule, rate)
@@ -107,7 +107,7 @@ def sweep(
     return in_order(work, all_asked(config), config.num_jobs, on_result)
 
 
-def _decision_log(config: SimulateConfig, asked: Asked) -> Path:
+def _decision_log(config: SimulateConfig, asked: RunKey) -> Path:
     """Return where the decisions of a run are written, for its report; under another rule, numbered."""
     assert config.output_dir is not None
     number = config.rules.index(asked.rule) + 1

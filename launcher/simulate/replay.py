@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 import loong
-from loong.recording.lines import Planned, Refused, Setting
+from loong.recording.lines import PlanRecord, RefusedPlanRecord, Setting
 from loong.recording.reader import read_recording
-from loong.recording.replay import Difference, plan_again, replay
+from loong.recording.replay import PlanDifference, plan_again, replay
 
 
 def replay_and_report(path: Path) -> int:
@@ -35,7 +35,7 @@ def replay_and_report(path: Path) -> int:
     return 1
 
 
-def _report_refused(setting: Setting, refused: Refused) -> int:
+def _report_refused(setting: Setting, refused: RefusedPlanRecord) -> int:
     """Say why a plan was refused, and whether the policy makes a valid one now; 0 if so, else 1."""
     print(f"a plan of {setting.policy} was refused at {refused.snapshot.now:.6f} s: {refused.error}")
     error = plan_again(setting, refused)
@@ -45,7 +45,7 @@ def _report_refused(setting: Setting, refused: Refused) -> int:
     return int(error is not None)
 
 
-def _described(difference: Difference) -> str:
+def _described(difference: PlanDifference) -> str:
     event = difference.event
     heading = (
         f"plan {difference.number:,} differs, on {type(event).__name__} at {event.time:.6f} s; "
@@ -56,7 +56,7 @@ def _described(difference: Difference) -> str:
     return "\n".join((heading, *both))
 
 
-def _pretty(line: Planned | None) -> list[str]:
+def _pretty(line: PlanRecord | None) -> list[str]:
     if line is None:
         return ["no plan"]
     return msgspec.json.format(bytes(line.plan), indent=2).decode().splitlines()

@@ -14,7 +14,7 @@ from loong.launcher.plot.report import report_folder
 from loong.launcher.report_words import print_end
 from loong.launcher.run_document import document_head, goodput_json, write_document
 from loong.launcher.run_folder import make_run_folder
-from loong.launcher.runs import Asked
+from loong.launcher.runs import RunKey
 from loong.launcher.simulate import tables
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.documents import configuration_json, run_json, summary_json
@@ -159,7 +159,7 @@ def _write_files(
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
-def _write_traces(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> dict[Asked, Path]:
+def _write_traces(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> dict[RunKey, Path]:
     """A trace of each run, which Perfetto opens; from the second rule on, numbered."""
     paths = {}
     for result in results:

@@ -20,7 +20,7 @@ from loong.scheduler.policy import Policy
 from loong.scheduling import Observer, Scheduling
 from loong.workloads.backlog import WorkOf
 from loong.workloads.misses import Misses
-from loong.workloads.record import CUT_OFF, RequestRecord, Usage
+from loong.workloads.record import CUT_OFF, RequestRecord, TokenUsage
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import LimitsOf
 
@@ -134,7 +134,7 @@ def record_of(
         sent_time=sent.arrival_time,
         token_times=times,
         finish_time=times[-1] if times else sent.arrival_time,
-        usage=Usage(sent.num_prompt_tokens, len(times)),
+        usage=TokenUsage(sent.num_prompt_tokens, len(times)),
         error=error,
         request_id=request_id,
     )

@@ -45,10 +45,11 @@ class ClusterState:
     `apply` takes an event and `commit` a plan; both return what the executor must do.
     """
 
-    def __init__(self, instances: tuple[ElasticInstance, ...] = ()) -> None:
+    def __init__(self, instances: tuple[ElasticInstance, ...] = (), last_id: int = 0) -> None:
+        """Number batches and migrations from `last_id` + 1: workers take no number twice."""
         self._accounting = Accounting()
         self._version = 0
-        self._next_id = 0
+        self.last_id = last_id
         self._was_predicted = False  # all that the batch left whose end was applied last
         for instance in instances:
             self._join(instance)
@@ -312,5 +313,5 @@ class ClusterState:
         return StopLease(end.batch_id, batch.plan.group, end.step)
 
     def _new_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
+        self.last_id += 1
+        return self.last_id

@@ -66,11 +66,16 @@ class BatchEndPredicted:
 
 @dataclass(frozen=True, slots=True)
 class BatchFinished:
-    """A batch's whole group is done with it, after `num_steps` steps; its tokens were told before."""
+    """A batch's whole group is done with it, after `num_steps` steps; its tokens were told before.
+
+    `seconds` is the time from when the last instance began to the end of all, by the clock of the workers
+    (None: not measured). Reports that wait to be read do not change it.
+    """
 
     time: float
     batch_id: int
     num_steps: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

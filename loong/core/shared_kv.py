@@ -9,7 +9,7 @@ from loong.core.value import value
 
 
 @value
-class Part:
+class SharedPart:
     """Positions on one instance, and who holds them: two requests at least."""
 
     positions: range
@@ -23,7 +23,7 @@ class SharedKV:
     def __init__(self, primary_id: OwnerId, placement: Placement, holder_ids: Iterable[OwnerId]) -> None:
         holders = frozenset(holder_ids)
         self.primary_id = primary_id
-        self.parts = [Part(s.positions, s.instance_id, holders) for s in placement.segments]
+        self.parts = [SharedPart(s.positions, s.instance_id, holders) for s in placement.segments]
 
     @property
     def holder_ids(self) -> frozenset[OwnerId]:
@@ -63,7 +63,7 @@ class SharedKV:
                 continue
             yield KVSegment(owner_id, common, part.instance_id)
             rest = difference(part.positions, common)
-            self.parts += (Part(positions, part.instance_id, part.holder_ids) for positions in rest)
+            self.parts += (SharedPart(positions, part.instance_id, part.holder_ids) for positions in rest)
             holder_ids = part.holder_ids - {owner_id}
             if len(holder_ids) > 1:
-                self.parts.append(Part(common, part.instance_id, holder_ids))
+                self.parts.append(SharedPart(common, part.instance_id, holder_ids))

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 3
+VERSION = 4
 
 EventName: TypeAlias = Literal[
     "request_arrived",
@@ -78,7 +78,7 @@ class Decode(_Part, frozen=True):
     master_id: int
 
 
-class Batch(_Part, frozen=True):
+class LoggedBatch(_Part, frozen=True):
     """A batch of up to `num_steps` steps; its group's instances are in ring order."""
 
     batch_id: int
@@ -126,7 +126,7 @@ class ExtendedLease(_Part, frozen=True):
     num_steps: int
 
 
-class Weighed(_Part, frozen=True):
+class ConsideredAlternative(_Part, frozen=True):
     """Something a policy could have done; a cost of None is beyond all numbers: impossible."""
 
     what: str
@@ -139,17 +139,17 @@ class Reason(_Part, frozen=True):
     kind: str
     request_ids: tuple[str, ...]
     chosen: str
-    alternatives: tuple[Weighed, ...] = ()
+    alternatives: tuple[ConsideredAlternative, ...] = ()
 
 
-class Started(_Line, frozen=True, tag="started"):
+class StartedLine(_Line, frozen=True, tag="started"):
     """A run begins. `clock_start` is the Unix time at which its clock was 0; None where time is virtual."""
 
     version: int
     clock_start: float | None = None
 
 
-class Arrived(_Line, frozen=True, tag="arrived"):
+class ArrivedLine(_Line, frozen=True, tag="arrived"):
     """A request came, and the instances as it found them.
 
     If it is another choice of `choice_of`, it begins when that has computed the prompt of both.
@@ -166,13 +166,13 @@ class Arrived(_Line, frozen=True, tag="arrived"):
     choice_of: str | None = None
 
 
-class Planned(_Line, frozen=True, tag="planned"):
+class PlannedLine(_Line, frozen=True, tag="planned"):
     """A plan, why, and the instances that it was made for. Empty plans without reasons have no line."""
 
     time: float
     causes: tuple[Cause, ...]
     instances: tuple[InstanceState, ...]
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[LoggedBatch, ...] = ()
     migrations: tuple[Migration, ...] = ()
     preempted: tuple[Preempted, ...] = ()
     ended_leases: tuple[EndedLease, ...] = ()
@@ -180,14 +180,14 @@ class Planned(_Line, frozen=True, tag="planned"):
     reasons: tuple[Reason, ...] = ()
 
 
-class BatchStarted(_Line, frozen=True, tag="batch_started"):
+class BatchStartedLine(_Line, frozen=True, tag="batch_started"):
     """All instances of a batch have begun it, which may have been planned while they ran another."""
 
     time: float
     batch_id: int
 
 
-class BatchEnded(_Line, frozen=True, tag="batch_ended"):
+class BatchEndedLine(_Line, frozen=True, tag="batch_ended"):
     """A batch is done: what one of its steps took on average, and what it was predicted to take."""
 
     time: float
@@ -197,7 +197,7 @@ class BatchEnded(_Line, frozen=True, tag="batch_ended"):
     predicted_seconds: float | None = None
 
 
-class MigrationEnded(_Line, frozen=True, tag="migration_ended"):
+class MigrationEndedLine(_Line, frozen=True, tag="migration_ended"):
     """A migration has committed, or was rolled back."""
 
     time: float
@@ -205,14 +205,14 @@ class MigrationEnded(_Line, frozen=True, tag="migration_ended"):
     is_committed: bool
 
 
-class FirstToken(_Line, frozen=True, tag="first_token"):
+class FirstTokenLine(_Line, frozen=True, tag="first_token"):
     """The first output token of a request was told."""
 
     time: float
     request_id: str
 
 
-class Ended(_Line, frozen=True, tag="ended"):
+class EndedLine(_Line, frozen=True, tag="ended"):
     """A request is over; `reason` is that of a `FinishReason`, "abort" if its client left."""
 
     time: float
@@ -221,7 +221,7 @@ class Ended(_Line, frozen=True, tag="ended"):
     num_output_tokens: int
 
 
-class InstanceLost(_Line, frozen=True, tag="instance_lost"):
+class InstanceLostLine(_Line, frozen=True, tag="instance_lost"):
     """An instance died with its KV; its batches and migrations never end."""
 
     time: float
@@ -229,7 +229,7 @@ class InstanceLost(_Line, frozen=True, tag="instance_lost"):
     why: str = ""
 
 
-class InstanceJoined(_Line, frozen=True, tag="instance_joined"):
+class InstanceJoinedLine(_Line, frozen=True, tag="instance_joined"):
     """An instance came, empty."""
 
     time: float
@@ -238,14 +238,14 @@ class InstanceJoined(_Line, frozen=True, tag="instance_joined"):
 
 
 Line: TypeAlias = (
-    Started
-    | Arrived
-    | Planned
-    | BatchStarted
-    | BatchEnded
-    | MigrationEnded
-    | FirstToken
-    | Ended
-    | InstanceLost
-    | InstanceJoined
+    StartedLine
+    | ArrivedLine
+    | PlannedLine
+    | BatchStartedLine
+    | BatchEndedLine
+    | MigrationEndedLine
+    | FirstTokenLine
+    | EndedLine
+    | InstanceLostLine
+    | InstanceJoinedLine
 )

@@ -69,7 +69,7 @@ class DecisionLog:
         self._running: dict[int, tuple[BatchPlan, float]] = {}  # and since when, or since they were told
         self._held: list[Line] = []  # from an arrival up to the next plan
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
-        self._write(lines.Started(lines.VERSION, clock_start))
+        self._write(lines.StartedLine(lines.VERSION, clock_start))
 
     def on_event(self, event: Event) -> None:
         """Write down what happens, and what became of earlier plans."""
@@ -83,7 +83,7 @@ class DecisionLog:
             case BatchEndPredicted():
                 pass
             case MigrationFinished():
-                self._write(lines.MigrationEnded(event.time, event.migration_id, event.is_committed))
+                self._write(lines.MigrationEndedLine(event.time, event.migration_id, event.is_committed))
             case RequestAborted():
                 self._end_request(event.time, event.request_id, FinishReason.ABORT)
             case InstanceLost():
@@ -91,7 +91,9 @@ class DecisionLog:
             case InstanceJoined():
                 instance = event.instance
                 self._write(
-                    lines.InstanceJoined(event.time, instance.instance_id, kv_capacity=instance.kv_capacity)
+                    lines.InstanceJoinedLine(
+                        event.time, instance.instance_id, kv_capacity=instance.kv_capacity
+                    )
                 )
             case RequestArrived():
                 first, *others = event.request.choices()
@@ -145,7 +147,7 @@ class DecisionLog:
     def _arrive(self, request: Request, choice_of: RequestId | None = None) -> None:
         self._num_tokens[request.request_id] = 0
         self._held.append(
-            lines.Arrived(
+            lines.ArrivedLine(
                 request.arrival_time,
                 request.request_id,
                 num_prompt_tokens=len(request.prompt_token_ids),
@@ -165,7 +167,7 @@ class DecisionLog:
             if request_id in num_tokens:  # an aborted one is computed until its batch ends
                 num_tokens[request_id] += 1
                 if num_tokens[request_id] == 1:
-                    self._write(lines.FirstToken(event.time, request_id))
+                    self._write(lines.FirstTokenLine(event.time, request_id))
                 if token.finish_reason is not None:
                     self._end_request(event.time, request_id, token.finish_reason)
 
@@ -173,22 +175,22 @@ class DecisionLog:
         self._forget(request_id)
         num_tokens = self._num_tokens.pop(request_id, None)
         if num_tokens is not None:
-            self._write(lines.Ended(time, request_id, reason.value, num_tokens))
+            self._write(lines.EndedLine(time, request_id, reason.value, num_tokens))
 
     def _start_batch(self, event: BatchStarted) -> None:
         plan, _ = self._running[event.batch_id]
         self._running[event.batch_id] = plan, event.time
-        self._write(lines.BatchStarted(event.time, event.batch_id))
+        self._write(lines.BatchStartedLine(event.time, event.batch_id))
 
     def _end_batch(self, event: BatchFinished) -> None:
         plan, started_at = self._running.pop(event.batch_id)
         seconds = (event.time - started_at) / event.num_steps
         self._write(
-            lines.BatchEnded(event.time, event.batch_id, event.num_steps, seconds, plan.predicted_time)
+            lines.BatchEndedLine(event.time, event.batch_id, event.num_steps, seconds, plan.predicted_time)
         )
 
     def _lose(self, event: InstanceLost) -> None:
-        self._write(lines.InstanceLost(event.time, event.instance_id, event.reason))
+        self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason))
         for said in self._said.values():
             said.clear()  # whoever has lost KV waits anew
         self._running = {
@@ -202,7 +204,7 @@ class DecisionLog:
         held, self._held = self._held, []
         instances = instance_states(snapshot.instances)
         for line in held:
-            is_arrival = isinstance(line, lines.Arrived)
+            is_arrival = isinstance(line, lines.ArrivedLine)
             self._write(msgspec.structs.replace(line, instances=instances) if is_arrival else line)
 
     def _write(self, line: Line) -> None:

@@ -21,29 +21,29 @@ from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration
 from loong.core.snapshot import Snapshot
 from loong.decision_log.lines import (
-    Batch,
     Cause,
     Chunk,
+    ConsideredAlternative,
     Decode,
     EndedLease,
     ExtendedLease,
     InstanceState,
+    LoggedBatch,
     Migration,
-    Planned,
+    PlannedLine,
     Preempted,
     Reason,
     TokensByInstance,
-    Weighed,
 )
 
 
 def planned_line(
     events: Iterable[Event], snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
-) -> Planned | None:
+) -> PlannedLine | None:
     """The line of a plan made on `events`; None for one that does nothing and says nothing."""
     if plan == IterationPlan():
         return None
-    return Planned(
+    return PlannedLine(
         time=snapshot.now,
         causes=tuple(map(_cause, events)),
         instances=instance_states(snapshot.instances),
@@ -90,9 +90,9 @@ def _cause(event: Event) -> Cause:
             assert_never(event)
 
 
-def _batch(run: RunBatch) -> Batch:
+def _batch(run: RunBatch) -> LoggedBatch:
     plan = run.plan
-    return Batch(
+    return LoggedBatch(
         run.batch_id,
         plan.group.instance_ids,
         plan.group.dop,
@@ -141,5 +141,7 @@ def _preempted(request_id: str, snapshot: Snapshot) -> Preempted:
 
 
 def _reason(decision: Decision) -> Reason:
-    weighed = tuple(Weighed(alternative.what, alternative.cost) for alternative in decision.alternatives)
+    weighed = tuple(
+        ConsideredAlternative(alternative.what, alternative.cost) for alternative in decision.alternatives
+    )
     return Reason(decision.kind.value, decision.request_ids, decision.chosen, weighed)

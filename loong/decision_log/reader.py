@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import ConfigError
-from loong.decision_log.lines import VERSION, Line, Started
+from loong.decision_log.lines import VERSION, Line, StartedLine
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ _FIRST_OF_RUN = b'{"line":"started"'  # quotes within strings are escaped, so no
 
 
 def read_log(path: Path) -> tuple[Line, ...]:
-    """The lines of the last run in a file, beginning with its `Started`.
+    """The lines of the last run in a file, beginning with its `StartedLine`.
 
     Raises `ConfigError` naming the file, and the line if one is damaged. Whatever follows the last line's
     end is still being written, and is left out.
@@ -44,7 +44,7 @@ def _decoded(lines: Iterable[bytes], path: Path, first_number: int) -> Iterator[
             line = decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}:{number} is damaged: {error}") from None
-        if isinstance(line, Started) and line.version != VERSION:
+        if isinstance(line, StartedLine) and line.version != VERSION:
             raise ConfigError(
                 f"{path}:{number} begins version {line.version}, but this loong reads {VERSION}"
             )

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from loong.core.decision import DecisionKind
 from loong.core.request import RequestId
 from loong.decision_log.lines import (
-    Arrived,
-    Batch,
-    BatchStarted,
+    ArrivedLine,
+    BatchStartedLine,
     Chunk,
     Decode,
-    Ended,
-    FirstToken,
-    InstanceLost,
+    EndedLine,
+    FirstTokenLine,
+    InstanceLostLine,
     Line,
-    Planned,
+    LoggedBatch,
+    PlannedLine,
 )
 
 MAX_DOPS = 64  # changes of DoP that are kept of a request
@@ -76,14 +76,14 @@ class RequestRuns:
         """The requests that are not over, in the order of their arrival."""
         return self._live.values()
 
-    def tell(self, listener: Callable[[RequestRun], None]) -> None:
+    def subscribe(self, listener: Callable[[RequestRun], None]) -> None:
         """Hand on to `listener` as well."""
         self._when_over.append(listener)
 
     def __call__(self, line: Line, _encoded: bytes, /) -> None:
         """Take in a line."""
         match line:
-            case Arrived():
+            case ArrivedLine():
                 come = self._live[line.request_id] = RequestRun(
                     line.request_id,
                     line.num_prompt_tokens,
@@ -94,22 +94,22 @@ class RequestRuns:
                 )
                 if line.choice_of is not None:
                     self._choices.setdefault(line.choice_of, []).append(come)
-            case Planned():
+            case PlannedLine():
                 self._note_waits(line)
                 self._coming.update((batch.batch_id, self._come(batch)) for batch in line.batches)
-            case BatchStarted():
+            case BatchStartedLine():
                 if (coming := self._coming.pop(line.batch_id, None)) is not None:
                     _start(coming, line.time)
-            case InstanceLost():
+            case InstanceLostLine():
                 self._coming = {
                     batch_id: coming
                     for batch_id, coming in self._coming.items()
                     if line.instance_id not in coming.instance_ids
                 }
-            case FirstToken():
+            case FirstTokenLine():
                 if (run := self._live.get(line.request_id)) is not None:
                     run.first_token_at = line.time
-            case Ended():
+            case EndedLine():
                 self._end(line)
             case _:
                 pass
@@ -118,13 +118,13 @@ class RequestRuns:
         """Return the run of a request that is not over; None if there is none."""
         return self._live.get(request_id)
 
-    def _come(self, batch: Batch) -> "_Coming":
+    def _come(self, batch: LoggedBatch) -> "_Coming":
         parts: tuple[Chunk | Decode, ...] = (*batch.chunks, *batch.decodes)
         runs = [run for part in parts if (run := self._live.get(part.request_id)) is not None]
         choices = [choice for run in runs for choice in self._choices.get(run.request_id, ())]
         return _Coming(batch.instance_ids, runs, choices)
 
-    def _note_waits(self, plan: Planned) -> None:
+    def _note_waits(self, plan: PlannedLine) -> None:
         for preempted in plan.preempted:
             if (run := self._live.get(preempted.request_id)) is not None:
                 run.num_preemptions, run.waits_for = run.num_preemptions + 1, None
@@ -134,7 +134,7 @@ class RequestRuns:
                     if (run := self._live.get(request_id)) is not None:
                         run.waits_for = reason.chosen
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: EndedLine) -> None:
         if (run := self._live.pop(ended.request_id, None)) is not None:
             self._leave_choices(run)
             run.ended_at, run.end, run.num_output_tokens = ended.time, ended.reason, ended.num_output_tokens

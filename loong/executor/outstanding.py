@@ -89,3 +89,9 @@ def _is_last(waiting_for: dict[int, set[WorkerId]], number: int, worker_id: Work
         return False
     del waiting_for[number]
     return True
+
+
+def measured_seconds(reports: Sequence[BatchDone]) -> float | None:
+    """Return what a batch took by the clock of the workers, which is one machine's; None if none measured."""
+    began_at = max(report.began_at for report in reports)
+    return max(report.ended_at for report in reports) - began_at if began_at else None

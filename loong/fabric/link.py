@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
-from loong.fabric.mailbox import Address, Mailbox
+from loong.fabric.mailbox import Address, MessageQueue
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 
@@ -29,7 +29,7 @@ class Link:
     """
 
     def __init__(
-        self, world: World, rank: int, connection: socket.socket, mailbox: Mailbox, deadline: float
+        self, world: World, rank: int, connection: socket.socket, mailbox: MessageQueue, deadline: float
     ) -> None:
         self.rank = rank
         self.is_lost = False

@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from loong.core.errors import ClusterError
 from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link
-from loong.fabric.mailbox import Mailbox
+from loong.fabric.mailbox import MessageQueue
 from loong.fabric.traffic import Plane
 from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
@@ -31,7 +31,9 @@ _LONGEST_SOCKET_PATH = 107  # Linux, sun_path without its closing zero
 class PeerRegistry:
     """The live connections of this process, kept up to date while peers come, go and come back."""
 
-    def __init__(self, directory: Path, world: World, rank: int, mailbox: Mailbox, deadline: float) -> None:
+    def __init__(
+        self, directory: Path, world: World, rank: int, mailbox: MessageQueue, deadline: float
+    ) -> None:
         self._directory = directory
         self._world = world
         self._rank = rank

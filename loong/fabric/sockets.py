@@ -12,7 +12,7 @@ from torch import Tensor
 from loong.core.errors import ClusterError
 from loong.fabric.errors import AbandonedError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link, bytes_of, memory_of
-from loong.fabric.mailbox import Address, Mailbox
+from loong.fabric.mailbox import Address, MessageQueue
 from loong.fabric.peer_registry import PeerRegistry
 from loong.fabric.protocol import Pending
 from loong.fabric.tensor_parallel import TensorParallelGroup
@@ -41,7 +41,7 @@ class _Migration:
 class _Transfer:
     """Messages on their way out, and messages to come with the tensors they are copied into: a Pending."""
 
-    mailbox: Mailbox
+    mailbox: MessageQueue
     outgoing: tuple[Future[None], ...]
     incoming: tuple[tuple[Address, Tensor], ...]
     peers: Collection[Link]
@@ -76,7 +76,7 @@ class SocketFabric:
         self.rank = rank
         self.deadline = deadline
         self._instance_id = world.instance_id(rank)
-        self._mailbox = Mailbox(world)
+        self._mailbox = MessageQueue(world)
         self._peer_registry = PeerRegistry(directory, world, rank, self._mailbox, deadline)
         self._open_batch: _Batch | None = None
         self._open_migration: _Migration | None = None
@@ -165,9 +165,11 @@ class SocketFabric:
         """See Fabric."""
         self._peer_registry.close()
 
-    def watch(self, tell: Callable[[], None]) -> None:
-        """Let `tell` be called, by any thread, whenever `raise_if_broken` may have something new to raise."""
-        self._mailbox.watch(tell)
+    def watch(self, report: Callable[[], None]) -> None:
+        """Let `report` be called, by any thread, whenever `raise_if_broken` may have something
+        new to raise.
+        """
+        self._mailbox.watch(report)
 
     def raise_if_broken(self, plane: Plane) -> None:
         """Raise what a wait would raise if a process of what is open on a plane is lost or has left."""

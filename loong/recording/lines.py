@@ -30,7 +30,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 
-VERSION = 3
+VERSION = 4
 
 
 class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):
@@ -47,9 +47,10 @@ class Setting(_Line, frozen=True, tag="setting"):
     policy_config: PolicyConfig
     cost_model: WorkCostModel
     is_recalibrated: bool = False
+    last_id: int = 0  # of a batch or migration before the first event
 
 
-class Arrived(_Line, frozen=True, tag="request_arrived"):
+class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
     """A request; without the ids of its prompt, which no plan depends on, unless they were to be kept."""
 
     time: float
@@ -65,62 +66,62 @@ class Arrived(_Line, frozen=True, tag="request_arrived"):
     num_prompt_logprobs: int | None = None
 
 
-class Produced(_Line, frozen=True, tag="tokens_produced"):
+class TokensRecord(_Line, frozen=True, tag="tokens_produced"):
     """Without log-probabilities."""
 
     event: TokensProduced
 
 
-class BatchBegan(_Line, frozen=True, tag="batch_started"):
+class BatchStartRecord(_Line, frozen=True, tag="batch_started"):
     """As the executor told it."""
 
     event: BatchStarted
 
 
-class EndPredicted(_Line, frozen=True, tag="batch_end_predicted"):
+class PredictedEndRecord(_Line, frozen=True, tag="batch_end_predicted"):
     """As the executor told it."""
 
     event: BatchEndPredicted
 
 
-class Finished(_Line, frozen=True, tag="batch_finished"):
+class BatchEndRecord(_Line, frozen=True, tag="batch_finished"):
     """As the executor told it."""
 
     event: BatchFinished
 
 
-class Moved(_Line, frozen=True, tag="migration_finished"):
+class MigrationRecord(_Line, frozen=True, tag="migration_finished"):
     """As the executor told it."""
 
     event: MigrationFinished
 
 
-class Aborted(_Line, frozen=True, tag="request_aborted"):
+class AbortRecord(_Line, frozen=True, tag="request_aborted"):
     """As the executor told it."""
 
     event: RequestAborted
 
 
-class Lost(_Line, frozen=True, tag="instance_lost"):
+class InstanceLossRecord(_Line, frozen=True, tag="instance_lost"):
     """As the executor told it."""
 
     event: InstanceLost
 
 
-class Joined(_Line, frozen=True, tag="instance_joined"):
+class InstanceJoinRecord(_Line, frozen=True, tag="instance_joined"):
     """As the executor told it."""
 
     event: InstanceJoined
 
 
-class Planned(_Line, frozen=True, tag="planned"):
+class PlanRecord(_Line, frozen=True, tag="planned"):
     """A plan on the events before it, without reasons and predictions, which change nothing."""
 
     digest: str
     plan: msgspec.Raw
 
 
-class Refused(_Line, frozen=True, tag="refused"):
+class RefusedPlanRecord(_Line, frozen=True, tag="refused"):
     """A plan that was not carried out, with the snapshot that it was made for and the error."""
 
     error: str
@@ -129,14 +130,22 @@ class Refused(_Line, frozen=True, tag="refused"):
 
 
 EventLine: TypeAlias = (
-    Arrived | BatchBegan | Produced | EndPredicted | Finished | Moved | Aborted | Lost | Joined
+    ArrivalRecord
+    | BatchStartRecord
+    | TokensRecord
+    | PredictedEndRecord
+    | BatchEndRecord
+    | MigrationRecord
+    | AbortRecord
+    | InstanceLossRecord
+    | InstanceJoinRecord
 )
-Line: TypeAlias = Setting | EventLine | Planned | Refused
+Line: TypeAlias = Setting | EventLine | PlanRecord | RefusedPlanRecord
 
 
 def encoded(line: Line) -> bytes:
     """A line as it is written, without its end."""
-    if isinstance(line, Setting | Arrived | Refused):  # only these hold limits
+    if isinstance(line, Setting | ArrivalRecord | RefusedPlanRecord):  # only these hold limits
         return _encoder.encode(_with_words(msgspec.to_builtins(line, enc_hook=_encode_range, str_keys=True)))
     return _encoder.encode(line)
 
@@ -153,28 +162,28 @@ def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
             return _arrived(event, keeps_prompts=keeps_prompts)
         case TokensProduced():
             tokens = tuple(token._replace(logprobs=None) for token in event.tokens)
-            return Produced(replace(event, tokens=tokens))
+            return TokensRecord(replace(event, tokens=tokens))
         case BatchStarted():
-            return BatchBegan(event)
+            return BatchStartRecord(event)
         case BatchEndPredicted():
-            return EndPredicted(event)
+            return PredictedEndRecord(event)
         case BatchFinished():
-            return Finished(event)
+            return BatchEndRecord(event)
         case MigrationFinished():
-            return Moved(event)
+            return MigrationRecord(event)
         case RequestAborted():
-            return Aborted(event)
+            return AbortRecord(event)
         case InstanceLost():
-            return Lost(event)
+            return InstanceLossRecord(event)
         case InstanceJoined():
-            return Joined(event)
+            return InstanceJoinRecord(event)
         case _:
             assert_never(event)
 
 
 def event_of(line: EventLine) -> Event:
     """A line as an event. A prompt whose ids were not kept is as long as it was."""
-    if not isinstance(line, Arrived):
+    if not isinstance(line, ArrivalRecord):
         return line.event
     prompt: Sequence[int] = range(line.num_prompt_tokens)
     if line.prompt_token_ids is not None:
@@ -193,16 +202,16 @@ def event_of(line: EventLine) -> Event:
     return RequestArrived(line.time, request)
 
 
-def planned_line(plan: IterationPlan) -> Planned:
+def planned_line(plan: IterationPlan) -> PlanRecord:
     """A plan as a line. Equal plans have equal digests, whoever makes them and wherever."""
     batches = tuple(replace(batch, predicted_time=None) for batch in plan.batches)
     text = _plan_encoder.encode(replace(plan, batches=batches, decisions=()))
-    return Planned(blake2b(text, digest_size=8).hexdigest(), msgspec.Raw(text))
+    return PlanRecord(blake2b(text, digest_size=8).hexdigest(), msgspec.Raw(text))
 
 
-def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> Arrived:
+def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
     request = event.request
-    return Arrived(
+    return ArrivalRecord(
         event.time,
         request.request_id,
         len(request.prompt_token_ids),

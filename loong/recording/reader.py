@@ -8,7 +8,7 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.core.events import Event
-from loong.recording.lines import VERSION, Line, Planned, Refused, Setting, decoded, event_of
+from loong.recording.lines import VERSION, Line, PlanRecord, RefusedPlanRecord, Setting, decoded, event_of
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class Happening:
     """Events, and the plans made on them: mostly one. The last events of a run may have none."""
 
     events: list[Event]
-    plans: list[Planned] = field(default_factory=list)
+    plans: list[PlanRecord] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Recording:
     setting: Setting
     happenings: list[Happening]
     is_cut: bool = False
-    refused: Refused | None = None
+    refused: RefusedPlanRecord | None = None
 
     @property
     def num_events(self) -> int:
@@ -52,9 +52,9 @@ def read_recording(path: Path) -> Recording:
     for line in lines:
         if isinstance(line, Setting):
             raise ConfigError(f"{path} is damaged: it holds a second setting")
-        if isinstance(line, Refused):
+        if isinstance(line, RefusedPlanRecord):
             refused = line
-        elif isinstance(line, Planned):
+        elif isinstance(line, PlanRecord):
             if not happenings:
                 raise ConfigError(f"{path} is damaged: it holds a plan before the first event")
             happenings[-1].plans.append(line)

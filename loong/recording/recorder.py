@@ -13,14 +13,19 @@ from loong.decision_log.line_file import LineFile
 from loong.recording.lines import Line, Setting, encoded, event_line, planned_line
 
 
+def check_new(path: Path) -> None:
+    """Raise `ConfigError` if the file is there already."""
+    if path.exists():
+        raise ConfigError(f"the event log {path} exists; name a new file, so that no recording is lost")
+
+
 @contextmanager
 def recording(path: Path, setting: Setting, *, keeps_prompts: bool = False) -> Iterator["Recorder"]:
     """A recording of one run in a file of its own.
 
     Raises `ConfigError` if the file is there already, or cannot be made.
     """
-    if path.exists():
-        raise ConfigError(f"the event log {path} exists; name a new file, so that no recording is lost")
+    check_new(path)
     file = LineFile(path)
     try:
         yield Recorder(file, setting, keeps_prompts=keeps_prompts)

@@ -5,7 +5,7 @@ from tempfile import NamedTemporaryFile
 
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.recording.lines import Refused, Setting, encoded
+from loong.recording.lines import RefusedPlanRecord, Setting, encoded
 
 MAX_FILES = 4  # of one server; later refusals are logged only
 
@@ -21,7 +21,7 @@ class RefusedPlans:
         """Write one, and return a clause that says where it is, or why it is nowhere."""
         if self._num_files == MAX_FILES:
             return f"{MAX_FILES} such plans were kept before, and this one is not"
-        line = Refused(f"{type(error).__name__}: {error}", snapshot, plan)
+        line = RefusedPlanRecord(f"{type(error).__name__}: {error}", snapshot, plan)
         try:
             text = b"".join(encoded(part) + b"\n" for part in (self._setting, line))
             with NamedTemporaryFile(

@@ -11,7 +11,7 @@ from loong.core.events import Event
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.recording.lines import Planned, Refused, Setting, planned_line
+from loong.recording.lines import PlanRecord, RefusedPlanRecord, Setting, planned_line
 from loong.recording.reader import Happening, Recording
 from loong.scheduler.policy import make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
@@ -19,13 +19,13 @@ from loong.scheduling import Scheduling
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PlanDifference:
     """The first plan that is not as recorded, and the event before it. None stands for no plan at all."""
 
     number: int
     event: Event
-    recorded: Planned | None
-    replayed: Planned | None
+    recorded: PlanRecord | None
+    replayed: PlanRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Replay:
     """How many plans were the same, and the first that was not, if any."""
 
     num_plans: int
-    difference: Difference | None
+    difference: PlanDifference | None
 
 
 async def replay(recording: Recording) -> Replay:
@@ -48,7 +48,7 @@ async def replay(recording: Recording) -> Replay:
         cost_model = RecalibratedCostModel(recalibration)
     script = _Script(recording.happenings)
     policy = make_policy(setting.policy, setting.policy_config)
-    state = ClusterState(setting.instances)
+    state = ClusterState(setting.instances, setting.last_id)
     scheduling = Scheduling(state, policy, cost_model, script, (recalibration, script))
     async with aclosing(scheduling.events()) as events:
         async for _ in events:
@@ -56,7 +56,7 @@ async def replay(recording: Recording) -> Replay:
     return Replay(script.num_plans, script.difference)
 
 
-def plan_again(setting: Setting, refused: Refused) -> str | None:
+def plan_again(setting: Setting, refused: RefusedPlanRecord) -> str | None:
     """Let the policy plan for the snapshot of a refused plan; return the error, or None if the plan is valid.
 
     Corrections of the cost model are not recorded, so the plan may be another than the refused one.
@@ -75,9 +75,9 @@ class _Script:
     def __init__(self, happenings: Iterable[Happening]) -> None:
         self._happenings = list(happenings)
         self._next = 0  # of the happenings
-        self._expected: list[Planned] = []  # of the present happening, last first
+        self._expected: list[PlanRecord] = []  # of the present happening, last first
         self.num_plans = 0
-        self.difference: Difference | None = None
+        self.difference: PlanDifference | None = None
 
     async def next_events(self) -> Sequence[Event]:
         """What was recorded up to the next plan, until one differs."""
@@ -113,5 +113,7 @@ class _Script:
         elif self.difference is None:
             self._differ(events, recorded, replayed)
 
-    def _differ(self, events: Sequence[Event], recorded: Planned | None, replayed: Planned | None) -> None:
-        self.difference = Difference(self.num_plans + 1, events[-1], recorded, replayed)
+    def _differ(
+        self, events: Sequence[Event], recorded: PlanRecord | None, replayed: PlanRecord | None
+    ) -> None:
+        self.difference = PlanDifference(self.num_plans + 1, events[-1], recorded, replayed)

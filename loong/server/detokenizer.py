@@ -9,7 +9,7 @@ _REPLACEMENT = "\ufffd"
 _MAX_PENDING = 16
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What detokenisation asks of a tokenizer."""
 
     def decode(self, token_ids: list[TokenId], *, skip_special_tokens: bool) -> str:
@@ -35,7 +35,7 @@ class IncrementalDetokenizer:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: TokenDecoder,
         *,
         skip_special_tokens: bool = True,
         kept_token_ids: Collection[TokenId] = (),

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from loong.core.request import TokenId
-from loong.server.detokenizer import Decoder, IncrementalDetokenizer
+from loong.server.detokenizer import IncrementalDetokenizer, TokenDecoder
 
 
-def echo_offsets(decoder: Decoder, token_ids: Sequence[TokenId], text: str) -> list[int]:
+def echo_offsets(decoder: TokenDecoder, token_ids: Sequence[TokenId], text: str) -> list[int]:
     """Return where the text of each token begins in the echoed `text`, in characters.
 
     Tokens that the tokenizer put before a prompt given as text have no text in it, and begin at 0.

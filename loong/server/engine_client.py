@@ -98,7 +98,7 @@ class ClusterView(Protocol):
         ...
 
 
-class Engine(TokenEngine, ClusterView, Protocol):
+class EngineInterface(TokenEngine, ClusterView, Protocol):
     """An engine of this process."""
 
 

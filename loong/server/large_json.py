@@ -32,7 +32,7 @@ Integers: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class JsonCut:
     """What counts as long, in integers of a list or bytes of a string, and how much is read at once."""
 
     min_integers: int = 1024
@@ -42,10 +42,10 @@ class Cut:
 
 def compile_ahead() -> None:
     """Compile what reads large bodies, or load what was compiled before: a second or two, the first time."""
-    read_large_json(b'["text", [1, 2]]', Cut(min_integers=1, min_string=1, piece=1))
+    read_large_json(b'["text", [1, 2]]', JsonCut(min_integers=1, min_string=1, piece=1))
 
 
-def read_large_json(body: bytes, cut: Cut = Cut()) -> object:
+def read_large_json(body: bytes, cut: JsonCut = JsonCut()) -> object:
     """What a body says, as `read_json` gives it; for a thread. Raises a 400 if it is no JSON, or too much."""
     found = np.frombuffer(body, np.uint8)
     spans, integers, num_values = _find_long(found, cut.min_integers, cut.min_string)

@@ -8,7 +8,7 @@ from loong.core.errors import ClusterError, InvalidRequestError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, SamplingParams, TokenId
-from loong.server.detokenizer import Decoder, IncrementalDetokenizer
+from loong.server.detokenizer import IncrementalDetokenizer, TokenDecoder
 from loong.server.stop_strings import StopStrings
 from loong.server.tools.parser import CallParser
 from loong.server.tools.parts import Part
@@ -54,7 +54,7 @@ class Output:
     """Makes deltas of tokens; what it has told so far never changes."""
 
     def __init__(
-        self, params: SamplingParams, options: OutputOptions, decoder: Decoder, choice: int = 0
+        self, params: SamplingParams, options: OutputOptions, decoder: TokenDecoder, choice: int = 0
     ) -> None:
         self._choice = choice
         self._min_tokens = params.min_tokens

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from time import monotonic
 
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
@@ -32,6 +33,7 @@ class BatchLoop:
         self._runner, self._lease_ends = runner, lease_ends
         self._send, self._trace = send, trace
         self._started: StartedBatch | None = None
+        self._began_at = 0.0  # when the device came to the batch that it works on
 
     def turn(self, commands: "SimpleQueue[RunBatch | None]") -> None:
         """Wait for the next command or for the device: begin a batch, and finish the one before.
@@ -50,6 +52,7 @@ class BatchLoop:
         self._trace()
 
     def _report_begin(self, command: RunBatch) -> None:
+        self._began_at = monotonic()
         if self._tp_rank == 0:  # all ranks begin together
             self._send(BatchBegun(command.batch_id, self._instance_id, self._tp_rank))
 
@@ -84,4 +87,5 @@ class BatchLoop:
         if self._tp_rank == 0:  # all ranks find the same
             for found in started.prompt_logprobs():
                 self._send(PromptScored(batch_id, self._instance_id, self._tp_rank, found))
-        self._send(BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, last_tokens))
+        worked = self._began_at, monotonic()
+        self._send(BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, last_tokens, *worked))

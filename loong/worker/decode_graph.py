@@ -20,7 +20,7 @@ from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend, Reading
 from loong.worker.constraints import Constraints
-from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeBatch, DecodeState
+from loong.worker.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeState, LeaseBatch
 from loong.worker.group_exchange import GroupExchange, NoExchange
 from loong.worker.kv_pool import KVPool
 from loong.worker.lease_sampling import LeaseSampling
@@ -79,7 +79,7 @@ class DecodeGraph:
                 step = partial(self._step, size, first_row, self._exchange)
                 self._steps[True, size] = self._backend.capture(step)
 
-    def begin(self, batch: DecodeBatch, pending_ids: PendingTokenIds | None) -> None:
+    def begin(self, batch: LeaseBatch, pending_ids: PendingTokenIds | None) -> None:
         """Let the next steps be those of these requests, of whose tokens `pending_ids` may be yet to come.
 
         Whoever calls has waited for the lease before.
@@ -96,7 +96,7 @@ class DecodeGraph:
             self._exchange.begin(batch.num_tokens)
         self._next_step = self._steps[is_group, batch.size]
 
-    def lengthen(self, batch: DecodeBatch) -> None:
+    def lengthen(self, batch: LeaseBatch) -> None:
         """Let the next steps have the slots of `batch`, the same lease with more of them.
 
         A step that was launched after the last of these calls, or of `begin`, must have been read.
@@ -129,7 +129,7 @@ class DecodeGraph:
         """Return once all steps are done."""
         self._backend.device.wait()
 
-    def _copy_slots(self, batch: DecodeBatch, num_slots: int) -> None:
+    def _copy_slots(self, batch: LeaseBatch, num_slots: int) -> None:
         self._pool.list_slots(batch.listed, self._host_slots)
         self._slots[:num_slots].copy_(self._host_slots[:num_slots], non_blocking=True)
 

@@ -37,7 +37,7 @@ class DecodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeBatch:
+class LeaseBatch:
     """A lease as it begins on one instance.
 
     `rows` are the requests whose master it is. `peer_rows` has, for each other member, what its requests have
@@ -99,7 +99,7 @@ class DecodeState:
         """The size of its memory."""
         return _NUM_COLUMNS * _MAX_SIZE + 2 * num_queries
 
-    def fill(self, batch: DecodeBatch, first_row: int, vocab_size: int) -> int:
+    def fill(self, batch: LeaseBatch, first_row: int, vocab_size: int) -> int:
         """Take in a lease, on the host, whose own queries are those from `first_row` on.
 
         Returns how many slots are listed.
@@ -117,7 +117,7 @@ class DecodeState:
             set_first(self.num_keys[instance_id * batch.size :], list(map(_num_keys, lists)))
         return self.list_slots(batch, first_row)
 
-    def list_slots(self, batch: DecodeBatch, first_row: int) -> int:
+    def list_slots(self, batch: LeaseBatch, first_row: int) -> int:
         """Take in where each list of slots begins, and how long those of rows are; otherwise as `fill`."""
         limits = [_num_keys(row.held) + len(row.free) for row in batch.rows]
         set_first(self.limits, limits)

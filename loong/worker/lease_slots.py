@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
-from loong.worker.decode_state import DecodeBatch, DecodeRow, Held
+from loong.worker.decode_state import DecodeRow, Held, LeaseBatch
 from loong.worker.kv_pool import KVPool
 
 
@@ -24,7 +24,7 @@ class LeaseSlots:
         )
         self._rows = [self._row(given) for given in self._own]
         peers = (i for i in command.plan.group.instance_ids if i != instance_id)
-        self.batch = DecodeBatch(
+        self.batch = LeaseBatch(
             instance_id,
             self._rows,
             {i: [self._held(given) for given in masters_inputs(command, i)] for i in peers},

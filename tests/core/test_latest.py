@@ -20,7 +20,7 @@ from loong.core.request import Request, SamplingParams
 from loong.core.request_spans import RequestSpans
 from loong.core.snapshot import Snapshot
 from loong.core.timeline import Timeline
-from loong.decision_log.lines import Ended
+from loong.decision_log.lines import EndedLine
 from loong.decision_log.recent import RecentLines
 
 BYTES = 2**20
@@ -34,8 +34,8 @@ def request_id() -> str:
     return f"chatcmpl-{next(numbers):032x}-0"
 
 
-def finish(timeline: Timeline, told: Instruction, event: BatchFinished | MigrationFinished) -> None:
-    timeline.on_plan([], Snapshot(event.time - 0.1, INSTANCES), IterationPlan(), [told])
+def finish(timeline: Timeline, reported: Instruction, event: BatchFinished | MigrationFinished) -> None:
+    timeline.on_plan([], Snapshot(event.time - 0.1, INSTANCES), IterationPlan(), [reported])
     timeline.on_event(event)
     timeline.on_plan([event], Snapshot(event.time, INSTANCES), IterationPlan(), [])
 
@@ -56,7 +56,7 @@ def push_move(timeline: Timeline) -> None:
 
 
 def push_line(recent: RecentLines, num_letters: int) -> None:
-    recent(Ended(0.0, "r", "stop", 1), bytes(num_letters))
+    recent(EndedLine(0.0, "r", "stop", 1), bytes(num_letters))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def test_of_several_runs_the_last_is_read(path: Path) -> None:
     path.write_bytes(b"damaged by an earlier version\n" + path.read_bytes() + b'{"line":"pla')
     with decision_log(path):
         pass
-    assert read_log(path) == (lines.Started(lines.VERSION),)
+    assert read_log(path) == (lines.StartedLine(lines.VERSION),)
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_the_lines_that_the_documentation_shows_are_lines_of_a_log() -> None:
         _, end = JSONDecoder().raw_decode(rest)
         kinds.add(type(msgspec.json.decode(rest[:end], type=lines.Line)))
         rest = rest[end:].lstrip()
-    assert kinds == {lines.Planned, lines.BatchEnded}
+    assert kinds == {lines.PlannedLine, lines.BatchEndedLine}

@@ -25,7 +25,7 @@ RELAXED = ("--goodput", "ttft:60000")
 # The longest of these prompts need all four pools, others two or three, and many share one; small chunks let
 # a prompt that began on few instances go on with more.
 ELASTIC = ("--seed", "2", "--num-requests", "30", "--num-instances", "4")
-SMALL = "--extra-server-args=--kv-cache-tokens 1792 --max-num-batched-tokens 128"
+SMALL = "--extra-server-args=--calibration-time 0 --kv-cache-tokens 1792 --max-num-batched-tokens 128"
 
 
 @contextmanager
@@ -98,7 +98,13 @@ def test_elastic_groups_change_and_keep_kv_where_static_ones_stay_as_they_are(tm
 
 
 def test_tensor_parallelism_is_measured_with_all_processes_and_kv_in_one_instance(tmp_path: Path) -> None:
-    flags = ("--num-requests", "6", "--num-instances", "2", "--extra-server-args=--kv-cache-tokens 4k")
+    flags = (
+        "--num-requests",
+        "6",
+        "--num-instances",
+        "2",
+        "--extra-server-args=--calibration-time 0 --kv-cache-tokens 4k",
+    )
     with benchmark(tmp_path, *flags, "--policy", "tp") as process:
         _, errors = process.communicate()
     assert process.returncode == 0, errors

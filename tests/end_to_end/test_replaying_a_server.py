@@ -7,13 +7,13 @@ from served import served
 
 from loong.launcher.cli import main
 
-POOL = 128
+POOL = 1024
 
 
 def test_the_recording_of_real_workers_is_replayed_plan_by_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("--num-instances", "2", "--kv-cache-tokens", str(POOL))
+    arguments = ("--num-instances", "2", "--kv-cache-tokens", str(POOL), "--calibration-time", "1")
     log = tmp_path / "events.jsonl"
     with served(tmp_path, *arguments, "--event-log", log.name) as server:
         for num_tokens in (POOL + 40, 10):

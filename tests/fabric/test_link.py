@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.link import Link
-from loong.fabric.mailbox import Address, Mailbox
+from loong.fabric.mailbox import Address, MessageQueue
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 
@@ -46,8 +46,8 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def make_link(ours: socket.socket, deadline: float = NEVER, mailbox: Mailbox | None = None) -> Link:
-    return Link(WORLD, 1, ours, mailbox or Mailbox(WORLD), deadline)
+def make_link(ours: socket.socket, deadline: float = NEVER, mailbox: MessageQueue | None = None) -> Link:
+    return Link(WORLD, 1, ours, mailbox or MessageQueue(WORLD), deadline)
 
 
 def test_a_small_frame_is_gone_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -108,7 +108,7 @@ def test_closing_ends_what_is_under_way_and_leaves_no_thread(
     assert isinstance(sent.exception(0), PeerLostError)
 
 
-def assert_waits_fail(link: Link, mailbox: Mailbox) -> None:
+def assert_waits_fail(link: Link, mailbox: MessageQueue) -> None:
     """A wait for the peer of `link` ends because it is lost, whose link is then cut."""
     with pytest.raises(PeerLostError, match="ring of batch 0: instance 1"):
         mailbox.take(Address(Channel.RING, 0, 1), (link,), NEVER)
@@ -119,7 +119,7 @@ def assert_waits_fail(link: Link, mailbox: Mailbox) -> None:
 def test_a_damaged_header_ends_the_waits_on_the_peer(
     ends: tuple[socket.socket, socket.socket], header: tuple[int, int, int]
 ) -> None:
-    mailbox = Mailbox(WORLD)
+    mailbox = MessageQueue(WORLD)
     link = make_link(ends[0], mailbox=mailbox)
     ends[1].sendall(HEADER.pack(*header))
     assert_waits_fail(link, mailbox)
@@ -127,7 +127,7 @@ def test_a_damaged_header_ends_the_waits_on_the_peer(
     link.close()
 
 
-class FullMailbox(Mailbox):
+class FullMailbox(MessageQueue):
     """A mailbox that has no room."""
 
     def deliver(self, address: Address, message: Tensor) -> None:

@@ -17,7 +17,7 @@ from socket_worlds import run_in_world
 import loong.fabric.peer_registry
 from loong.fabric.errors import DeadlineError, InvalidMessageError
 from loong.fabric.link import Link
-from loong.fabric.mailbox import Mailbox
+from loong.fabric.mailbox import MessageQueue
 from loong.fabric.peer_registry import PeerRegistry, hello
 from loong.fabric.sockets import SocketFabric
 from loong.fabric.traffic import Plane
@@ -33,7 +33,7 @@ def expect_too_little(fabric: SocketFabric, instance_id: int, tp_rank: int) -> N
         fabric.ring_step((0, 1), x, x[0].clone()).wait()
 
 
-def test_a_message_of_another_size_than_expected_is_told() -> None:
+def test_a_message_of_another_size_than_expected_is_reported() -> None:
     run_in_world(expect_too_little, World(2, 1))
 
 
@@ -65,7 +65,7 @@ def test_who_joins_is_welcomed_before_anything_can_be_sent_to_it(monkeypatch: py
 
     monkeypatch.setattr(loong.fabric.peer_registry, "Link", look_then_link)
     with tempfile.TemporaryDirectory(prefix="loong-") as directory, socket.socket(socket.AF_UNIX) as newcomer:
-        peer_registry = PeerRegistry(Path(directory), World(2, 1), 0, Mailbox(World(2, 1)), deadline=5.0)
+        peer_registry = PeerRegistry(Path(directory), World(2, 1), 0, MessageQueue(World(2, 1)), deadline=5.0)
         newcomer.connect(f"{directory}/0.sock")
         newcomer.sendall(hello(1, Plane.BATCH))
         wait_until(lambda: peer_registry.num_joins(1) == 1, 5, "the newcomer to be linked")
@@ -88,7 +88,7 @@ STRAYS = (
 def test_what_is_no_hello_is_counted_and_dropped_and_peers_can_still_join() -> None:
     world, answers = World(2, 2), list[bytes]()
     with tempfile.TemporaryDirectory(prefix="loong-") as directory:
-        peer_registry = PeerRegistry(Path(directory), world, 0, Mailbox(world), deadline=5.0)
+        peer_registry = PeerRegistry(Path(directory), world, 0, MessageQueue(world), deadline=5.0)
         for frame in (*STRAYS, b"", hello(2, Plane.BATCH)):
             with socket.socket(socket.AF_UNIX) as newcomer:
                 newcomer.connect(f"{directory}/0.sock")

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from loong.launcher.bench_config import LoadConfig, longest_of
+from loong.launcher.bench_config import BenchLoadConfig, longest_of
 from loong.launcher.chosen_load import (
     DEFAULT_NUM_REQUESTS,
     RUN_SECONDS,
@@ -16,7 +16,7 @@ from loong.launcher.chosen_load import (
 from loong.workloads.request import RequestShape
 
 ALL = Auto(length_scale=True, request_rate=True, num_requests=True)
-LOAD = LoadConfig(
+LOAD = BenchLoadConfig(
     workload="mixed",
     num_requests=20,
     duration=None,
@@ -42,7 +42,7 @@ def served(max_tokens: int | None, tokens_per_second: float) -> Served:
     return Served(max_tokens, capacity, "the test says")
 
 
-def longest_at(load: LoadConfig, repeats: int) -> int:
+def longest_at(load: BenchLoadConfig, repeats: int) -> int:
     return max(longest_of(load.requests(max(load.rates), repeat)) for repeat in range(repeats))
 
 

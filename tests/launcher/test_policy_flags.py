@@ -3,7 +3,8 @@ from dataclasses import fields
 
 import pytest
 
-from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.core.errors import ConfigError
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, named_kind, policy_config
 from loong.scheduler.config import Fairness, PolicyConfig
 
 
@@ -24,3 +25,11 @@ def test_every_choice_has_a_flag(field: str) -> None:
     changed = parsed(flag, text)
     assert changed != PolicyConfig()
     assert getattr(changed, field) == value
+
+
+def test_names_of_policies_have_those_of_fixed_groups_of_any_size() -> None:
+    tried = ("esp", "esp-fixed-0", "esp-fixed-1", "esp-fixed-12", "esp-fixed-N", "swift")
+    assert [name for name in tried if name in POLICY_NAMES] == ["esp", "esp-fixed-1", "esp-fixed-12"]
+    assert named_kind("esp-fixed-3").group_size == 3
+    with pytest.raises(ConfigError, match=r"--policy 'swift' is unknown; choose from esp, .*, esp-fixed-N"):
+        named_kind("swift")

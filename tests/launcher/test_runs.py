@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.runs import Asked, Run, allowed_misses, check_classes
+from loong.launcher.runs import PolicyRun, RunKey, allowed_misses, check_classes
 from loong.workloads.backlog import Backlog, UsedCapacity
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import compute_metrics
-from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.record import RequestRecord, TokenUsage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.slo import parse_slo
 
 RULE = parse_slo("ttft:1000")
-ASKED = Asked("esp", RULE, 1.0, is_per_class=True)
+ASKED = RunKey("esp", RULE, 1.0, is_per_class=True)
 STABLE = UsedCapacity(Backlog((), (), 1.0, 1.0, 0.0), 0.5)
 SHORT, LONG = 100, 200_000
 
@@ -25,7 +25,7 @@ def requests(counts: Mapping[int, int]) -> list[WorkloadRequest]:
     return [WorkloadRequest(0.0, shape) for shape in shapes]
 
 
-def run(sent: Mapping[int, int], late: Mapping[int, int], used: UsedCapacity | None = STABLE) -> Run:
+def run(sent: Mapping[int, int], late: Mapping[int, int], used: UsedCapacity | None = STABLE) -> PolicyRun:
     """Return a run of so many requests of each prompt length, some of them late."""
     left, records = dict(late), []
     for request in requests(sent):
@@ -33,10 +33,10 @@ def run(sent: Mapping[int, int], late: Mapping[int, int], used: UsedCapacity | N
         if is_late:
             left[request.num_prompt_tokens] -= 1
         time = 9.0 if is_late else 0.5
-        usage = Usage(request.num_prompt_tokens, 1)
+        usage = TokenUsage(request.num_prompt_tokens, 1)
         records.append(RequestRecord(request, 0.0, 0.0, (time,), time, usage, None))
     metrics = compute_metrics(records, RULE.limits_of(None))
-    return Run(ASKED, metrics, {}, ServerCounters(), False, used)
+    return PolicyRun(ASKED, metrics, {}, ServerCounters(), False, used)
 
 
 def test_every_class_must_meet_the_goal() -> None:

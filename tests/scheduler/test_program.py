@@ -12,7 +12,7 @@ from small_programs import Program, cost_of, least_cost_by_equation, least_cost_
 
 import loong.scheduler.program as batching
 from loong.core.cost_model import PrefillTerms
-from loong.scheduler.program import Batch, Demand, Offer, solve, warm_up
+from loong.scheduler.program import Demand, Offer, SolvedBatch, solve, warm_up
 
 
 def prompt(num_tokens: int, weight: float = 1.0) -> Demand:
@@ -73,14 +73,14 @@ def test_machine_code_finds_what_its_source_does(random: Random) -> None:
 def test_equal_prompts_are_cut_wherever_it_pays() -> None:
     solution = solve([prompt(100)] * 10, [Offer(1, 1000)] * 10, per_token(10, member=1.0))
     assert solution is not None
-    assert solution.batches == tuple(Batch(slice(i, i + 1), slice(i, i + 1)) for i in range(10))
+    assert solution.batches == tuple(SolvedBatch(slice(i, i + 1), slice(i, i + 1)) for i in range(10))
     assert solution.cost == 10 * 101
 
 
 def test_a_light_prompt_goes_with_a_heavy_one_that_gains_from_all_units() -> None:
     solution = solve([prompt(100), prompt(10, weight=0.0)], [Offer(1, 1000)] * 4, per_token(4, member=1.0))
     assert solution is not None
-    assert solution.batches == (Batch(slice(0, 2), slice(0, 4)),)
+    assert solution.batches == (SolvedBatch(slice(0, 2), slice(0, 4)),)
     assert solution.cost == pytest.approx(110 / 4 + 4)
 
 
@@ -88,7 +88,7 @@ def test_a_prompt_too_large_for_one_unit_takes_more_and_the_rest_go_beside_it() 
     demands = [prompt(1500), prompt(10), prompt(10)]
     solution = solve(demands, [Offer(1, 1000)] * 3, per_token(3, member=1.0))
     assert solution is not None
-    assert solution.batches == (Batch(slice(0, 1), slice(0, 2)), Batch(slice(1, 3), slice(2, 3)))
+    assert solution.batches == (SolvedBatch(slice(0, 1), slice(0, 2)), SolvedBatch(slice(1, 3), slice(2, 3)))
     assert solution.cost == pytest.approx(752 + 2 * 21)
 
 
@@ -99,7 +99,9 @@ def test_a_unit_that_is_dear_is_left_out_wherever_it_stands(dear: int) -> None:
     solution = solve([prompt(100), prompt(90, weight=2.0)], offers, per_token(3))
     assert solution is not None
     used = [index for index in range(3) if index != dear]
-    assert solution.batches == tuple(Batch(slice(i, i + 1), slice(k, k + 1)) for i, k in enumerate(used))
+    assert solution.batches == tuple(
+        SolvedBatch(slice(i, i + 1), slice(k, k + 1)) for i, k in enumerate(used)
+    )
     assert solution.cost == 100 + 2 * 90
 
 
@@ -122,8 +124,8 @@ def test_no_demands_cost_nothing() -> None:
 def test_of_equal_costs_the_first_unit_takes_all_that_it_has_room_for() -> None:
     weightless = [prompt(n, weight=0.0) for n in (50, 40, 30, 20)]
     for num_free, batches in (
-        (140, (Batch(slice(0, 4), slice(0, 1)),)),
-        (90, (Batch(slice(0, 1), slice(0, 1)), Batch(slice(1, 4), slice(1, 2)))),
+        (140, (SolvedBatch(slice(0, 4), slice(0, 1)),)),
+        (90, (SolvedBatch(slice(0, 1), slice(0, 1)), SolvedBatch(slice(1, 4), slice(1, 2)))),
     ):
         solution = solve(weightless, [Offer(1, num_free)] * 4, per_token(4))
         assert solution is not None

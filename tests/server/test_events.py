@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from loong.core.events import Logprobs
 from loong.core.request import FinishReason, Request, SamplingParams
-from loong.server.answer import AnswerShape, Asked
+from loong.server.answer import AnswerShape, ResponseContext
 from loong.server.chat import ChatShape
 from loong.server.choices import Choices
 from loong.server.completions import CompletionShape
@@ -40,6 +40,8 @@ def test_events_are_the_json_of_their_chunks_however_they_are_made(
     options: StreamOptions,
     return_token_ids: bool,
 ) -> None:
-    shape = shape_type(Asked("cmpl-1", 'a "model"', 5, CHOICES, 3, return_token_ids, options), tokenizer)
+    shape = shape_type(
+        ResponseContext("cmpl-1", 'a "model"', 5, CHOICES, 3, return_token_ids, options), tokenizer
+    )
     for number, delta in enumerate(deltas):
         assert shape.events(delta, number) == b"".join(map(event_of, shape.chunks(delta, number)))

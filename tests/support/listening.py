@@ -13,7 +13,7 @@ from scripted_engine import Serving
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.app import create_app, create_remote_app
 from loong.server.cluster_app import cluster_of, create_cluster_app, serve_cluster
-from loong.server.engine_client import Engine
+from loong.server.engine_client import EngineInterface
 from loong.server.listen import bound_socket, serve
 from loong.server.local_engine import LocalEngineClient
 from loong.server.remote.client import RemoteEngineClient
@@ -50,7 +50,7 @@ def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
 
     @asynccontextmanager
     async def listen(
-        engine: Engine, request_observers: RequestObservers | None = None, **settings: object
+        engine: EngineInterface, request_observers: RequestObservers | None = None, **settings: object
     ) -> AsyncIterator[str]:
         chosen = ServerSettings("tiny", **settings)  # type: ignore[arg-type]
         async with AsyncExitStack() as stack:
@@ -67,7 +67,7 @@ def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
 
 
 async def _app_apart(
-    engine: Engine,
+    engine: EngineInterface,
     tokenizer: Tokenizer,
     settings: ServerSettings,
     request_observers: RequestObservers | None,
@@ -88,5 +88,7 @@ async def _app_apart(
     await client.open(theirs)
     stack.push_async_callback(connection.has_ended.wait)
     stack.callback(client.close)
-    told_of = RemoteCluster(str(path), has_dashboard=request_observers is not None, has_spans=has_spans)
-    return create_remote_app(client, tokenizer, settings, cluster.registry, told_of)
+    remote_cluster = RemoteCluster(
+        str(path), has_dashboard=request_observers is not None, has_spans=has_spans
+    )
+    return create_remote_app(client, tokenizer, settings, cluster.registry, remote_cluster)

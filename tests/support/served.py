@@ -20,6 +20,7 @@ from openai.types import Completion
 from loong.launcher.spawned_server import ENTRY
 
 START_SECONDS = 90.0
+QUICK_START = ("--calibration-time", "0")
 HASTY_HEARTBEAT = 0.1  # seconds
 _HASTY_ENTRY = f"""
 from dataclasses import replace
@@ -108,7 +109,7 @@ def served(
     log_path = directory / "server.log"
     with log_path.open("wb") as log:
         entry = _HASTY_ENTRY if is_hasty else ENTRY
-        command = [sys.executable, "-c", entry, "serve", "--port", str(port), *arguments]
+        command = [sys.executable, "-c", entry, "serve", "--port", str(port), *QUICK_START, *arguments]
         with _hangups_heeded():
             process = subprocess.Popen(
                 ["sh", "-c", f'exec "$@" {redirections}', "sh", *command],

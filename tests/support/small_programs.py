@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from loong.core.cost_model import PrefillTerms
-from loong.scheduler.program import Batch, Demand, Offer
+from loong.scheduler.program import Demand, Offer, SolvedBatch
 
 
 class Program(NamedTuple):
@@ -57,7 +57,7 @@ def _random_offer(random: Random, room: int) -> Offer:
     )
 
 
-def cost_of(batch: Batch, program: Program) -> float:
+def cost_of(batch: SolvedBatch, program: Program) -> float:
     """What one batch costs; infinite where it cannot be."""
     demands, offers = program.demands[batch.demands], program.offers[batch.offers]
     dop = sum(offer.num_instances for offer in offers)
@@ -84,7 +84,7 @@ def least_cost_of_all(program: Program) -> float:
         for cuts in combinations(range(1, num_demands), num_cuts):
             parts = [slice(j, i) for j, i in pairwise((0, *cuts, num_demands))]
             for runs in _runs(0, len(program.offers), len(parts)):
-                batches = map(Batch, parts, runs)
+                batches = map(SolvedBatch, parts, runs)
                 least = min(least, sum(cost_of(batch, program) for batch in batches))
     return least
 
@@ -109,5 +109,5 @@ def least_cost_by_equation(program: Program) -> float:
             f[i][k] = f[i][k - 1]
             for j in range(i):
                 for h in range(k):
-                    f[i][k] = min(f[i][k], f[j][h] + cost_of(Batch(slice(j, i), slice(h, k)), program))
+                    f[i][k] = min(f[i][k], f[j][h] + cost_of(SolvedBatch(slice(j, i), slice(h, k)), program))
     return f[n][m]

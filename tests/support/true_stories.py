@@ -7,7 +7,7 @@ from loong.core.timeline import ClusterHistory
 from loong.decision_log.lines import Line
 from loong.decision_log.runs import RequestRun, RequestRuns
 from loong.decision_log.story.index import LogIndex, indexed
-from loong.decision_log.story.steps import First, Move, Run, Step, Wait
+from loong.decision_log.story.steps import ComputedBatches, First, Move, StoryStep, Wait
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.trail import trail_of
 
@@ -60,9 +60,9 @@ def _check_trail(index: LogIndex, run: RequestRun) -> None:
         assert all(step.time >= first.time for step in steps[steps.index(first) :]), steps
 
 
-def _spans(step: Step) -> Iterator[tuple[float, float]]:
+def _spans(step: StoryStep) -> Iterator[tuple[float, float]]:
     """From when to when a step takes its time, one part after the other."""
-    if isinstance(step, Run):
+    if isinstance(step, ComputedBatches):
         for part in step.parts:
             assert part.until is not None, step
             yield part.time, part.until
@@ -76,7 +76,7 @@ def _check_numbers(index: LogIndex, run: RequestRun) -> None:
     story = story_of(index, run.request_id)
     summary = story.summary
     assert run.ended_at is not None
-    parts = [part for step in story.steps if isinstance(step, Run) for part in step.parts]
+    parts = [part for step in story.steps if isinstance(step, ComputedBatches) for part in step.parts]
     assert all(part.seconds >= 0 and part.paused_seconds >= 0 for part in parts), story
     assert summary.measured_seconds >= 0, summary
     took = sum(part.seconds for part in parts)

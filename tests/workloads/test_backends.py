@@ -8,9 +8,9 @@ import pytest
 from aiohttp import web
 from scripted_server import serve_script
 
-from loong.workloads.backends import Backend
+from loong.workloads.backends import ServerApi
 from loong.workloads.client import Target, run_load
-from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.record import RequestRecord, TokenUsage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
 
@@ -38,7 +38,7 @@ async def sent(bodies: list[dict[str, Any]], reason: str = "length") -> RequestR
 
     async with serve_script(generate, "/generate_stream") as base_url:
         extra: dict[str, object] = {"do_sample": True, "top_k": 5}
-        target = Target(base_url, "", vocab_size=100, backend=Backend.LIGHTLLM, extra_body=extra)
+        target = Target(base_url, "", vocab_size=100, backend=ServerApi.LIGHTLLM, extra_body=extra)
         request = WorkloadRequest(0.0, RequestShape((TokenRun(3, 5),), 4))
         [record] = await run_load(target, [request])
     return record
@@ -48,7 +48,7 @@ async def test_lightllm_gets_token_ids_and_what_else_is_asked_for_and_its_tokens
     bodies: list[dict[str, Any]] = []
     record = await sent(bodies)
     assert record.error is None
-    assert record.usage == Usage(5, 4)
+    assert record.usage == TokenUsage(5, 4)
     assert len(record.token_times) == 4
     assert bodies == [
         {
@@ -63,8 +63,8 @@ async def test_an_answer_that_lightllm_gives_up_is_a_failure() -> None:
     assert record.error == "error in the stream: the server gave up the request"
 
 
-@pytest.mark.parametrize("backend", list(Backend))
-async def test_a_server_of_the_other_kind_is_a_failure(backend: Backend) -> None:
+@pytest.mark.parametrize("backend", list(ServerApi))
+async def test_a_server_of_the_other_kind_is_a_failure(backend: ServerApi) -> None:
     async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b'HTTP/1.1 422 Unprocessable\r\nContent-Length: 12\r\n\r\n{"error": 1}')

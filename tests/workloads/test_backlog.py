@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.workloads.backlog import MIN_REQUESTS, Backlog, backlog_of, used_capacity
-from loong.workloads.record import CUT_OFF, TOO_LATE, RequestRecord, Usage
+from loong.workloads.record import CUT_OFF, TOO_LATE, RequestRecord, TokenUsage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
 
@@ -22,7 +22,7 @@ def served(times: Sequence[float], seconds: float, num_workers: float = 1.0, wor
 def record(due: float, finish: float, num_tokens: int, error: str | None = None) -> RequestRecord:
     request = WorkloadRequest(due, RequestShape((TokenRun(0, num_tokens),), 1))
     times = () if error else (finish,)
-    return RequestRecord(request, due, due, times, finish, Usage(num_tokens, len(times)), error)
+    return RequestRecord(request, due, due, times, finish, TokenUsage(num_tokens, len(times)), error)
 
 
 def test_the_backlog_is_what_has_arrived_and_is_not_finished() -> None:

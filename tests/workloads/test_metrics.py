@@ -14,7 +14,7 @@ from loong.workloads.metrics import (
     distribution_of,
     run_attains,
 )
-from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.record import RequestRecord, TokenUsage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.slo import SLOLimits, parse_slo
 
@@ -35,7 +35,7 @@ def make_record(
         sent_time=sent_time,
         token_times=token_times,
         finish_time=max((*token_times, sent_time)),
-        usage=Usage(num_prompt_tokens, len(token_times)),
+        usage=TokenUsage(num_prompt_tokens, len(token_times)),
         error=error,
     )
 
@@ -76,7 +76,7 @@ def test_one_request_gives_the_numbers_of_its_definition() -> None:
 
 
 def test_tpot_counts_the_servers_tokens_and_not_the_pieces_of_the_stream() -> None:
-    record = replace(make_record((1.0, 2.0, 3.0)), usage=Usage(100, 9))
+    record = replace(make_record((1.0, 2.0, 3.0)), usage=TokenUsage(100, 9))
     assert record.tpot == pytest.approx(2 / 8)
 
 

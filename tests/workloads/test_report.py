@@ -2,7 +2,7 @@ import pytest
 
 from loong.workloads.counters import ServerCounters
 from loong.workloads.metrics import Metrics, compute_metrics
-from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.record import RequestRecord, TokenUsage
 from loong.workloads.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.result import columns_json, metrics_json
@@ -15,7 +15,7 @@ def make_records(*, ttft: float = 0.25) -> list[RequestRecord]:
     def record(num_prompt_tokens: int, error: str | None) -> RequestRecord:
         request = WorkloadRequest(0.0, RequestShape((TokenRun(0, num_prompt_tokens),), ASKED))
         times = () if error else (ttft, ttft + 0.5)
-        usage = None if error else Usage(num_prompt_tokens, len(times))
+        usage = None if error else TokenUsage(num_prompt_tokens, len(times))
         return RequestRecord(request, 0.0, 0.0, times, 2.0, usage, error)
 
     return [record(1_000, None), record(40_000, None), record(200_000, "lost"), record(200_000, "lost")]
@@ -80,7 +80,7 @@ def test_policies_stand_side_by_side_in_aligned_columns() -> None:
     assert row.split()[-2:] == ["250.00", "750.00"]
 
 
-def test_repeated_runs_are_told_by_their_median_and_range() -> None:
+def test_repeated_runs_are_reported_by_their_median_and_range() -> None:
     repeats = [make_metrics(ttft=ttft) for ttft in (0.25, 1.0, 0.5)]
     text = format_comparison({"esp": repeats})
     [row] = [line for line in text.splitlines() if line.startswith("TTFT median")]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.errors import ConfigError
-from loong.workloads.record import RequestRecord, Usage
+from loong.workloads.record import RequestRecord, TokenUsage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.slo import NAMED_RULES, SLOLimits, parse_slo
 
@@ -14,7 +14,7 @@ from loong.workloads.slo import NAMED_RULES, SLOLimits, parse_slo
 def made(*token_times: float) -> RequestRecord:
     """Record a request of 5 tokens that was sent at 0."""
     request = WorkloadRequest(0.0, RequestShape((TokenRun(0, 5),), len(token_times)))
-    usage = Usage(5, len(token_times))
+    usage = TokenUsage(5, len(token_times))
     return RequestRecord(request, 0.0, 0.0, token_times, token_times[-1], usage, None)
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from loong.core.errors import ConfigError
-from loong.workloads.arrivals import Arrivals, Closed, Paced, Replay
+from loong.workloads.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
 from loong.workloads.data_file import DataFile
 from loong.workloads.laws import Beta, Fixed, Law, LogNormal, Uniform, Zipf
 from loong.workloads.mix import Mix, Single
@@ -47,13 +47,13 @@ mixes = st.lists(st.tuples(above_0, singles), min_size=2, max_size=4).map(lambda
 arrivals: st.SearchStrategy[Arrivals] = (
     st.builds(Paced, above_0 | st.just(inf), above_0 | st.sampled_from([1.0, inf]))
     | st.integers(1, 1000).map(Closed)
-    | above_0.map(Replay)
+    | above_0.map(ReplayedArrivals)
 )
 
 
 @given(source=singles | mixes, when=st.none() | arrivals)
 def test_what_a_workload_prints_reads_back_as_itself(source: AnySource, when: Arrivals | None) -> None:
-    assume(not isinstance(when, Replay) or isinstance(source, DataFile))
+    assume(not isinstance(when, ReplayedArrivals) or isinstance(source, DataFile))
     workload = Workload(source, when)
     assert parse_workload(str(workload)) == workload
 
@@ -79,9 +79,9 @@ def test_what_a_workload_prints_reads_back_as_itself(source: AnySource, when: Ar
         ("shared-prefix", Workload(SharedPrefix())),
         ("shared-prefix(2048)", Workload(SharedPrefix(2048))),
         ("trace:a/b-1.csv", Workload(DataFile("a/b-1.csv"))),
-        ("trace:a.csv@replay(2)", Workload(DataFile("a.csv"), Replay(2))),
-        ("trace:a.csv@replay", Workload(DataFile("a.csv"), Replay(1))),
-        ("trace:a.csv,speedup=2", Workload(DataFile("a.csv"), Replay(2))),
+        ("trace:a.csv@replay(2)", Workload(DataFile("a.csv"), ReplayedArrivals(2))),
+        ("trace:a.csv@replay", Workload(DataFile("a.csv"), ReplayedArrivals(1))),
+        ("trace:a.csv,speedup=2", Workload(DataFile("a.csv"), ReplayedArrivals(2))),
         ("trace:'my file@2.csv'@poisson(inf)", Workload(DataFile("my file@2.csv"), Paced(inf))),
     ],
 )

@@ -4,13 +4,13 @@ from datetime import datetime
 from pathlib import Path
 
 from loong.workloads.datasets.csv_lines import CSVLine, csv_lines
-from loong.workloads.datasets.recording import Recording, Row
+from loong.workloads.datasets.recording import RecordedTrace, Row
 from loong.workloads.request import RequestShape, TokenRun
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def read_azure(path: Path) -> Recording:
+def read_azure(path: Path) -> RecordedTrace:
     """Read a file of github.com/Azure/AzurePublicDataset; requests without an answer are left out.
 
     `TIMESTAMP` is a date and time, with a time zone in the trace of 2024.
@@ -24,7 +24,7 @@ def read_azure(path: Path) -> Recording:
         if num_prompt and num_output:
             run = TokenRun(line.number, num_prompt)
             rows.append(Row((time - start).total_seconds(), RequestShape((run,), num_output)))
-    return Recording("Azure LLM trace", tuple(rows))
+    return RecordedTrace("Azure LLM trace", tuple(rows))
 
 
 def _time(line: CSVLine) -> datetime:

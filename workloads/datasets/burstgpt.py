@@ -4,13 +4,13 @@ import math
 from pathlib import Path
 
 from loong.workloads.datasets.csv_lines import CSVLine, csv_lines
-from loong.workloads.datasets.recording import Recording, Row
+from loong.workloads.datasets.recording import RecordedTrace, Row
 from loong.workloads.request import RequestShape, TokenRun
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 
 
-def read_burstgpt(path: Path) -> Recording:
+def read_burstgpt(path: Path) -> RecordedTrace:
     """Read a file of github.com/HPMLL/BurstGPT; failed requests, which have no response tokens, are left out.
 
     `Timestamp` is in seconds since the first day's midnight.
@@ -20,7 +20,7 @@ def read_burstgpt(path: Path) -> Recording:
         num_prompt, num_output = line.tokens("Request tokens"), line.tokens("Response tokens")
         if num_prompt and num_output:
             rows.append(Row(_time(line), RequestShape((TokenRun(line.number, num_prompt),), num_output)))
-    return Recording("BurstGPT trace", tuple(rows))
+    return RecordedTrace("BurstGPT trace", tuple(rows))
 
 
 def _time(line: CSVLine) -> float:

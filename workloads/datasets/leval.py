@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from loong.workloads.datasets.json_lines import json_lines
-from loong.workloads.datasets.recording import Recording, Row, bad
+from loong.workloads.datasets.recording import RecordedTrace, Row, bad
 from loong.workloads.datasets.text import estimated_tokens
 from loong.workloads.request import MIN_OUTPUT_TOKENS, RequestShape, TokenRun
 
@@ -17,7 +17,7 @@ class _Line(msgspec.Struct):
     outputs: list[str]
 
 
-def read_leval(path: Path) -> Recording:
+def read_leval(path: Path) -> RecordedTrace:
     """Read a file of github.com/OpenLMLab/LEval (LEval-data): a document a line.
 
     Each of its `instructions` becomes a request. The prompt is the document, which they share, and the
@@ -37,4 +37,4 @@ def read_leval(path: Path) -> Recording:
             question = TokenRun(next(seeds), estimated_tokens(instruction))
             num_output = max(MIN_OUTPUT_TOKENS, estimated_tokens(output))
             rows.append(Row(None, RequestShape((document, question), num_output)))
-    return Recording("L-Eval", tuple(rows))
+    return RecordedTrace("L-Eval", tuple(rows))

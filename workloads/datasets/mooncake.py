@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from loong.workloads.datasets.json_lines import json_lines
-from loong.workloads.datasets.recording import Recording, Row, bad
+from loong.workloads.datasets.recording import RecordedTrace, Row, bad
 from loong.workloads.request import RequestShape, TokenRun
 
 BLOCK_TOKENS = 512
@@ -21,7 +21,7 @@ class _Line(msgspec.Struct):
     hash_ids: list[_Count] = []
 
 
-def read_mooncake(path: Path) -> Recording:
+def read_mooncake(path: Path) -> RecordedTrace:
     """Read a file of github.com/kvcache-ai/Mooncake (FAST25-release/traces); `timestamp` is in milliseconds.
 
     Each of `hash_ids` stands for a block of 512 tokens with all before it, the last one maybe of fewer:
@@ -39,7 +39,7 @@ def read_mooncake(path: Path) -> Recording:
         if line.output_length:
             shape = RequestShape(_prompt(line, number), line.output_length)
             rows.append(Row(line.timestamp / 1000, shape))
-    return Recording("Mooncake trace", tuple(rows))
+    return RecordedTrace("Mooncake trace", tuple(rows))
 
 
 def _prompt(line: _Line, number: int) -> tuple[TokenRun, ...]:

@@ -14,11 +14,11 @@ from loong.workloads.datasets.burstgpt import read_burstgpt
 from loong.workloads.datasets.leval import read_leval
 from loong.workloads.datasets.lveval import read_lveval
 from loong.workloads.datasets.mooncake import read_mooncake
-from loong.workloads.datasets.recording import Recording, bad
+from loong.workloads.datasets.recording import RecordedTrace, bad
 from loong.workloads.datasets.saved import read_saved
 from loong.workloads.datasets.sharegpt import read_sharegpt
 
-Reader = Callable[[Path], Recording]
+Reader = Callable[[Path], RecordedTrace]
 
 # A file is of the first format all of whose keys (or columns) its first line has.
 JSON_LINES: tuple[tuple[frozenset[str], Reader], ...] = (
@@ -37,7 +37,7 @@ KNOWN = (
 )
 
 
-def read_recording(path: Path) -> Recording:
+def read_recording(path: Path) -> RecordedTrace:
     """Read a file; its format shows in its first line. An unchanged file is not read twice in a row.
 
     Raises:
@@ -54,7 +54,7 @@ def read_recording(path: Path) -> Recording:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, _modified: int, _size: int) -> Recording:
+def _read(path: Path, _modified: int, _size: int) -> RecordedTrace:
     with path.open("rb") as file:
         first_line = next((line for line in file if line.strip()), b"")
     return _reader(path, first_line.removeprefix(b"\xef\xbb\xbf").strip())(path)

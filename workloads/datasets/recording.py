@@ -16,7 +16,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedTrace:
     """A file's requests in its order: all of them have a time, or none.
 
     Within a file, token runs of one seed are the same tokens. `keeps_seeds` if these are the very seeds, to

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from loong.workloads.datasets.json_lines import json_lines
-from loong.workloads.datasets.recording import Recording, Row
+from loong.workloads.datasets.recording import RecordedTrace, Row
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
 _Seed = Annotated[int, msgspec.Meta(ge=0)]
@@ -21,13 +21,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     user: str = ""
 
 
-def read_saved(path: Path) -> Recording:
+def read_saved(path: Path) -> RecordedTrace:
     """Read what `save_requests` has written, exactly."""
     rows = []
     for _, line in json_lines(path, _Line):
         prompt = tuple(TokenRun(seed, num_tokens) for seed, num_tokens in line.prompt)
         rows.append(Row(line.arrival_time, RequestShape(prompt, line.num_output_tokens, line.user)))
-    return Recording("loong's requests", tuple(rows), keeps_seeds=True)
+    return RecordedTrace("loong's requests", tuple(rows), keeps_seeds=True)
 
 
 def save_requests(path: Path, requests: Iterable[WorkloadRequest]) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from loong.workloads.datasets.recording import Recording, Row, bad
+from loong.workloads.datasets.recording import RecordedTrace, Row, bad
 from loong.workloads.datasets.text import estimated_tokens
 from loong.workloads.request import RequestShape, TokenRun
 
@@ -20,7 +20,7 @@ class _Conversation(msgspec.Struct):
     conversations: list[_Turn]
 
 
-def read_sharegpt(path: Path) -> Recording:
+def read_sharegpt(path: Path) -> RecordedTrace:
     """Read a file such as ShareGPT_V3_unfiltered_cleaned_split.json: a list of objects with `conversations`.
 
     The first turn is the prompt and the second the answer. Conversations of fewer turns, or with fewer than 4
@@ -41,4 +41,4 @@ def read_sharegpt(path: Path) -> Recording:
         sizes = [estimated_tokens(turn.value) for turn in turns[:2]]
         if len(sizes) == 2 and min(sizes) >= LEAST_TOKENS:
             rows.append(Row(None, RequestShape((TokenRun(number, sizes[0]),), sizes[1])))
-    return Recording("ShareGPT", tuple(rows))
+    return RecordedTrace("ShareGPT", tuple(rows))

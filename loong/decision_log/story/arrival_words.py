@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from loong.decision_log.story.found import Busy, Found
+from loong.decision_log.story.found import Busy, StoryFindings
 from loong.decision_log.story.phrases import MAX_LISTED, capital, counted, instances, listed, some_of, verb
 from loong.decision_log.story.story import Story
 
@@ -22,7 +22,7 @@ def arrival_words(story: Story) -> Iterator[str]:
     yield _room(found, num_prompt)
 
 
-def _occupation(found: Found, came: float) -> Iterator[str]:
+def _occupation(found: StoryFindings, came: float) -> Iterator[str]:
     if len(found.busy) > MAX_LISTED:
         yield _many_batches(found.busy, came)
     else:
@@ -33,7 +33,7 @@ def _occupation(found: Found, came: float) -> Iterator[str]:
         yield f"{capital(instances(found.idle_ids))} {verb('are', found.idle_ids)} idle."
 
 
-def _room(found: Found, num_prompt: int) -> str:
+def _room(found: StoryFindings, num_prompt: int) -> str:
     most = f"up to {found.most_kv_free:,} on one instance"
     room = f"{found.kv_free:,} of {found.kv_capacity:,} tokens of KV are free ({most})"
     if found.kv_free < num_prompt:

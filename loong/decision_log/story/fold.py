@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from loong.decision_log.lines import Reason
-from loong.decision_log.story.steps import Move, Run, Step, summed
+from loong.decision_log.story.steps import ComputedBatches, Move, StoryStep, summed
 
 
-def folded(steps: Iterable[Step]) -> tuple[Step, ...]:
+def folded(steps: Iterable[StoryStep]) -> tuple[StoryStep, ...]:
     """The same steps, with batches joined that run on the same instances, and migrations of one moment."""
-    result: list[Step] = []
+    result: list[StoryStep] = []
     for step in steps:
         joined = _join(result[-1], step) if result else None
         if joined is None:
@@ -20,10 +20,10 @@ def folded(steps: Iterable[Step]) -> tuple[Step, ...]:
     return tuple(result)
 
 
-def _join(earlier: Step, later: Step) -> Step | None:
+def _join(earlier: StoryStep, later: StoryStep) -> StoryStep | None:
     """Both as one step; None if the later one is something else."""
     match earlier, later:
-        case Run(), Run() if _shape(earlier) == _shape(later):
+        case ComputedBatches(), ComputedBatches() if _shape(earlier) == _shape(later):
             reasons = _each_kind_once(earlier.reasons, later.reasons)
             waited_for = summed((*earlier.waited_for, *later.waited_for))
             return replace(earlier, parts=earlier.parts + later.parts, waited_for=waited_for, reasons=reasons)
@@ -39,7 +39,7 @@ def _join(earlier: Step, later: Step) -> Step | None:
             return None
 
 
-def _shape(run: Run) -> tuple[str, bool, frozenset[int]]:
+def _shape(run: ComputedBatches) -> tuple[str, bool, frozenset[int]]:
     return run.phase, run.is_recomputed, frozenset(run.instance_ids)
 
 

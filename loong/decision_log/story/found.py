@@ -23,7 +23,7 @@ class Busy(msgspec.Struct, frozen=True):
     is_predicted: bool
 
 
-class Found(msgspec.Struct, frozen=True):
+class StoryFindings(msgspec.Struct, frozen=True):
     """The cluster at an arrival. Host tiers are neither idle nor room."""
 
     ahead: tuple[RequestId, ...]  # came before, and had not started
@@ -37,13 +37,13 @@ class Found(msgspec.Struct, frozen=True):
     most_kv_free: int  # on one instance
 
 
-def found_by(index: LogIndex, request_id: RequestId) -> Found:
+def found_by(index: LogIndex, request_id: RequestId) -> StoryFindings:
     """What a request that the log saw arrive found then."""
     arrived, arrived_at = index.arrivals[request_id], index.arrived_at
     came, left = arrived_at[request_id], _left_queue_at(index, request_id)
     ahead = tuple(r for r, at in arrived_at.items() if at < came < _left_queue_at(index, r))
     kv_free, kv_capacity = room_of(arrived.instances)
-    return Found(
+    return StoryFindings(
         ahead=ahead,
         ahead_tokens=sum(index.arrivals[r].num_prompt_tokens for r in ahead),
         overtaken_by=tuple(

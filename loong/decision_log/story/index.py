@@ -9,23 +9,23 @@ from typing import TypeAlias, assert_never
 
 from loong.core.request import RequestId
 from loong.decision_log.lines import (
-    Arrived,
-    Batch,
-    BatchEnded,
-    BatchStarted,
+    ArrivedLine,
+    BatchEndedLine,
+    BatchStartedLine,
     Chunk,
     Decode,
-    Ended,
-    FirstToken,
-    InstanceJoined,
-    InstanceLost,
+    EndedLine,
+    FirstTokenLine,
+    InstanceJoinedLine,
+    InstanceLostLine,
     Line,
+    LoggedBatch,
     Migration,
-    MigrationEnded,
-    Planned,
+    MigrationEndedLine,
+    PlannedLine,
     Preempted,
     Reason,
-    Started,
+    StartedLine,
 )
 
 
@@ -33,17 +33,17 @@ from loong.decision_log.lines import (
 class Ran:
     """A batch with a part of the request, which a plan ran, began at a time."""
 
-    plan: Planned
-    batch: Batch
+    plan: PlannedLine
+    batch: LoggedBatch
     part: Chunk | Decode
     time: float
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedKV:
     """A plan moved KV of the request, from a time on: when the batch that makes it has ended."""
 
-    plan: Planned
+    plan: PlannedLine
     migration: Migration
     time: float
 
@@ -52,7 +52,7 @@ class Moved:
 class Dropped:
     """A plan dropped the KV of the request."""
 
-    plan: Planned
+    plan: PlannedLine
     preempted: Preempted
 
 
@@ -60,11 +60,11 @@ class Dropped:
 class Considered:
     """A plan says why something is so for the request."""
 
-    plan: Planned
+    plan: PlannedLine
     reason: Reason
 
 
-Entry: TypeAlias = Ran | Moved | Dropped | Considered | FirstToken | Ended | InstanceLost
+Entry: TypeAlias = Ran | MovedKV | Dropped | Considered | FirstTokenLine | EndedLine | InstanceLostLine
 
 
 @dataclass(slots=True)
@@ -77,45 +77,45 @@ class LogIndex:
 
     clock_start: float | None = None
     last_time: float = 0.0
-    arrivals: dict[RequestId, Arrived] = field(default_factory=dict)
+    arrivals: dict[RequestId, ArrivedLine] = field(default_factory=dict)
     entries: defaultdict[RequestId, list[Entry]] = field(default_factory=lambda: defaultdict(list))
-    ends: dict[RequestId, Ended] = field(default_factory=dict)
+    ends: dict[RequestId, EndedLine] = field(default_factory=dict)
     arrived_at: dict[RequestId, int] = field(default_factory=dict)  # numbers of lines
     started_at: dict[RequestId, int] = field(default_factory=dict)
     ended_at: dict[RequestId, int] = field(default_factory=dict)
-    batches: dict[int, tuple[Planned, Batch]] = field(default_factory=dict)
+    batches: dict[int, tuple[PlannedLine, LoggedBatch]] = field(default_factory=dict)
     batch_starts: dict[int, float] = field(default_factory=dict)
     plan_times: list[float] = field(default_factory=list)  # of each of `batches`
     start_times: list[float] = field(default_factory=list)  # those of `batch_starts`
-    batch_ends: dict[int, BatchEnded] = field(default_factory=dict)
-    batch_losses: dict[int, InstanceLost] = field(default_factory=dict)
+    batch_ends: dict[int, BatchEndedLine] = field(default_factory=dict)
+    batch_losses: dict[int, InstanceLostLine] = field(default_factory=dict)
     migrations: dict[int, Migration] = field(default_factory=dict)
-    migration_ends: dict[int, MigrationEnded] = field(default_factory=dict)
-    migration_losses: dict[int, InstanceLost] = field(default_factory=dict)
+    migration_ends: dict[int, MigrationEndedLine] = field(default_factory=dict)
+    migration_losses: dict[int, InstanceLostLine] = field(default_factory=dict)
     batch_of: dict[RequestId, int] = field(
         default_factory=dict
     )  # the latest that is planned and has not ended
-    held_moves: defaultdict[int, list[Moved]] = field(default_factory=lambda: defaultdict(list))  # by batch
-    lease_ends: dict[int, Planned] = field(default_factory=dict)  # the first plan that ended a lease
+    held_moves: defaultdict[int, list[MovedKV]] = field(default_factory=lambda: defaultdict(list))  # by batch
+    lease_ends: dict[int, PlannedLine] = field(default_factory=dict)  # the first plan that ended a lease
     lease_steps: dict[int, int] = field(default_factory=dict)  # that leases may have had which were extended
 
-    def max_steps(self, batch: Batch) -> int:
+    def max_steps(self, batch: LoggedBatch) -> int:
         """Steps that a batch might have taken, as it was told last."""
         return self.lease_steps.get(batch.batch_id, batch.num_steps)
 
-    def batches_on(self, instance_ids: Iterable[int], start: float, end: float) -> tuple[Batch, ...]:
+    def batches_on(self, instance_ids: Iterable[int], start: float, end: float) -> tuple[LoggedBatch, ...]:
         """The batches with any of these instances that began from `start` on and before `end`."""
         first, last = bisect_left(self.start_times, start), bisect_left(self.start_times, end)
         began = islice(self.batch_starts, first, last)
         return _on(instance_ids, (self.batches[batch_id][1] for batch_id in began))
 
-    def batches_planned_at(self, time: float, instance_ids: Iterable[int]) -> tuple[Batch, ...]:
+    def batches_planned_at(self, time: float, instance_ids: Iterable[int]) -> tuple[LoggedBatch, ...]:
         """Return the batches with any of these instances that were planned at a time."""
         first, stop = bisect_left(self.plan_times, time), bisect_right(self.plan_times, time)
         return _on(instance_ids, (batch for _, batch in islice(self.batches.values(), first, stop)))
 
 
-def _on(instance_ids: Iterable[int], batches: Iterable[Batch]) -> tuple[Batch, ...]:
+def _on(instance_ids: Iterable[int], batches: Iterable[LoggedBatch]) -> tuple[LoggedBatch, ...]:
     return tuple(batch for batch in batches if not set(instance_ids).isdisjoint(batch.instance_ids))
 
 
@@ -129,44 +129,44 @@ def indexed(lines: Iterable[Line]) -> LogIndex:
 
 def _add(index: LogIndex, number: int, line: Line) -> None:
     match line:
-        case Started():
+        case StartedLine():
             index.clock_start = line.clock_start
             return
-        case Arrived():
+        case ArrivedLine():
             index.arrivals[line.request_id] = line
             index.arrived_at[line.request_id] = number
-        case Planned():
+        case PlannedLine():
             _add_plan(index, line)
-        case BatchStarted():
+        case BatchStartedLine():
             _add_start(index, number, line)
-        case BatchEnded():
+        case BatchEndedLine():
             index.batch_ends[line.batch_id] = line
             _close_batch(index, line.batch_id, line.time)
-        case MigrationEnded():
+        case MigrationEndedLine():
             index.migration_ends[line.migration_id] = line
-        case FirstToken():
+        case FirstTokenLine():
             index.entries[line.request_id].append(line)
-        case Ended():
+        case EndedLine():
             index.entries[line.request_id].append(line)
             index.ends[line.request_id] = line
             index.ended_at[line.request_id] = number
-        case InstanceLost():
+        case InstanceLostLine():
             _add_loss(index, line)
-        case InstanceJoined():
+        case InstanceJoinedLine():
             pass
         case _:
             assert_never(line)
     index.last_time = max(index.last_time, line.time)
 
 
-def _add_plan(index: LogIndex, plan: Planned) -> None:
+def _add_plan(index: LogIndex, plan: PlannedLine) -> None:
     for reason in plan.reasons:
         for request_id in reason.request_ids:
             index.entries[request_id].append(Considered(plan, reason))
     for preempted in plan.preempted:
         index.entries[preempted.request_id].append(Dropped(plan, preempted))
     for migration in plan.migrations:
-        _add_move(index, Moved(plan, migration, plan.time))
+        _add_move(index, MovedKV(plan, migration, plan.time))
     for batch in plan.batches:
         index.batches[batch.batch_id] = plan, batch
         index.plan_times.append(plan.time)
@@ -177,7 +177,7 @@ def _add_plan(index: LogIndex, plan: Planned) -> None:
         index.lease_steps[extended.batch_id] = extended.num_steps
 
 
-def _add_start(index: LogIndex, number: int, start: BatchStarted) -> None:
+def _add_start(index: LogIndex, number: int, start: BatchStartedLine) -> None:
     """Add a batch to the entries of its requests; those that have ended meanwhile take no part in it."""
     if start.batch_id not in index.batches:  # planned before the first line that is there
         return
@@ -190,11 +190,11 @@ def _add_start(index: LogIndex, number: int, start: BatchStarted) -> None:
             index.entries[part.request_id].append(Ran(plan, batch, part, start.time))
 
 
-def _parts(batch: Batch) -> tuple[Chunk | Decode, ...]:
+def _parts(batch: LoggedBatch) -> tuple[Chunk | Decode, ...]:
     return (*batch.chunks, *batch.decodes)
 
 
-def _add_move(index: LogIndex, moved: Moved) -> None:
+def _add_move(index: LogIndex, moved: MovedKV) -> None:
     """Add a migration, now or when the batch has ended that its request is in."""
     migration = moved.migration
     index.migrations[migration.migration_id] = migration
@@ -214,7 +214,7 @@ def _close_batch(index: LogIndex, batch_id: int, time: float) -> None:
                 del index.batch_of[part.request_id]
 
 
-def _add_loss(index: LogIndex, loss: InstanceLost) -> None:
+def _add_loss(index: LogIndex, loss: InstanceLostLine) -> None:
     for request_id in index.arrivals.keys() - index.ends.keys():
         index.entries[request_id].append(loss)
     for batch_id in index.batches.keys() - index.batch_ends.keys() - index.batch_losses.keys():

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loong.core.request import FinishReason
-from loong.decision_log.lines import BatchEnded, Cause, Chunk, Ended
+from loong.decision_log.lines import BatchEndedLine, Cause, Chunk, EndedLine
 from loong.decision_log.story.index import LogIndex, Ran
-from loong.decision_log.story.steps import Part
+from loong.decision_log.story.steps import StoryPart
 
 ABORT = FinishReason.ABORT.value
 
@@ -19,7 +19,7 @@ class Pause:
     batch_ids: tuple[int, ...]
 
 
-def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> Part:
+def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> StoryPart:
     """The part, given the pauses that the request made before it."""
     batch, part = ran.batch, ran.part
     until, num_steps = _outcome(index, ran)
@@ -28,7 +28,7 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> Part:
     else:
         num_tokens, computed_on = num_steps, {part.master_id: num_steps}
         kept_on = computed_on
-    return Part(
+    return StoryPart(
         ran.time,
         until,
         batch_id=batch.batch_id,
@@ -53,12 +53,12 @@ def _outcome(index: LogIndex, ran: Ran) -> tuple[float | None, int]:
     ended = index.ends.get(ran.part.request_id)
     if ended is not None and (over is None or ended.time <= over.time):
         return ended.time, _num_steps_to(ended, ran, index.arrivals[ended.request_id].num_prompt_tokens)
-    if isinstance(over, BatchEnded):
+    if isinstance(over, BatchEndedLine):
         return over.time, over.num_steps
     return None if over is None else over.time, 0
 
 
-def _num_steps_to(ended: Ended, ran: Ran, num_prompt_tokens: int) -> int:
+def _num_steps_to(ended: EndedLine, ran: Ran, num_prompt_tokens: int) -> int:
     """Steps that a request took in the batch in which it ended."""
     if isinstance(ran.part, Chunk):
         return 0 if ended.reason == ABORT else 1
@@ -68,7 +68,7 @@ def _num_steps_to(ended: Ended, ran: Ran, num_prompt_tokens: int) -> int:
 
 def _cut_short_by(index: LogIndex, ran: Ran) -> tuple[Cause, ...]:
     """On which events its lease was ended early, if that came in time."""
-    told, end = index.lease_ends.get(ran.batch.batch_id), index.batch_ends.get(ran.batch.batch_id)
-    if told is None or end is None or end.num_steps >= index.max_steps(ran.batch):
+    reported, end = index.lease_ends.get(ran.batch.batch_id), index.batch_ends.get(ran.batch.batch_id)
+    if reported is None or end is None or end.num_steps >= index.max_steps(ran.batch):
         return ()
-    return told.causes
+    return reported.causes

@@ -16,10 +16,10 @@ from loong.decision_log.story.phrases import (
     verb,
     wait_words,
 )
-from loong.decision_log.story.steps import Part, Run
+from loong.decision_log.story.steps import ComputedBatches, StoryPart
 
 
-def run_words(run: Run) -> Iterator[str]:
+def run_words(run: ComputedBatches) -> Iterator[str]:
     """Sentences on what was computed where, how long it took, and where its KV stays."""
     dop = f"DoP {len(run.instance_ids)}"
     if run.phase == "prefill":
@@ -33,7 +33,7 @@ def run_words(run: Run) -> Iterator[str]:
     yield from _early_ends(run)
 
 
-def _scaling(run: Run) -> Iterator[str]:
+def _scaling(run: ComputedBatches) -> Iterator[str]:
     """How its group differs from the one before."""
     joining, leaving = (instances(ids) if ids else "" for ids in (run.joined_ids, run.left_ids))
     joins, leaves = verb("join", run.joined_ids), verb("leave", run.left_ids)
@@ -45,7 +45,7 @@ def _scaling(run: Run) -> Iterator[str]:
         yield f"Scale-down: {leaving} {leaves} the group."
 
 
-def _what(run: Run) -> str:
+def _what(run: ComputedBatches) -> str:
     num_tokens = sum(part.num_tokens for part in run.parts)
     if run.phase == "decode":
         is_leased = any(part.max_steps > 1 for part in run.parts)
@@ -57,7 +57,7 @@ def _what(run: Run) -> str:
     return f"Prefill{again} of {span} {_chunks(run.parts)}"
 
 
-def _chunks(parts: tuple[Part, ...]) -> str:
+def _chunks(parts: tuple[StoryPart, ...]) -> str:
     sizes = sorted({part.num_tokens for part in parts})
     if len(parts) == 1:
         return "in one chunk"
@@ -65,7 +65,7 @@ def _chunks(parts: tuple[Part, ...]) -> str:
     return f"in {counted(len(parts), 'chunk')} of {size}"
 
 
-def _beside(run: Run) -> str:
+def _beside(run: ComputedBatches) -> str:
     num_others = [part.num_others for part in run.parts]
     if not max(num_others):
         return ""
@@ -73,7 +73,7 @@ def _beside(run: Run) -> str:
     return f", beside {up_to}{counted(max(num_others), 'other request')}"
 
 
-def _time(run: Run) -> str:
+def _time(run: ComputedBatches) -> str:
     """What the steps that ended took, with what was predicted of them."""
     done = [part for part in run.parts if part.num_steps]
     if not done:
@@ -86,7 +86,7 @@ def _time(run: Run) -> str:
     return took
 
 
-def _where_kv_stays(run: Run, kept_on: Mapping[int, int]) -> str:
+def _where_kv_stays(run: ComputedBatches, kept_on: Mapping[int, int]) -> str:
     computed_on = _sum(part.computed_on for part in run.parts)
     if run.phase == "decode":
         return f"New KV goes to {holdings(kept_on)}"
@@ -99,7 +99,7 @@ def _where_kv_stays(run: Run, kept_on: Mapping[int, int]) -> str:
     return f"{keeping}; {instances(others)} {verb('compute', others)} without keeping any"
 
 
-def rest_words(run: Run) -> Iterator[str]:
+def rest_words(run: ComputedBatches) -> Iterator[str]:
     """Sentences on what it rested for between its batches; none if it did not."""
     if paused := [part for part in run.parts if part.paused_seconds]:
         others = [batch_id for part in paused for batch_id in part.paused_for]
@@ -109,7 +109,7 @@ def rest_words(run: Run) -> Iterator[str]:
         yield from wait_words(run.waited_for)
 
 
-def _early_ends(run: Run) -> Iterator[str]:
+def _early_ends(run: ComputedBatches) -> Iterator[str]:
     cuts = [part.cut_short_by for part in run.parts if part.cut_short_by]
     if cuts:
         causes = some_of([f"as {happenings(causes)}" for causes in cuts])

@@ -17,7 +17,7 @@ from loong.decision_log.story.phrases import (
     wait_words,
 )
 from loong.decision_log.story.run_words import run_words
-from loong.decision_log.story.steps import Drop, End, First, Loss, Move, Run, Step, Wait
+from loong.decision_log.story.steps import ComputedBatches, Drop, End, First, Loss, Move, StoryStep, Wait
 from loong.decision_log.story.story import Story
 from loong.decision_log.story.summary import Latency
 
@@ -28,13 +28,13 @@ _ENDS = {
 }
 
 
-def step_words(step: Step, story: Story) -> Iterator[str]:
+def step_words(step: StoryStep, story: Story) -> Iterator[str]:
     """What happens, and what the policy says of it."""
     match step:
         case Wait():
             yield from _wait(step, story)
             yield from policy_words(step.reasons)
-        case Run():
+        case ComputedBatches():
             yield from run_words(step)
             yield from policy_words(step.reasons)
         case Move():
@@ -60,7 +60,7 @@ def step_words(step: Step, story: Story) -> Iterator[str]:
             assert_never(step)
 
 
-def submitted_at(step: Step, story: Story) -> float:
+def submitted_at(step: StoryStep, story: Story) -> float:
     """When to tell of a step: a wait at its end, all else at its beginning."""
     if isinstance(step, Wait):
         return story.log_ends_at if step.until is None else step.until

@@ -44,7 +44,7 @@ class Wait(_Step, frozen=True, tag="wait"):
     reasons: tuple[Reason, ...] = ()
 
 
-class Part(msgspec.Struct, frozen=True):
+class StoryPart(msgspec.Struct, frozen=True):
     """Its part in one batch.
 
     `num_steps` are those that it took a part in and that the log saw end, from `time` to `until`. It computed
@@ -72,7 +72,7 @@ class Part(msgspec.Struct, frozen=True):
         return self.until - self.time if self.until is not None and self.num_steps else 0.0
 
 
-class Run(_Step, frozen=True, tag="run"):
+class ComputedBatches(_Step, frozen=True, tag="run"):
     """It is computed in batches, one after the other, on the same instances.
 
     Compared with the run before it, instances joined and left. What is recomputed was lost or dropped before.
@@ -84,7 +84,7 @@ class Run(_Step, frozen=True, tag="run"):
     left_ids: tuple[int, ...]
     num_idle: int  # instances that could have run the first batch
     is_recomputed: bool
-    parts: tuple[Part, ...]
+    parts: tuple[StoryPart, ...]
     waited_for: tuple[WaitedFor, ...]  # while it rested
     reasons: tuple[Reason, ...]
 
@@ -136,4 +136,4 @@ class End(_Step, frozen=True, tag="end"):
     num_output_tokens: int
 
 
-Step: TypeAlias = Wait | Run | Move | Drop | Loss | First | End
+StoryStep: TypeAlias = Wait | ComputedBatches | Move | Drop | Loss | First | End

@@ -4,9 +4,9 @@ import msgspec
 
 from loong.core.request import RequestId
 from loong.decision_log.story.fold import folded
-from loong.decision_log.story.found import Found, found_by
+from loong.decision_log.story.found import StoryFindings, found_by
 from loong.decision_log.story.index import LogIndex
-from loong.decision_log.story.steps import Step
+from loong.decision_log.story.steps import StoryStep
 from loong.decision_log.story.summary import Summary, summary_of
 from loong.decision_log.story.trail import trail_of
 
@@ -15,8 +15,8 @@ class Story(msgspec.Struct, frozen=True):
     """A request's story; `clock_start` is the Unix time of the clock's 0, None in virtual time."""
 
     summary: Summary
-    found: Found
-    steps: tuple[Step, ...]
+    found: StoryFindings
+    steps: tuple[StoryStep, ...]
     log_ends_at: float
     clock_start: float | None
 

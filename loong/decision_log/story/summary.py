@@ -7,7 +7,7 @@ import msgspec
 from loong.core.request import RequestId
 from loong.decision_log.story.index import LogIndex
 from loong.decision_log.story.part import ABORT
-from loong.decision_log.story.steps import Drop, End, First, Loss, Move, Run, Step, Wait
+from loong.decision_log.story.steps import ComputedBatches, Drop, End, First, Loss, Move, StoryStep, Wait
 from loong.decision_log.story.trail import trail_of
 
 
@@ -51,7 +51,7 @@ def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
     arrived, steps = index.arrivals[request_id], trail_of(index, request_id)
     end = next((step for step in steps if isinstance(step, End)), None)
     last_time = index.last_time if end is None else end.time
-    runs = [step for step in steps if isinstance(step, Run)]
+    runs = [step for step in steps if isinstance(step, ComputedBatches)]
     parts = [part for run in runs for part in run.parts if part.predicted_seconds is not None]
     return Summary(
         request_id,
@@ -75,14 +75,14 @@ def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
     )
 
 
-def _ttft(steps: Iterable[Step], slo: float | None, seen_for: float) -> Latency:
+def _ttft(steps: Iterable[StoryStep], slo: float | None, seen_for: float) -> Latency:
     """Late is also who has had no token for longer than promised."""
     seconds = next((step.ttft for step in steps if isinstance(step, First)), None)
     waited = seen_for if seconds is None else seconds
     return Latency(seconds, slo, is_late=slo is not None and waited > slo)
 
 
-def _tpot(steps: Iterable[Step], slo: float | None) -> Latency:
+def _tpot(steps: Iterable[StoryStep], slo: float | None) -> Latency:
     """None for who left early: when it got its last token is not known."""
     first, seconds = None, None
     for step in steps:
@@ -98,16 +98,16 @@ def _tpot(steps: Iterable[Step], slo: float | None) -> Latency:
     return Latency(seconds, slo, is_late=slo is not None and seconds is not None and seconds > slo)
 
 
-def _waited(steps: Iterable[Step], last_time: float) -> float:
+def _waited(steps: Iterable[StoryStep], last_time: float) -> float:
     seconds = 0.0
     for step in steps:
         if isinstance(step, Wait):
             seconds += (last_time if step.until is None else step.until) - step.time
-        elif isinstance(step, Run):
+        elif isinstance(step, ComputedBatches):
             seconds += sum(part.paused_seconds for part in step.parts)
     return seconds
 
 
-def _moved(steps: Iterable[Step]) -> int:
+def _moved(steps: Iterable[StoryStep]) -> int:
     moves = (step for step in steps if isinstance(step, Move) and step.is_committed)
     return sum(route.num_tokens for move in moves for route in move.routes)

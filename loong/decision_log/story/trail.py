@@ -11,34 +11,34 @@ from msgspec.structs import replace
 from loong.core.decision import DecisionKind
 from loong.core.request import RequestId
 from loong.decision_log.lines import (
-    Arrived,
+    ArrivedLine,
     Chunk,
-    Ended,
-    FirstToken,
-    InstanceLost,
+    EndedLine,
+    FirstTokenLine,
+    InstanceLostLine,
     Migration,
-    Planned,
+    PlannedLine,
     Reason,
 )
 from loong.decision_log.story.found import idle_ids, room_of
-from loong.decision_log.story.index import Considered, Dropped, Entry, LogIndex, Moved, Ran
+from loong.decision_log.story.index import Considered, Dropped, Entry, LogIndex, MovedKV, Ran
 from loong.decision_log.story.part import Pause, part_of
 from loong.decision_log.story.steps import (
+    ComputedBatches,
     Drop,
     End,
     First,
     Loss,
     Move,
     Route,
-    Run,
-    Step,
+    StoryStep,
     Wait,
     WaitedFor,
     summed,
 )
 
 
-def trail_of(index: LogIndex, request_id: RequestId) -> tuple[Step, ...]:
+def trail_of(index: LogIndex, request_id: RequestId) -> tuple[StoryStep, ...]:
     """The steps of a request that the log saw arrive; each batch and each migration is one."""
     arrived = index.arrivals[request_id]
     trail = _Trail(index, arrived, free_since=arrived.time)
@@ -52,9 +52,9 @@ class _Trail:
     """The steps so far, and what the next one depends on."""
 
     index: LogIndex
-    arrived: Arrived
+    arrived: ArrivedLine
     free_since: float  # when the last thing that had it was over
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StoryStep] = field(default_factory=list)
     is_waiting: bool = True  # without KV
     pauses: list[Pause] = field(default_factory=list)  # since its last batch
     group: tuple[int, ...] | None = None
@@ -72,22 +72,22 @@ class _Trail:
                 (self.waits if is_wait else self.considered).append(entry)
             case Ran():
                 self._run(entry)
-            case Moved():
+            case MovedKV():
                 self._move(entry)
             case Dropped():
                 self._drop(entry)
-            case FirstToken():
+            case FirstTokenLine():
                 self.steps.append(First(entry.time, entry.time - self.arrived.time))
                 if self.is_waiting and self.arrived.choice_of is not None:
                     self.is_waiting, self.free_since = False, entry.time
-            case InstanceLost():
+            case InstanceLostLine():
                 self._lose(entry)
-            case Ended():
+            case EndedLine():
                 self._end(entry)
             case _:
                 assert_never(entry)
 
-    def closed(self) -> tuple[Step, ...]:
+    def closed(self) -> tuple[StoryStep, ...]:
         """All steps, and the wait that goes on at the end of the log."""
         if self.is_waiting and self.arrived.request_id not in self.index.ends:
             waited_for = self._waited_for(self.index.last_time)
@@ -104,7 +104,7 @@ class _Trail:
         group = ran.batch.instance_ids
         before = group if self.group is None else self.group
         self.steps.append(
-            Run(
+            ComputedBatches(
                 began,
                 phase="prefill" if isinstance(ran.part, Chunk) else "decode",
                 instance_ids=group,
@@ -122,7 +122,7 @@ class _Trail:
             self.kv.update(part.kept_on)
         self.free_since = self.index.last_time if part.until is None else part.until
 
-    def _move(self, moved: Moved) -> None:
+    def _move(self, moved: MovedKV) -> None:
         migration, until = moved.migration, self._end_of(moved.migration)
         self._leave_rest(moved.plan, moved.time)
         end = self.index.migration_ends.get(migration.migration_id)
@@ -153,7 +153,7 @@ class _Trail:
             step = self.steps[number]
             if isinstance(step, Move) and step.until is not None and step.until > time:
                 self.steps[number] = replace(step, until=time)
-            elif isinstance(step, Run):
+            elif isinstance(step, ComputedBatches):
                 part = step.parts[-1]
                 if part.until is None or part.until > time:
                     self.steps[number] = replace(step, parts=(replace(part, until=time),))
@@ -167,15 +167,17 @@ class _Trail:
         self.steps.append(Drop(plan.time, kv, batch_ids, kv_free, kv_capacity, reasons=self._take_reasons()))
         self._lose_kv(plan.time)
 
-    def _lose(self, loss: InstanceLost) -> None:
+    def _lose(self, loss: InstanceLostLine) -> None:
         """Take in that an instance died, which may have been none of this request's."""
-        batch_ids = (step.parts[-1].batch_id for step in reversed(self.steps) if isinstance(step, Run))
+        batch_ids = (
+            step.parts[-1].batch_id for step in reversed(self.steps) if isinstance(step, ComputedBatches)
+        )
         ran_there = self.index.batch_losses.get(next(batch_ids, 0)) is loss
         if ran_there or self.kv[loss.instance_id]:
             self.steps.append(Loss(loss.time, loss.instance_id, loss.why))
             self._lose_kv(loss.time)
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: EndedLine) -> None:
         if self.is_waiting and ended.time > self.free_since:
             waited_for = self._waited_for(ended.time)
             self.steps.append(
@@ -190,7 +192,7 @@ class _Trail:
         self.waits.clear()
         self.is_waiting, self.free_since, self.group = True, time, None
 
-    def _leave_rest(self, plan: Planned, time: float) -> None:
+    def _leave_rest(self, plan: PlannedLine, time: float) -> None:
         """Take in that a plan takes the request up at this time."""
         if not self.is_waiting:
             self._rest_until(time)
@@ -219,7 +221,7 @@ class _Trail:
             for reason, (start, end) in zip(reasons, pairwise(times), strict=True)
         )
 
-    def _take_reasons(self, before: Planned | None = None) -> tuple[Reason, ...]:
+    def _take_reasons(self, before: PlannedLine | None = None) -> tuple[Reason, ...]:
         """The reasons given since the last step, each once; only those of plans before `before`, if given."""
         taken = [entry for entry in self.considered if entry.plan is not before]
         self.considered = [entry for entry in self.considered if entry.plan is before]

@@ -10,7 +10,7 @@ from loong.decision_log.story.arrival_words import arrival_words
 from loong.decision_log.story.phrases import counted, difference, duration, wait_words
 from loong.decision_log.story.run_words import rest_words
 from loong.decision_log.story.step_words import step_words, submitted_at
-from loong.decision_log.story.steps import Run, Wait
+from loong.decision_log.story.steps import ComputedBatches, Wait
 from loong.decision_log.story.story import Story
 from loong.decision_log.story.summary import Latency, Summary
 
@@ -20,7 +20,7 @@ _TIME_WIDTH = 11
 _INDENT = " " * (_TIME_WIDTH + 2)
 
 
-def told(story: Story) -> str:
+def reported(story: Story) -> str:
     """The story, at most 110 columns wide."""
     lines = [_filled(sentence) for sentence in heading(story)]
     lines.append("")
@@ -44,7 +44,7 @@ def why_it_waited(story: Story) -> Iterator[str]:
         if isinstance(step, Wait):
             seconds = (story.log_ends_at if step.until is None else step.until) - step.time
             waits.append((seconds, [next(step_words(step, story)), *wait_words(step.waited_for)]))
-        elif isinstance(step, Run):
+        elif isinstance(step, ComputedBatches):
             waits.append((sum(part.paused_seconds for part in step.parts), list(rest_words(step))))
     for seconds, sentences in sorted(waits, key=itemgetter(0), reverse=True):
         if seconds >= LEAST_TOLD:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from loong.core.request import RequestId
-from loong.decision_log.lines import Batch, Planned
+from loong.decision_log.lines import LoggedBatch, PlannedLine
 from loong.decision_log.story.index import LogIndex
 from loong.decision_log.story.phrases import capital, counted, happenings, policy_words
 
 
-class Part(msgspec.Struct, frozen=True):
+class BatchPart(msgspec.Struct, frozen=True):
     """What a batch does for a request; lengths are tokens, None where the log does not tell them any more."""
 
     id: RequestId
@@ -28,7 +28,7 @@ class BatchStory(msgspec.Struct, frozen=True):
     num_steps: int | None
     predicted_seconds: float | None
     seconds: float | None
-    parts: Sequence[Part]
+    parts: Sequence[BatchPart]
     why: Sequence[str]
 
 
@@ -51,7 +51,7 @@ def story_of_batch(index: LogIndex, batch_id: int) -> BatchStory | None:
     )
 
 
-def _parts(index: LogIndex, batch: Batch) -> Iterator[Part]:
+def _parts(index: LogIndex, batch: LoggedBatch) -> Iterator[BatchPart]:
     def prompt(request_id: RequestId) -> int | None:
         arrived = index.arrivals.get(request_id)
         return None if arrived is None else arrived.num_prompt_tokens
@@ -59,13 +59,13 @@ def _parts(index: LogIndex, batch: Batch) -> Iterator[Part]:
     for chunk in batch.chunks:
         span = f"{chunk.first_position:,} to {chunk.stop_position - 1:,}"
         does = f"prefill of {counted(chunk.num_tokens, 'token')} ({span})"
-        yield Part(chunk.request_id, prompt(chunk.request_id), does)
+        yield BatchPart(chunk.request_id, prompt(chunk.request_id), does)
     for decode in batch.decodes:
         does = f"decode from position {decode.first_position:,} on instance {decode.master_id}"
-        yield Part(decode.request_id, prompt(decode.request_id), does)
+        yield BatchPart(decode.request_id, prompt(decode.request_id), does)
 
 
-def _why(plan: Planned, batch: Batch) -> Iterator[str]:
+def _why(plan: PlannedLine, batch: LoggedBatch) -> Iterator[str]:
     """The events that the plan was made on, and what the policy says of the batch's requests."""
     if plan.causes:
         yield f"{capital(f'planned as {happenings(plan.causes)}')}."

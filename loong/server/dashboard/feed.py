@@ -21,7 +21,7 @@ MAX_LIVE = 100  # requests that are listed before they are over
 LENGTH_EDGES = (128, 512, 2048, 8192, 32768, 131072)  # of buckets, in prompt tokens
 
 
-class Batch(msgspec.Struct, frozen=True):
+class FeedBatch(msgspec.Struct, frozen=True):
     """A batch; its end is None while it runs, and `kv` is what its instances hold at its end."""
 
     id: int
@@ -34,7 +34,7 @@ class Batch(msgspec.Struct, frozen=True):
     kv: tuple[int, ...] = ()
 
 
-class Move(msgspec.Struct, frozen=True):
+class FeedMove(msgspec.Struct, frozen=True):
     """A migration that has ended."""
 
     source: int
@@ -44,7 +44,7 @@ class Move(msgspec.Struct, frozen=True):
     end: float
 
 
-class Run(msgspec.Struct, frozen=True):
+class FeedRun(msgspec.Struct, frozen=True):
     """A request, which came at a time of the run's clock; the targets are its own or the policy's.
 
     It waited from then to its first batch, and None is not yet.
@@ -90,12 +90,12 @@ class Tick(msgspec.Struct, frozen=True):
     now: float
     health: str | None  # what is wrong
     instances: list[tuple[int, int, int, str]]  # id, KV used, KV capacity, kind
-    ended: list[Batch]
-    running: list[Batch]
-    moves: list[Move]
+    ended: list[FeedBatch]
+    running: list[FeedBatch]
+    moves: list[FeedMove]
     queue: list[Bucket]
-    live: list[Run]
-    over: list[Run]
+    live: list[FeedRun]
+    over: list[FeedRun]
     num_running: int
     num_waiting: int
     num_judged: int
@@ -114,8 +114,8 @@ class Feed:
         self._cluster, self._request_observers, self._past = cluster, request_observers, past
         batches = self._cluster.engine.history().batches
         self._longest_prompt = max((batch.longest_prompt for batch in batches), default=0)
-        self._told_to = self._cluster.engine.snapshot().now - WINDOW_SECONDS
-        self._told_run_at = -inf
+        self._sent_to = self._cluster.engine.snapshot().now - WINDOW_SECONDS
+        self._reported_run_at = -inf
 
     def hello(self) -> Hello:
         """To begin with."""
@@ -131,9 +131,9 @@ class Feed:
         """What is, and what is new."""
         engine, request_observers = self._cluster.engine, self._request_observers
         snapshot, history, health = engine.snapshot(), engine.history(), engine.health()
-        told_to, self._told_to = self._told_to, snapshot.now
-        batches = takewhile(lambda batch: batch.ended_at > told_to, reversed(history.batches))
-        moves = takewhile(lambda move: move.ended_at > told_to, reversed(history.moves))
+        sent_to, self._sent_to = self._sent_to, snapshot.now
+        batches = takewhile(lambda batch: batch.ended_at > sent_to, reversed(history.batches))
+        moves = takewhile(lambda move: move.ended_at > sent_to, reversed(history.moves))
         ended = [_ended(batch) for batch in islice(batches, MAX_BATCHES)]
         begun = (batch for batch in (*snapshot.ending, *snapshot.batches) if batch.has_started)
         running = [_running(batch, snapshot) for batch in begun]
@@ -162,18 +162,18 @@ class Feed:
 
     def _new_runs(self) -> list[RequestRun]:
         """Those that are over since the last tick, oldest first."""
-        told = self._told_run_at
+        reported = self._reported_run_at
         new = list(
-            takewhile(lambda run: (run.ended_at or 0.0) > told, reversed(self._request_observers.over))
+            takewhile(lambda run: (run.ended_at or 0.0) > reported, reversed(self._request_observers.over))
         )
         if new:
-            self._told_run_at = new[0].ended_at or told
+            self._reported_run_at = new[0].ended_at or reported
         return new[::-1]
 
-    def _run(self, run: RequestRun, snapshot: Snapshot) -> Run:
+    def _run(self, run: RequestRun, snapshot: Snapshot) -> FeedRun:
         view = snapshot.request.get(run.request_id)
         target = self._request_observers.target_of(run)
-        return Run(
+        return FeedRun(
             run.request_id,
             run.arrived_at,
             waited=None if run.started_at is None else run.started_at - run.arrived_at,
@@ -197,8 +197,8 @@ def _state(run: RequestRun) -> str:
     return "prefill" if run.first_token_at is None else "decode"
 
 
-def _ended(batch: BatchSlice) -> Batch:
-    return Batch(
+def _ended(batch: BatchSlice) -> FeedBatch:
+    return FeedBatch(
         batch.batch_id,
         batch.group.instance_ids,
         batch.phase,
@@ -210,12 +210,12 @@ def _ended(batch: BatchSlice) -> Batch:
     )
 
 
-def _running(batch: RunningBatch, snapshot: Snapshot) -> Batch:
+def _running(batch: RunningBatch, snapshot: Snapshot) -> FeedBatch:
     plan = batch.plan
     prefilled = {block.request_id for block in plan.queries if len(block.positions) > 1}
     phase = "decode" if not prefilled else "mixed" if len(prefilled) < len(plan.request_ids) else "prefill"
     prompts = (snapshot.request[i].num_prompt_tokens for i in prefilled if i in snapshot.request)
-    return Batch(
+    return FeedBatch(
         batch.batch_id,
         plan.group.instance_ids,
         phase,
@@ -226,8 +226,8 @@ def _running(batch: RunningBatch, snapshot: Snapshot) -> Batch:
     )
 
 
-def _move(move: KVMove) -> Move:
-    return Move(move.source_id, move.destination_id, move.num_tokens, move.started_at, move.ended_at)
+def _move(move: KVMove) -> FeedMove:
+    return FeedMove(move.source_id, move.destination_id, move.num_tokens, move.started_at, move.ended_at)
 
 
 def _buckets(snapshot: Snapshot) -> list[Bucket]:

@@ -15,7 +15,7 @@ from loong.decision_log.story.index import LogIndex
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.words import chapters, heading
 from loong.server.cluster import CLUSTER
-from loong.server.dashboard.batches import BatchStory, Part, story_of_batch
+from loong.server.dashboard.batches import BatchPart, BatchStory, story_of_batch
 from loong.server.dashboard.feed import Feed
 from loong.server.dashboard.past import PAST, Past, keep_past
 from loong.server.errors import ApiError
@@ -79,7 +79,7 @@ async def events(http: web.Request) -> web.StreamResponse:
 async def batch(http: web.Request) -> web.Response:
     """A batch with its requests, how long it takes, and why it was planned."""
     batch_id = int(http.match_info["batch_id"])
-    story = await _told(http, lambda index: story_of_batch(index, batch_id)) or _bare(http, batch_id)
+    story = await _reported(http, lambda index: story_of_batch(index, batch_id)) or _bare(http, batch_id)
     if story is None:
         raise ApiError(404, f"batch {batch_id} is not known any more", "batch_not_found")
     return json_response(msgspec.to_builtins(story))
@@ -88,25 +88,25 @@ async def batch(http: web.Request) -> web.Response:
 async def request(http: web.Request) -> web.Response:
     """A request's story, as `loong explain` tells it."""
     request_id = http.match_info["request_id"]
-    story = await _told(http, lambda index: _story(index, request_id))
+    story = await _reported(http, lambda index: _story(index, request_id))
     if story is None:
         message = f"nothing is known of request {request_id!r}, or nothing any more"
         raise ApiError(404, message, "request_not_found")
     return json_response(story)
 
 
-async def _told(http: web.Request, tell: Callable[[LogIndex], T]) -> T:
+async def _reported(http: web.Request, report: Callable[[LogIndex], T]) -> T:
     """What the decisions that are kept tell, read in a thread."""
     async with http.app[_TELLING]:
         written = http.app[_REQUEST_OBSERVERS].recent.written()  # here, where nobody adds a line meanwhile
-        return await asyncio.to_thread(lambda: tell(index_of(written)))
+        return await asyncio.to_thread(lambda: report(index_of(written)))
 
 
 def _bare(http: web.Request, batch_id: int) -> BatchStory | None:
     """A batch of which only what ran is known, for its decision is not kept any more."""
     for ended in reversed(http.app[CLUSTER].engine.history().batches):
         if ended.batch_id == batch_id:
-            parts = [Part(request_id, None, ended.phase) for request_id in ended.request_ids]
+            parts = [BatchPart(request_id, None, ended.phase) for request_id in ended.request_ids]
             seconds = ended.ended_at - ended.started_at
             group = ended.group.instance_ids
             return BatchStory(batch_id, ended.phase, group, 1, 1, None, seconds, parts, ())
@@ -117,8 +117,8 @@ def _story(index: LogIndex, request_id: RequestId) -> dict[str, object] | None:
     if request_id not in index.arrivals:
         return None
     story = story_of(index, request_id)
-    told = [{"time": time, "sentences": list(sentences)} for time, sentences in chapters(story)]
-    return {"id": request_id, "heading": list(heading(story)), "chapters": told}
+    reported = [{"time": time, "sentences": list(sentences)} for time, sentences in chapters(story)]
+    return {"id": request_id, "heading": list(heading(story)), "chapters": reported}
 
 
 def _file(name: str) -> web.Response:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from loong.core.errors import InvalidRequestError
-from loong.server.answer import AnswerShape, Asked, Json
+from loong.server.answer import AnswerShape, Json, ResponseContext
 from loong.server.completions import complete
 from loong.server.context import SERVER
 from loong.server.errors import ApiError, as_api_error
@@ -35,13 +35,13 @@ class GenerateShape(AnswerShape):
     chunk_object = "generated"
     stream_format = BARE_STREAM
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
+    def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
         self.is_brief = False  # each event has the id of its token
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """Return lists of what the answers have if there are several, except for their texts."""
-        choices = [self.whole_choice(told) for told in self.by_choice(deltas)]
+        choices = [self.whole_choice(reported) for reported in self.by_choice(deltas)]
         columns: dict[str, list[object]] = {name: [choice[name] for choice in choices] for name in choices[0]}
         fields: Json = {"prompt_tokens": self.asked.num_prompt_tokens}
         if len(choices) > 1:
@@ -105,10 +105,10 @@ def _lightllms_names() -> Iterator[None]:
     try:
         yield
     except (ApiError, InvalidRequestError) as error:
-        told = as_api_error(error)
-        message = _NAME.sub(lambda found: _NAMES[found[1]], told.message).replace(
+        reported = as_api_error(error)
+        message = _NAME.sub(lambda found: _NAMES[found[1]], reported.message).replace(
             "prompt must", "inputs must"
         )
-        is_inputs = told.param in ("prompt", "inputs")
-        param = told.param and ("inputs" if is_inputs else "parameters")
-        raise ApiError(told.status, message, told.code, param, told.headers) from error
+        is_inputs = reported.param in ("prompt", "inputs")
+        param = reported.param and ("inputs" if is_inputs else "parameters")
+        raise ApiError(reported.status, message, reported.code, param, reported.headers) from error

@@ -8,7 +8,7 @@ from typing import cast
 _LENGTH_BYTES = 4
 
 
-class Channel(asyncio.Protocol):
+class RemoteChannel(asyncio.Protocol):
     """One end. `take` is called with each frame, `end` once: when the other end is closed, however it was."""
 
     def __init__(self, take: Callable[[bytes], None], end: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from loong.core.request import Request, RequestId
 from loong.server.admission import Asking
 from loong.server.engine_client import EngineLimits, PutToken
 from loong.server.errors import ApiError
-from loong.server.remote.channel import Channel
+from loong.server.remote.channel import RemoteChannel
 from loong.server.remote.messages import (
     Abort,
     Admit,
@@ -41,7 +41,7 @@ class RemoteEngineClient:
         self.limits = limits
         self.stop_listening = asyncio.Event()  # told so, or ended
         self.ended = asyncio.Event()  # the engine's process has closed the channel, or died
-        self._channel = Channel(self._take, self._end)
+        self._channel = RemoteChannel(self._take, self._end)
         self._puts: dict[RequestId, PutToken] = {}  # for choices that have not ended
         self._asking: dict[int, asyncio.Future[None]] = {}  # by ticket
         self._tickets = count()

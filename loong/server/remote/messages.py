@@ -8,7 +8,7 @@ from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.server.admission import Asking
-from loong.wire import Decoder
+from loong.wire import MessageDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class AreYouThere:
 Call: TypeAlias = Listening | Here | Admit | Leave | Submit | Abort | NoteParent
 Tidings: TypeAlias = Admitted | Refused | Produced | Scored | Failed | StopListening | AreYouThere
 
-decode_call: Decoder[Call] = Decoder((Listening, Here, Admit, Leave, Submit, Abort, NoteParent))
-decode_tidings: Decoder[Tidings] = Decoder(
+decode_call: MessageDecoder[Call] = MessageDecoder((Listening, Here, Admit, Leave, Submit, Abort, NoteParent))
+decode_tidings: MessageDecoder[Tidings] = MessageDecoder(
     (Admitted, Refused, Produced, Scored, Failed, StopListening, AreYouThere)
 )

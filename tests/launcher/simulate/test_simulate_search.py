@@ -5,7 +5,7 @@ from loong.launcher.goodput import Goodput
 from loong.launcher.model_shape import shape_of
 from loong.launcher.runs import allowed_misses
 from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import LoadConfig, SimulateConfig
+from loong.launcher.simulate.config import SimulateConfig, SimulatedLoadConfig
 from loong.launcher.simulate.points import PointResult, asked_of, run_point, sweep
 from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
 from loong.model.shapes import SHAPES
@@ -22,7 +22,7 @@ def config(policies: tuple[str, ...] = ("replicas",), **changes: object) -> Simu
         "rules": (TIGHT,),
         "rates": (),
         "hardware": Hardware(shape_of(SHAPES["llama-3.1-8b"]), "h200", num_instances=2),
-        "load": LoadConfig("leval", num_requests=30),
+        "load": SimulatedLoadConfig("leval", num_requests=30),
     }
     return SimulateConfig(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def test_a_first_guess_may_be_far_off_on_either_side() -> None:
     assert from_below.rate == pytest.approx(from_above.rate, rel=0.3)
 
 
-def test_a_policy_that_never_attains_is_told_to_be_below_the_lowest_rate() -> None:
+def test_a_policy_that_never_attains_is_reported_to_be_below_the_lowest_rate() -> None:
     impossible = parse_slo("ttft:0.001")
     found = search(config(rules=(impossible,)), "replicas", impossible, precision=0.2)
     lowest = found.points[0].rate
@@ -64,7 +64,7 @@ def test_a_run_that_is_cut_off_is_one_that_does_not_attain() -> None:
 
 
 def test_processes_find_what_one_process_finds() -> None:
-    asked = config(("replicas", "static-sp"), load=LoadConfig("leval", num_requests=12))
+    asked = config(("replicas", "static-sp"), load=SimulatedLoadConfig("leval", num_requests=12))
     alone = search_all(asked, 0.5)
     together = search_all(config(("replicas", "static-sp"), load=asked.load, num_jobs=2), 0.5)
     assert alone == together
@@ -79,7 +79,7 @@ def test_the_goodput_of_a_sweep_is_the_last_rate_before_the_first_that_misses() 
     assert found.rate == asked.rates[attained.index(False) - 1]
 
 
-def test_a_load_that_attains_at_any_rate_is_told_to_be_at_least_the_highest() -> None:
+def test_a_load_that_attains_at_any_rate_is_reported_to_be_at_least_the_highest() -> None:
     loose = parse_slo("ttft:900000000")
     found = search(config(rules=(loose,), rates=(1.0,)), "replicas", loose, precision=0.2)
     assert found.best is not None
@@ -89,7 +89,7 @@ def test_a_load_that_attains_at_any_rate_is_told_to_be_at_least_the_highest() ->
 
 
 def test_the_all_class_goodput_is_no_higher_than_the_rate_at_which_enough_of_all_attain() -> None:
-    load = LoadConfig("mixed", num_requests=90)
+    load = SimulatedLoadConfig("mixed", num_requests=90)
     whole = search(config(load=load), "esp", TIGHT, precision=0.5)
     by_class = search(config(load=load, is_per_class=True), "esp", TIGHT, precision=0.5)
     assert by_class.best is not None
@@ -104,12 +104,12 @@ def test_the_all_class_goodput_is_no_higher_than_the_rate_at_which_enough_of_all
 
 @pytest.mark.parametrize("workload", [*NAMES, "shared-prefix"])
 def test_the_search_accepts_every_workload(workload: str) -> None:
-    asked = config(load=LoadConfig(workload, num_requests=80), is_per_class=True)
+    asked = config(load=SimulatedLoadConfig(workload, num_requests=80), is_per_class=True)
     assert max(allowed_misses(asked.load.at(1.0).measured, asked_of(asked, "esp", TIGHT, 1.0), 1.0).allowed)
 
 
 def test_requests_and_their_order_are_the_same_at_every_rate() -> None:
-    slow, fast = (LoadConfig("mixed", num_requests=50).at(rate).measured for rate in (1.0, 4.0))
+    slow, fast = (SimulatedLoadConfig("mixed", num_requests=50).at(rate).measured for rate in (1.0, 4.0))
     assert [request.shape for request in slow] == [request.shape for request in fast]
     assert [request.arrival_time for request in slow] == pytest.approx(
         [4 * request.arrival_time for request in fast]

@@ -1,0 +1,67 @@
+"""The calibration of a server on processors: a few seconds of batches before the first request."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from math import log
+from statistics import median
+from time import monotonic
+
+from loong.core.idle_tracker import IDLE_SECONDS
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.launcher.profile.measure import Profiler
+from loong.launcher.profile.profiled_cluster import ProfiledCluster, TimedExecutor
+from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
+from loong.scheduler.calibration import mean_error
+from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.fit import BatchSample, fit
+
+logger = logging.getLogger(__name__)
+
+_LIMITS = Limits(max_decode_requests=16, max_step_seconds=0.1, max_prompt_seconds=0.2)
+_LEAST_SAMPLES = 60  # that tell coefficients apart
+_MEASURING_SHARE = 0.85  # of the time; the rest is for the fit
+
+
+async def calibrate(
+    prior: WorkCostModel,
+    instances: Sequence[ElasticInstance],
+    executor: TimedExecutor,
+    seconds: float,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> tuple[WorkCostModel, int]:
+    """Run batches of every kind for about `seconds`, and fit `prior` to what they take.
+
+    Few batches, as of a busy machine, only scale it. Nothing is measured if there is no time or too little
+    room. Returns the model, and the id of the last batch, since workers take no id twice.
+    """
+    room = min(instance.kv_capacity for instance in instances if instance.kind is InstanceKind.FULL)
+    if seconds == 0 or room < LEAST_ROOM:
+        return prior, 0
+    start, cluster = monotonic(), ProfiledCluster(instances, executor)
+    # A pause is no longer than it takes to count as idle.
+    profiler = Profiler(cluster, _LIMITS, prior, pause=lambda length: pause(min(length, 1.25 * IDLE_SECONDS)))
+    samples = await profiler.sample(seconds * _MEASURING_SHARE)
+    found = scaled = prior.scaled(median(each.seconds / each.predicted(prior) for each in samples))
+    if len(samples) >= _LEAST_SAMPLES:
+        found = (await asyncio.to_thread(fit, scaled, samples)).model
+    if found.coefficients.token == 0:  # a step would have room for any number of tokens
+        found = scaled
+    logger.info(
+        "calibrated the cost model by %d batches in %.1f s: predictions are off by %s instead of %s",
+        len(samples),
+        monotonic() - start,
+        _errors(found, samples),
+        _errors(prior, samples),
+    )
+    return found, cluster.last_id
+
+
+def _errors(model: WorkCostModel, samples: Sequence[BatchSample]) -> str:
+    """Return the mean error of each phase, as the dashboard shows it."""
+    distances: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        phase = sample.steps[0][0].phase.value
+        distances[phase].append(abs(log(sample.predicted(model) / sample.seconds)))
+    return ", ".join(f"{mean_error(distances[phase]):.0%} ({phase})" for phase in sorted(distances))
