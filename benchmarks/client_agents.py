@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 City = Literal["Paris", "Oslo"]
@@ -61,7 +62,12 @@ def of_openai_tools(url: str, model: str) -> dict[str, Callable[[], object]]:
         answer = client.chat.completions.create(messages=turns, **asked | {"max_tokens": 24})
         return answer.choices[0].message.content
 
+    def responded() -> object:
+        answer = client.responses.create(model=model, input=QUESTION, max_output_tokens=24, temperature=0)
+        return answer.output_text
+
     return {
+        "openai: a response": responded,
         "openai: a forced tool call": called,
         "openai: a forced tool call, streamed": streamed,
         "openai: an answer after a tool's result": answered,
@@ -102,64 +108,77 @@ def of_litellm_tools(url: str, model: str) -> dict[str, Callable[[], object]]:
     return {"litellm: a forced tool call": called}
 
 
+@dataclass(frozen=True)
+class AgentRuns:
+    """Runs of an agent at one server, each with a client of its own."""
+
+    url: str
+    model: str
+    api: str = "OpenAIChatCompletionsModel"
+    is_streamed: bool = False
+
+    async def run(self, tool_choice: str | None = None, others: Sequence[str] = (), **options: Any) -> Any:
+        """Return what the Agents SDK gives for the question; `others` are agents to hand over to."""
+        import agents
+        from openai import AsyncOpenAI
+
+        settings: dict[str, Any] = {"max_tokens": 200, "temperature": 0, "parallel_tool_calls": False}
+        async with AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0) as client:
+            brief = agents.ModelSettings(max_tokens=60, temperature=0)
+            chat = getattr(agents, self.api)(model=self.model, openai_client=client)
+            options["handoffs"] = [agents.Agent(name, model=chat, model_settings=brief) for name in others]
+            if tool_choice is None:
+                del settings["parallel_tool_calls"]
+            chosen = agents.ModelSettings(**settings, tool_choice=tool_choice)
+            agent = agents.Agent("Assistant", model=chat, model_settings=chosen, **options)
+            if not self.is_streamed:
+                return await agents.Runner.run(agent, QUESTION)
+            streamed = agents.Runner.run_streamed(agent, QUESTION)
+            if not [event async for event in streamed.stream_events()]:
+                raise ValueError("the stream has no events")
+            return streamed
+
+
 def of_agents(url: str, model: str) -> dict[str, Callable[[], object]]:
-    from agents import (
-        Agent,
-        ModelSettings,
-        OpenAIChatCompletionsModel,
-        Runner,
-        function_tool,
-        set_tracing_disabled,
-    )
-    from openai import AsyncOpenAI
+    from agents import function_tool, set_tracing_disabled
     from pydantic import BaseModel
 
     set_tracing_disabled(disabled=True)
-    calls: list[str] = []
+    responses = "OpenAIResponsesModel"
+    at_once = {"tool_use_behavior": "stop_on_first_tool"}  # the SDK refuses text that is cut off
 
     class Report(BaseModel):
         city: City
         is_wet: bool
 
-    def noted(city: City) -> str:
-        """Return the weather of a city."""
-        calls.append(city)
-        return weather(city)
+    def with_tool(runs: AgentRuns, **options: Any) -> str:
+        calls: list[str] = []
 
-    tool = function_tool(noted, name_override="weather")
-    forced = {"tool_choice": "required", "parallel_tool_calls": False}
+        def noted(city: City) -> str:
+            """Return the weather of a city."""
+            calls.append(city)
+            return weather(city)
 
-    async def run(
-        settings: dict[str, Any], others: Sequence[str] = (), *, is_streamed: bool = False, **options: Any
-    ) -> Any:
-        calls.clear()
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            chat = OpenAIChatCompletionsModel(model=model, openai_client=client)
-            brief: dict[str, Any] = {"max_tokens": 60, "temperature": 0}
-            handoffs = [Agent(other, model=chat, model_settings=ModelSettings(**brief)) for other in others]
-            chosen = ModelSettings(**brief | settings)
-            agent = Agent("Assistant", model=chat, model_settings=chosen, handoffs=handoffs, **options)
-            if not is_streamed:
-                return await Runner.run(agent, QUESTION)
-            streamed = Runner.run_streamed(agent, QUESTION)
-            if not [event async for event in streamed.stream_events()]:
-                raise ValueError("the stream has no events")
-            return streamed
-
-    def answered(*, is_streamed: bool) -> str:
-        told = asyncio.run(run(forced, tools=[tool], is_streamed=is_streamed)).final_output
+        tool = function_tool(noted, name_override="weather")
+        told = asyncio.run(runs.run("required", tools=[tool], **options)).final_output
         (city,) = calls
         return f"{checked('weather', json.dumps({'city': city}))}, then {told!r}"
 
     def structured() -> object:
-        return asyncio.run(run({}, output_type=Report)).final_output
+        return asyncio.run(AgentRuns(url, model).run(output_type=Report)).final_output
 
     def handed_over() -> str:
-        return f"to {asyncio.run(run(forced, ['Poet'])).last_agent.name}"
+        return f"to {asyncio.run(AgentRuns(url, model).run('required', ['Poet'])).last_agent.name}"
 
     return {
-        "agents: a tool and an answer": lambda: answered(is_streamed=False),
-        "agents: the same, streamed": lambda: answered(is_streamed=True),
+        "agents: a tool and an answer": lambda: with_tool(AgentRuns(url, model)),
+        "agents: the same, streamed": lambda: with_tool(AgentRuns(url, model, is_streamed=True)),
+        "agents: a tool, through /v1/responses": lambda: with_tool(
+            AgentRuns(url, model, responses), **at_once
+        ),
+        "agents: the same, streamed through it": lambda: with_tool(
+            AgentRuns(url, model, responses, is_streamed=True), **at_once
+        ),
         "agents: a typed answer": structured,
         "agents: a handoff": handed_over,
     }
