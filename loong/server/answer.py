@@ -63,7 +63,7 @@ class AnswerShape(ABC):
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """The whole answer, of the deltas of all choices."""
         by_choice = self.by_choice(deltas)
-        choices = [self.whole_choice(told) for told in by_choice]
+        choices = [self.whole_choice(reported) for reported in by_choice]
         usage = self.usage(sum(map(len, by_choice)))
         return self.envelope(self.whole_object, choices) | {"usage": usage}
 
@@ -197,10 +197,10 @@ def finish_fields(delta: Delta) -> Json:
 async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) -> web.Response:
     """Wait for the whole answer, then send it; a long one is put together in a thread."""
     async with aclosing(deltas):
-        told = [delta async for delta in deltas]
-    if len(told) <= _LONG_ANSWER and not shape.asked.has_prompt_logprobs:
-        return json_response(shape.whole(told))
-    return await asyncio.to_thread(lambda: json_response(shape.whole(told)))
+        reported = [delta async for delta in deltas]
+    if len(reported) <= _LONG_ANSWER and not shape.asked.has_prompt_logprobs:
+        return json_response(shape.whole(reported))
+    return await asyncio.to_thread(lambda: json_response(shape.whole(reported)))
 
 
 async def send_stream(

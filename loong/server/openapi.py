@@ -202,8 +202,8 @@ def _contents(operation: Operation) -> Iterator[tuple[str, Json]]:
 
 def _event(model: type[BaseModel], form: StreamFormat) -> Json:
     """Return the schema of one event of a stream."""
-    told = {"anyOf": [_reference(model), _reference(answers.Error)]}
-    data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    reported = {"anyOf": [_reference(model), _reference(answers.Error)]}
+    data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": reported}
     description = f"A `{model.__name__}`, or an `Error`"
     if form.last_event:
         data, description = {"anyOf": [data, {"const": "[DONE]"}]}, f"{description}; the last one is `[DONE]`"
@@ -232,14 +232,14 @@ def _component_schemas() -> Json:
         for model in (op.answer, op.event, answers.Error)
         if isinstance(model, type)
     ]
-    _, told = models_json_schema([(model, "serialization") for model in answered], ref_template=_REF)
+    _, reported = models_json_schema([(model, "serialization") for model in answered], ref_template=_REF)
     _, asked = models_json_schema([(model, "validation") for model in requests], ref_template=_REF)
     is_generation = {model.__name__: issubclass(model, schemas.GenerationFields) for model in requests}
     parsed = {
         name: _as_parsed(schema, is_generation=is_generation.get(name, False))
         for name, schema in asked["$defs"].items()
     }
-    return {**told["$defs"], **parsed, VALUE_NAME: VALUE_SCHEMA}
+    return {**reported["$defs"], **parsed, VALUE_NAME: VALUE_SCHEMA}
 
 
 def _as_parsed(schema: Json, *, is_generation: bool) -> Json:

@@ -49,9 +49,9 @@ def test_a_forced_call_is_of_the_schema_streamed_or_not(server: Served, choice: 
     }
     whole = server.client.chat.completions.create(**body)
     with server.client.chat.completions.stream(**body) as stream:
-        told = stream.get_final_completion()
+        reported = stream.get_final_completion()
     assert len(whole.choices) == 2
-    for choices in zip(whole.choices, told.choices, strict=True):
+    for choices in zip(whole.choices, reported.choices, strict=True):
         assert calls_of(choices[0].message) == calls_of(choices[1].message)
         ((name, arguments),) = calls_of(choices[0].message)
         assert name == "rate"
@@ -96,8 +96,8 @@ def test_a_response_calls_a_tool_and_writes_json_of_a_schema(server: Served) -> 
     }
     whole = server.client.responses.create(**forced)
     with server.client.responses.stream(**forced) as stream:
-        told = stream.get_final_response()
-    for response in (whole, told):
+        reported = stream.get_final_response()
+    for response in (whole, reported):
         (call,) = (item.to_dict() for item in response.output)
         assert (call["type"], call["name"], response.status) == ("function_call", "rate", "completed")
         jsonschema_rs.validate(PARAMETERS, json.loads(str(call["arguments"])))

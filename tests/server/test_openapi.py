@@ -125,9 +125,9 @@ def test_the_bounds_are_those_that_the_engine_holds_requests_to() -> None:
     }
     own = {name: LIMITS[name] for name in numbers.keys() & LIMITS.keys()}
     own |= {"max_completion_tokens": LIMITS["max_tokens"], "best_of": LIMITS["n"]}
-    told = {name: (numbers[name]["minimum"], numbers[name]["maximum"]) for name in own}
+    reported = {name: (numbers[name]["minimum"], numbers[name]["maximum"]) for name in own}
     most_tokens = LIMITS["max_tokens"][1]
-    assert told == own | {
+    assert reported == own | {
         "top_k": (-1, LIMITS["top_k"][1]),
         "seed": (-NUM_SEEDS, NUM_SEEDS - 1),
         "max_tokens": (0, most_tokens),  # of an answer about the prompt alone

@@ -44,7 +44,7 @@ def _names_of_responses() -> Iterator[None]:
     try:
         yield
     except (ApiError, InvalidRequestError) as error:
-        told = as_api_error(error)
-        message = _NAME.sub(lambda found: _NAMES[found[0]], told.message).replace(_OF_A_FUNCTION, ".")
-        param = told.param and _NAMES.get(told.param, told.param)
-        raise ApiError(told.status, message, told.code, param, told.headers) from error
+        reported = as_api_error(error)
+        message = _NAME.sub(lambda found: _NAMES[found[0]], reported.message).replace(_OF_A_FUNCTION, ".")
+        param = reported.param and _NAMES.get(reported.param, reported.param)
+        raise ApiError(reported.status, message, reported.code, param, reported.headers) from error

@@ -56,13 +56,13 @@ class ResponseShape(AnswerShape):
     def opening(self) -> bytes:
         """Return the events that tell that the answer begins."""
         begun = self._response(IN_PROGRESS, None)
-        return self._told(
+        return self._reported(
             {"type": f"response.{name}", "response": begun} for name in ("created", IN_PROGRESS)
         )
 
     def events(self, delta: Delta, num_output_tokens: int) -> bytes:
         """Return the events of one token."""
-        return self._told(self.chunks(delta, num_output_tokens))
+        return self._reported(self.chunks(delta, num_output_tokens))
 
     def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
         """Yield the events of one token, without their numbers."""
@@ -73,18 +73,18 @@ class ResponseShape(AnswerShape):
             status = _status(is_whole=is_whole)
             yield {"type": f"response.{status}", "response": self._response(status, num_output_tokens)}
 
-    def _told(self, events: Iterable[Json]) -> bytes:
+    def _reported(self, events: Iterable[Json]) -> bytes:
         """Return events with their numbers."""
-        told = []
+        reported = []
         for event in events:
-            told.append(typed_event({**event, "sequence_number": self._num_events}))
+            reported.append(typed_event({**event, "sequence_number": self._num_events}))
             self._num_events += 1
-        return b"".join(told)
+        return b"".join(reported)
 
     def _failure(self, error: ApiError) -> bytes:
         failure = {"code": "server_error", "message": error.message}
         response = self._response(_FAILED, None) | {"error": failure}
-        return self._told([{"type": "response.failed", "response": response}])
+        return self._reported([{"type": "response.failed", "response": response}])
 
     def _response(self, status: str, num_output_tokens: int | None) -> Json:
         """Return the response so far; counts of tokens are known at its end."""

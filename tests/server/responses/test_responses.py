@@ -25,7 +25,7 @@ def saying(text: str, reason: FinishReason = FinishReason.STOP) -> ScriptedEngin
     return ScriptedEngine(lambda _: [*text.encode(), *end], last_reason=reason)
 
 
-def told(response: httpx.Response) -> list[dict[str, Any]]:
+def reported(response: httpx.Response) -> list[dict[str, Any]]:
     """Return the events of a stream; fails unless each is named by its type, and they are numbered."""
     events = []
     for number, block in enumerate(response.text.strip().split("\n\n")):
@@ -78,7 +78,7 @@ async def test_the_last_event_has_what_the_whole_answer_does(
 ) -> None:
     async with serving(saying(text, reason)) as url:
         whole = (await post(url, PATH, input="hi", tools=TOOLS)).json()
-        events = told(await post(url, PATH, input="hi", tools=TOOLS, stream=True))
+        events = reported(await post(url, PATH, input="hi", tools=TOOLS, stream=True))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     last = events[-1]
     assert last["type"] == f"response.{status}"
@@ -92,7 +92,7 @@ async def test_the_last_event_has_what_the_whole_answer_does(
 
 async def test_events_come_in_order(serving: Serving) -> None:
     async with serving(saying(BOTH)) as url:
-        events = told(await post(url, PATH, input="hi", tools=TOOLS, stream=True))
+        events = reported(await post(url, PATH, input="hi", tools=TOOLS, stream=True))
     types = [event["type"].removeprefix("response.") for event in events]
     short = [name for name, before in zip(types, ["", *types[:-1]], strict=True) if name != before]
     assert short == [
@@ -128,7 +128,7 @@ async def test_the_official_client_streams_and_goes_on_with_a_result(
 
 async def test_a_failure_on_the_way_is_the_last_event(serving: Serving) -> None:
     async with serving(ScriptedEngine(fail_at=2)) as url:
-        *_, last = told(await post(url, PATH, input="hi", stream=True))
+        *_, last = reported(await post(url, PATH, input="hi", stream=True))
     assert last["type"] == "response.failed"
     assert last["response"]["error"]["code"] == "server_error"
     assert last["response"]["error"]["message"]
