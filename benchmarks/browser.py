@@ -32,11 +32,11 @@ class Page:
     async def listen(self) -> None:
         """Take in what the browser says, for ever."""
         async for message in self._socket:
-            told = json.loads(message.data)
-            if "id" in told:
-                self._answers.pop(told["id"]).set_result(told)
+            reported = json.loads(message.data)
+            if "id" in reported:
+                self._answers.pop(reported["id"]).set_result(reported)
             else:
-                self._note(told["method"], told["params"])
+                self._note(reported["method"], reported["params"])
 
     async def open(self) -> None:
         """Make the tab."""

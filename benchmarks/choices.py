@@ -85,7 +85,7 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, list[Round]]:
     for one, many in zip(*rounds.values(), strict=True):
         if one.texts != many.texts:
             raise SystemExit("choices differ from requests of their own with the same seeds")
-    return {way: told[1:] for way, told in rounds.items()}
+    return {way: reported[1:] for way, reported in rounds.items()}
 
 
 def held_by_round(path: Path) -> Iterator[Held]:
@@ -125,8 +125,8 @@ def main() -> None:
         name: getattr(args, name) for name in ("n", "prompt_tokens", "output_tokens", "num_instances")
     }
     rows = []
-    for index, (way, told) in enumerate(rounds.items()):
-        first, last = (median(getattr(r, name) for r in told) for name in ("first_tokens", "last_token"))
+    for index, (way, reported) in enumerate(rounds.items()):
+        first, last = (median(getattr(r, name) for r in reported) for name in ("first_tokens", "last_token"))
         mine = held[index :: len(WAYS)]
         computed, most = max(h.num_prompt_computed for h in mine), max(h.most_kv for h in mine)
         rows.append((way, f"{first:.3f}", f"{last:.3f}", f"{computed:,}", f"{most:,}"))

@@ -55,12 +55,12 @@ class Acts:
     def act(self, name: str, call: Callable[[], object]) -> None:
         """Do one thing, and show what it gave or how it failed."""
         try:
-            told, is_right = repr(call()), True
+            reported, is_right = repr(call()), True
         except Exception as error:  # noqa: BLE001  whatever a client may raise
             traceback.print_exc()
-            told, is_right = f"{type(error).__name__}: {error}", False
+            reported, is_right = f"{type(error).__name__}: {error}", False
         self.outcomes[name] = is_right
-        print(f"{'ok   ' if is_right else 'WRONG'} {name}: {told[:90]}", flush=True)
+        print(f"{'ok   ' if is_right else 'WRONG'} {name}: {reported[:90]}", flush=True)
 
 
 def act(base_url: str) -> int:
@@ -193,8 +193,8 @@ def of_litellm(url: str) -> dict[str, Callable[[], object]]:
     name = f"hosted_vllm/{MODEL}"
 
     def text(answer: Any) -> str:
-        told: str = answer.choices[0].message.content
-        return told
+        reported: str = answer.choices[0].message.content
+        return reported
 
     def streamed() -> str:
         chunks = litellm.completion(model=name, stream=True, **asked)

@@ -79,7 +79,7 @@ def group_steps(group: GpuGroup, requests: Requests, num_masters: int) -> list[f
         requests.lease(group.next_id(), requests.held_on, range(num_masters), NUM_STEPS) for _ in range(2)
     ]
     (_, ran), *_ = group.each(partial(GpuInstance.run, commands=leases))
-    return [later - earlier for earlier, later in pairwise(ran.told_at)]
+    return [later - earlier for earlier, later in pairwise(ran.reported_at)]
 
 
 def measure_exchanges(group: GpuGroup, dop: int) -> list[dict[str, float]]:

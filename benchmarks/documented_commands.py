@@ -31,7 +31,7 @@ SERVER = re.compile(r"(?:http://)?(?:localhost|a|b|gpu-7):800\d")
 
 NOT_RUN = (  # what commands need that is not here
     (r"--device cuda|benchmarks/reality\.py|plot out/mixed", "GPUs"),
-    (r"^hf |smollm2|Llama-3\.1|llama-3\.1-8b --load-format dummy", "a model that is fetched"),
+    (r"smollm2|SmolLM2|ORG/NAME|-m download|Llama-3\.1|llama-3\.1-8b --load", "a model that is fetched"),
     (r"^(vllm|python -m (sglang|lightllm))|vllm=|sglang=|lightllm", "another engine"),
     (r"^(git clone|pip install|python3\.11 -m venv|\. \.venv)", "an installation"),
     (r"^make ", "the checkout itself; they are tests of their own"),

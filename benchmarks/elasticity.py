@@ -72,9 +72,9 @@ def measure_changes(group: GpuGroup, num_instances: int) -> dict[str, object]:
     ]
     results = group.each(partial(run, commands=leases))
     group.each(partial(GpuInstance.forget, requests=DECODED))
-    told = [ran.told_at for ran in results[0][0]]  # of instance 0, a master in all of them
+    reported = [ran.reported_at for ran in results[0][0]]  # of instance 0, a master in all of them
     extra: dict[str, list[float]] = {change: [] for change, *_ in changes}
-    for number, (earlier, later) in enumerate(pairwise(told), start=1):
+    for number, (earlier, later) in enumerate(pairwise(reported), start=1):
         step = median(after - before for before, after in pairwise(later))
         if number >= len(changes):  # the first round warms up
             extra[changes[number % len(changes)][0]].append(later[0] - earlier[-1] - step)
@@ -123,7 +123,7 @@ def measure_migration(group: GpuGroup, num_instances: int) -> dict[str, float]:
     group.each(partial(GpuInstance.move, commands=moves_of(group, moved, num_instances - 1)))  # warms up
     results = group.each(partial(GpuInstance.move, commands=moves_of(group, moved, num_instances - 1)))
     ran = results[num_instances - 1]
-    speed = NUM_MOVES * MOVED_TOKENS * group.kv_bytes_per_token / (ran.told_at[-1] - ran.begun_at)
+    speed = NUM_MOVES * MOVED_TOKENS * group.kv_bytes_per_token / (ran.reported_at[-1] - ran.begun_at)
     group.each(partial(GpuInstance.forget, requests=moved))
     print(f"migration: {speed / 1e9:.0f} GB/s")
     return {"bytes_per_second": speed}
@@ -145,7 +145,7 @@ def measure_beside(group: GpuGroup) -> dict[str, float]:
     alone, *_ = group.each(partial(GpuInstance.run, commands=[lease]))
     lease = BESIDE.lease(group.next_id(), BESIDE.held_on, BESIDE.held_on, NUM_BESIDE_STEPS)
     both = group.each(partial(decode_or_move, lease=lease, moves=moves_of(group, moved, 3)))
-    seconds = both[3].told_at[-1] - both[3].begun_at
+    seconds = both[3].reported_at[-1] - both[3].begun_at
     before, beside = _step_seconds(alone[0]), _step_seconds(both[0], seconds)
     print(f"steps on other instances: {before * 1e3:.3f} ms, beside it {beside * 1e3:.3f} ms")
     return {"step_alone": before, "step_beside": beside}
@@ -160,8 +160,8 @@ def decode_or_move(instance: GpuInstance, lease: RunBatch, moves: Sequence[MoveK
 
 def _step_seconds(ran: Ran, until: float = inf) -> float:
     """The median step of a lease, of those in its first seconds."""
-    told_at = [at for at in ran.told_at if at - ran.begun_at < until]
-    return median(later - earlier for earlier, later in pairwise(told_at))
+    reported_at = [at for at in ran.reported_at if at - ran.begun_at < until]
+    return median(later - earlier for earlier, later in pairwise(reported_at))
 
 
 def main() -> None:

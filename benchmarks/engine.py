@@ -197,8 +197,10 @@ def gaps(client: Client) -> dict[str, object]:
             for name, values in (("inside", found.inside), ("between", found.between))
             if values
         }
-        told = ", ".join(f"{name} {1e6 * value['median']:,.0f} us" for name, value in row.items())
-        print(f"gaps with {num_requests:>4} requests: {told} (steps of {1e3 * median(found.steps):.2f} ms)")
+        reported = ", ".join(f"{name} {1e6 * value['median']:,.0f} us" for name, value in row.items())
+        print(
+            f"gaps with {num_requests:>4} requests: {reported} (steps of {1e3 * median(found.steps):.2f} ms)"
+        )
         rows[str(num_requests)] = row
     return rows
 

@@ -52,9 +52,9 @@ class Story:
             input=typed, capture_output=True, text=True, cwd=self.folder, timeout=STEP_SECONDS, check=False,
         )  # fmt: skip
         output = self.last = finished.stdout + finished.stderr
-        self.tell(f"$ {command}", output, is_right=check(finished.returncode, output))
+        self.report(f"$ {command}", output, is_right=check(finished.returncode, output))
 
-    def tell(self, what: str, output: str, *, is_right: bool) -> None:
+    def report(self, what: str, output: str, *, is_right: bool) -> None:
         """Show a step, and remember it if it went wrong."""
         print(f"\n{what}")
         lines = output.strip().splitlines()
@@ -91,12 +91,14 @@ def ask(story: Story, url: str) -> None:
         model="loong-tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=16
     )
     text = answer.choices[0].message.content or ""
-    story.tell("The openai client asks 'hello', and is told", repr(text), is_right=bool(text))
+    story.report("The openai client asks 'hello', and is told", repr(text), is_right=bool(text))
     stream = client.completions.create(model="loong-tiny", prompt="hello", max_tokens=2000, stream=True)
     pieces = [next(stream).choices[0].text for _ in range(5)]
     stream.close()
-    told = f"{pieces!r}; 2,000 tokens were asked for, and a moment later the server holds no KV"
-    story.tell("The openai client streams, and goes after five pieces", told, is_right=is_idle_soon(url))
+    reported = f"{pieces!r}; 2,000 tokens were asked for, and a moment later the server holds no KV"
+    story.report(
+        "The openai client streams, and goes after five pieces", reported, is_right=is_idle_soon(url)
+    )
     story.run(
         f"loong chat --base-url {url} --max-tokens 8",
         lambda code, output: code == 0 and bool(output),
@@ -140,12 +142,12 @@ def measure(story: Story, url: str) -> None:
     story.run("loong plot run", lambda code, _output: code == 0 and any(story.folder.glob("run/*.html")))
     names = ("vllm:request_success_total", "vllm:generation_tokens_total", "loong:esp_group_size_count")
     values = {name: metric(url, name) for name in names}
-    told = "\n".join(f"{name} {value:g}" for name, value in values.items())
-    story.tell(f"$ curl {url}/metrics   (of which)", told, is_right=min(values.values()) > 0)
+    reported = "\n".join(f"{name} {value:g}" for name, value in values.items())
+    story.report(f"$ curl {url}/metrics   (of which)", reported, is_right=min(values.values()) > 0)
     errors = model_errors(url)
-    told = "\n".join(f"{phase} batches: {error:.0%}" for phase, error in errors.items())
+    reported = "\n".join(f"{phase} batches: {error:.0%}" for phase, error in errors.items())
     is_right = max(errors.values()) < MAX_MODEL_ERROR
-    story.tell("The dashboard shows how far the cost model is off", told, is_right=is_right)
+    story.report("The dashboard shows how far the cost model is off", reported, is_right=is_right)
 
 
 def guidellm(story: Story, url: str, program: str) -> None:
@@ -169,12 +171,12 @@ def trace(story: Story, url: str) -> None:
     path.write_bytes(httpx.get(f"{url}/trace").content)
     events = json.loads(path.read_text())["traceEvents"]
     dops = [e["args"]["dop"] for e in sorted(events, key=lambda e: e.get("ts", 0)) if e.get("cat") == "batch"]
-    told = f"{len(events)} events for Perfetto; batches ran on so many instances: {changes(dops)}"
+    reported = f"{len(events)} events for Perfetto; batches ran on so many instances: {changes(dops)}"
     has_both = any(a < b for a, b in pairwise(dops)) and any(a > b for a, b in pairwise(dops))
     sent = f"after prompts of {SHORT_PROMPT}, {LONG_PROMPT:,} and {SHORT_PROMPT} tokens"
-    story.tell(f"$ curl {url}/trace > trace.json   ({sent})", told, is_right=has_both)
+    story.report(f"$ curl {url}/trace > trace.json   ({sent})", reported, is_right=has_both)
     page = httpx.get(f"{url}/dashboard")
-    story.tell(f"A browser opens {url}/dashboard", page.text.splitlines()[0], is_right=page.is_success)
+    story.report(f"A browser opens {url}/dashboard", page.text.splitlines()[0], is_right=page.is_success)
 
 
 def changes(values: list[int]) -> list[int]:
@@ -207,9 +209,11 @@ def mistakes(story: Story, url: str) -> None:
     story.run("loong serve --policy fastest", is_one_line("esp"))
     story.run("loong chat --base-url http://127.0.0.1:9", is_one_line("Connection refused"))
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": [5] * 10**5, "max_tokens": 1})
-    told = answer.json()["error"]["message"]
-    story.tell(
-        "A prompt of 100,000 tokens is sent", f"{answer.status_code}: {told}", is_right="100000" in told
+    reported = answer.json()["error"]["message"]
+    story.report(
+        "A prompt of 100,000 tokens is sent",
+        f"{answer.status_code}: {reported}",
+        is_right="100000" in reported,
     )
 
 
@@ -219,12 +223,12 @@ async def overfill(story: Story, url: str) -> None:
         body = {"prompt": [5] * 2000, "max_tokens": 4}
         answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(24)))
     refused = [answer for answer in answers if answer.status_code in (429, 503)]
-    told = f"{len(answers) - len(refused)} are served, {len(refused)} refused"
+    reported = f"{len(answers) - len(refused)} are served, {len(refused)} refused"
     if refused:
-        told += f": {refused[0].status_code}, Retry-After {refused[0].headers['Retry-After']}, "
-        told += refused[0].json()["error"]["message"]
-    story.tell(
-        "24 prompts are sent at once, of which 2 may wait", told, is_right=0 < len(refused) < len(answers)
+        reported += f": {refused[0].status_code}, Retry-After {refused[0].headers['Retry-After']}, "
+        reported += refused[0].json()["error"]["message"]
+    story.report(
+        "24 prompts are sent at once, of which 2 may wait", reported, is_right=0 < len(refused) < len(answers)
     )
 
 
@@ -236,10 +240,10 @@ def served(story: Story, *arguments: str) -> Iterator[str]:
     with spawn_server(config, "esp", log) as url:
         took = f"\n(answers after {time.monotonic() - start:.1f} s)"
         command = shlex.join(["loong", *config.arguments("esp")])
-        story.tell(f"$ {command}", log.read_text() + took, is_right=True)
+        story.report(f"$ {command}", log.read_text() + took, is_right=True)
         yield url
     lines = log.read_text().splitlines()
-    story.tell("Ctrl-C", "\n".join(lines[-2:]), is_right=lines[-1].endswith("stopped"))
+    story.report("Ctrl-C", "\n".join(lines[-2:]), is_right=lines[-1].endswith("stopped"))
 
 
 def main() -> None:

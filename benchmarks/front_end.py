@@ -137,8 +137,8 @@ async def apart(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> 
     folder = str(tokenizer.folder)
 
     def config(socket_path: str) -> ApiProcessConfig:
-        told_of = RemoteCluster(socket_path, has_dashboard=False, has_spans=False)
-        return ApiProcessConfig(SETTINGS, engine.limits, folder, CONFIG.eos_token_ids, told_of, "text")
+        remote_cluster = RemoteCluster(socket_path, has_dashboard=False, has_spans=False)
+        return ApiProcessConfig(SETTINGS, engine.limits, folder, CONFIG.eos_token_ids, remote_cluster, "text")
 
     cluster = cluster_of(engine, SETTINGS)
     client = LocalEngineClient(engine, cluster.admission)
@@ -269,7 +269,7 @@ async def short_requests(port: int, seconds: float, rate: float | None) -> dict[
         await asyncio.sleep(0.001)
     for client in clients:
         client.transport.close()
-    return {"per_second": number / elapsed, "num": len(answers.latencies)} | told_of(answers.latencies)
+    return {"per_second": number / elapsed, "num": len(answers.latencies)} | summary_of(answers.latencies)
 
 
 async def streamed_tokens(port: int, part: Part, origin: float) -> dict[str, object]:
@@ -298,10 +298,10 @@ async def streamed_tokens(port: int, part: Part, origin: float) -> dict[str, obj
     elapsed = time.monotonic() - begin
     for client in clients:
         client.transport.close()
-    return {"per_second": num_tokens / elapsed, "num": num_tokens} | told_of(latencies)
+    return {"per_second": num_tokens / elapsed, "num": num_tokens} | summary_of(latencies)
 
 
-def told_of(latencies: list[float]) -> dict[str, object]:
+def summary_of(latencies: list[float]) -> dict[str, object]:
     if not latencies:
         return {}
     latencies.sort()
@@ -419,8 +419,8 @@ def main() -> None:
         found[way] = all_parts(args.seconds, way == "apart")
     for way, parts in found.items():
         for name, numbers in parts.items():
-            told = ", ".join(f"{key} {value:,.4g}" for key, value in numbers.items())
-            print(f"{way:>8} {name:>16}: {told}")
+            reported = ", ".join(f"{key} {value:,.4g}" for key, value in numbers.items())
+            print(f"{way:>8} {name:>16}: {reported}")
     print_result("front_end", found, save=args.save)
     return None
 

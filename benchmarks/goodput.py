@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from goodput_cells import Bounds, Cell, add_cell_flags, cells_of, find_all, found_in, spread
+from goodput_cells import Bounds, Cell, add_cell_flags, by_seed, cells_of, find_all, found_in
 
 WORKLOADS = ("mixed", "zipf1.0")
 RULES = ("tight", "interactive")
@@ -47,7 +47,7 @@ def table(found: Mapping[Cell, Bounds], cells: Sequence[Cell], policies: Sequenc
             [found.get(c) for c in cells if (c.workload, c.slo, c.policy) == (*column, policy)]
             for column in columns
         )
-        yield f"| `{policy}` | {' | '.join(map(spread, row))} |"
+        yield f"| `{policy}` | {' | '.join(map(by_seed, row))} |"
 
 
 def main() -> None:

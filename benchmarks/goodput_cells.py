@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, astuple, dataclass
 from math import inf
@@ -150,9 +150,9 @@ def find_all(cells: Sequence[Cell], file: Path, num_jobs: int) -> dict[Cell, Bou
         }
         with file.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
-        told = " ".join(map(str, astuple(cell)[:4]))
+        reported = " ".join(map(str, astuple(cell)[:4]))
         print(
-            f"{number}/{len(missing)} {told}: {numbers['request_rate']:.3g} requests/s, "
+            f"{number}/{len(missing)} {reported}: {numbers['request_rate']:.3g} requests/s, "
             f"{numbers['cpu_seconds']:.0f} s of a processor",
             file=sys.stderr,
             flush=True,
@@ -196,14 +196,11 @@ def _numbers(found: Goodput[PointResult]) -> JSONObject:
     }
 
 
-def spread(values: Sequence[Bounds | None], show: Callable[[float], str] = "{:.2g}".format) -> str:
-    """Return the mean over seeds and their range; a dash if no seed is known."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    rates = [value.rate for value in known]
-    bound = "≥ " if any(value.too_high == inf for value in known) else ""
-    middle = bound + show(sum(rates) / len(rates))
-    if len(known) < len(values):
-        return f"{middle} ({len(known)} of {len(values)} seeds)"
-    return middle if len(rates) == 1 else f"{middle} ({show(min(rates))}-{show(max(rates))})"
+def by_seed(values: Sequence[Bounds | None]) -> str:
+    """Return the goodput of each seed, or once if all agree; a dash for one that is not known."""
+    told = ["-" if value is None else _told(value) for value in values]
+    return " / ".join(told if len(set(told)) > 1 else told[:1])
+
+
+def _told(bounds: Bounds) -> str:
+    return f"{'≥ ' if bounds.too_high == inf else ''}{bounds.rate:.2g}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from goodput_cells import Bounds, Cell, add_cell_flags, cells_of, find_all, found_in, spread
+from goodput_cells import Bounds, Cell, add_cell_flags, by_seed, cells_of, find_all, found_in
 from line_picture import Line, Panel, write_lines
 
 RULE = "tight"
@@ -59,7 +59,7 @@ def main() -> None:
         rows = (
             [found.get(c) for c in cells if (c.policy, c.slo) == (policy, rule_of(tpot))] for tpot in tpots
         )
-        print(f"| `{policy}` | {' | '.join(map(spread, rows))} |")
+        print(f"| `{policy}` | {' | '.join(map(by_seed, rows))} |")
     lines = {policy: line for policy in args.policy if (line := line_of(found, policy, tpots))}
     panel = Panel(
         f"{args.workload}: TTFT as in {RULE}",

@@ -81,7 +81,7 @@ class Ran:
     """When a batch began on one instance, and when its steps were told, if it had tokens to tell."""
 
     begun_at: float
-    told_at: list[float]
+    reported_at: list[float]
 
 
 class KeepingBackend(CudaBackend):
@@ -145,7 +145,7 @@ class GpuInstance:
         ran = [self._run(command) for command in commands]
         for command in commands:
             self._undo(command)
-        return Ran(ran[0].begun_at, ran[-1].told_at)
+        return Ran(ran[0].begun_at, ran[-1].reported_at)
 
     def move(self, commands: Sequence[MoveKV]) -> Ran:
         """Carry out migrations; the destination forgets what it got."""
@@ -157,19 +157,19 @@ class GpuInstance:
             if command.migration.destination_id == self.instance_id:
                 self.backend.device.wait()
                 self.pool.release(command.migration.segment.owner_id)
-            ran.told_at.append(perf_counter())
+            ran.reported_at.append(perf_counter())
         return ran
 
     def _run(self, command: RunBatch) -> Ran:
-        told_at: list[float] = []
+        reported_at: list[float] = []
 
         def report(_step: int, tokens: tuple[ProducedToken, ...], _is_last: bool) -> None:
             if tokens:  # who has none does not wait for its device
-                told_at.append(perf_counter())
+                reported_at.append(perf_counter())
 
         begun_at = perf_counter()
         self.runner.run(command, LeaseEnds(_DEADLINE).of(command), report)
-        return Ran(begun_at, told_at)
+        return Ran(begun_at, reported_at)
 
     def _undo(self, command: RunBatch) -> None:
         for segment in command.plan.writes:

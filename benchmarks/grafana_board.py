@@ -71,8 +71,8 @@ def main() -> None:
     for title, query in asked:
         values = [value for value in scrapes.answer(query).values() if math.isfinite(value)]
         num_empty += not values
-        told = ", ".join(f"{value:.4g}" for value in values[:4]) or "NOTHING"
-        print(f"{title}: {told}{', ...' if len(values) > 4 else ''}   {query}")
+        reported = ", ".join(f"{value:.4g}" for value in values[:4]) or "NOTHING"
+        print(f"{title}: {reported}{', ...' if len(values) > 4 else ''}   {query}")
     print(json.dumps({"num_queries": len(asked), "num_without_data": num_empty}))
     sys.exit(1 if num_empty or not asked else 0)
 

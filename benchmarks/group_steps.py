@@ -75,7 +75,9 @@ def measure(gpus: GpuGroup, case: Case, group: tuple[InstanceId, ...]) -> float:
     ran = gpus.each(partial(GpuInstance.run, commands=commands))
     for requests in (prompt, decodes):
         gpus.each(partial(GpuInstance.forget, requests=requests))
-    seconds = [run.told_at[0] - run.begun_at for runs in ran for run in runs[NUM_WARM_UPS:] if run.told_at]
+    seconds = [
+        run.reported_at[0] - run.begun_at for runs in ran for run in runs[NUM_WARM_UPS:] if run.reported_at
+    ]
     return median(seconds)
 
 
@@ -86,8 +88,8 @@ def rows_of(gpus: GpuGroup, group: tuple[InstanceId, ...], cases: Sequence[str])
     for case in map(Case.parsed, cases):
         seconds, share = measure(gpus, case, group), measure(gpus, case.share(len(group)), (0,))
         name, sizes = case.transfer.name.lower(), (case.num_tokens, case.num_cached, case.num_decodes)
-        told = " ".join(f"{size:>{width}}" for size, width in zip(sizes, (7, 7, 8), strict=True))
-        print(f"{name:>8} {told} {seconds * 1e3:>8.1f} {share * 1e3:>14.1f}")
+        reported = " ".join(f"{size:>{width}}" for size, width in zip(sizes, (7, 7, 8), strict=True))
+        print(f"{name:>8} {reported} {seconds * 1e3:>8.1f} {share * 1e3:>14.1f}")
         row = dict(zip(("prompt", "cached", "decodes"), sizes, strict=True))
         rows.append({"travels": name, **row, "seconds": seconds, "share_on_one": share})
     return rows

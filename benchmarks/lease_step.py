@@ -59,7 +59,7 @@ class Seen:
         self, _e: Sequence[Event], _s: Snapshot, _p: IterationPlan, instructions: Sequence[Instruction], /
     ) -> None:
         """Keep what starts."""
-        self.batches += [told for told in instructions if isinstance(told, RunBatch)]
+        self.batches += [reported for reported in instructions if isinstance(reported, RunBatch)]
 
     async def wait_for(self, num_tokens: int, num_batches: int) -> None:
         """Until so many tokens were taken in and handed on, and so many batches were started."""

@@ -88,9 +88,9 @@ def write_trace(path: Path, seed: int) -> float:
 def loong_bench(url: str, trace: Path, folder: Path) -> Latencies:
     command = [sys.executable, "-c", ENTRY, "bench", "--base-url", url, "--workload", f"trace:{trace}"]
     run([*command, "--length-scale", "1", "--num-requests", str(NUM_REQUESTS), "--output-dir", str(folder)])
-    (told,) = json.loads((folder / "results.json").read_text())["runs"]
-    check_count(told["completed"])
-    return {"ttft": told["mean_ttft_ms"], "tpot": told["mean_tpot_ms"]}
+    (reported,) = json.loads((folder / "results.json").read_text())["runs"]
+    check_count(reported["completed"])
+    return {"ttft": reported["mean_ttft_ms"], "tpot": reported["mean_tpot_ms"]}
 
 
 def aiperf(program: str, tokenizer: Path) -> Tool:
@@ -114,9 +114,12 @@ def aiperf(program: str, tokenizer: Path) -> Tool:
             ]
         )
         (path,) = folder.rglob("profile_export_aiperf.json")
-        told = json.loads(path.read_text())
-        check_count(told["request_count"]["avg"])
-        return {"ttft": told["time_to_first_token"]["avg"], "tpot": told["inter_token_latency"]["avg"]}
+        reported = json.loads(path.read_text())
+        check_count(reported["request_count"]["avg"])
+        return {
+            "ttft": reported["time_to_first_token"]["avg"],
+            "tpot": reported["inter_token_latency"]["avg"],
+        }
 
     return measure
 
@@ -133,9 +136,9 @@ def vllm(program: str, tokenizer: Path) -> Tool:
                 *("--save-result", "--result-dir", str(folder), "--result-filename", "results.json"),
             ]
         )
-        told = json.loads((folder / "results.json").read_text())
-        check_count(told["completed"])
-        return {"ttft": told["mean_ttft_ms"], "tpot": told["mean_tpot_ms"]}
+        reported = json.loads((folder / "results.json").read_text())
+        check_count(reported["completed"])
+        return {"ttft": reported["mean_ttft_ms"], "tpot": reported["mean_tpot_ms"]}
 
     return measure
 
@@ -147,10 +150,10 @@ def check_count(number: float) -> None:
 
 def run(command: list[str]) -> None:
     """Run a tool; if it fails, end with what it said last."""
-    told = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
-    if told.returncode:
-        last = "\n".join((told.stdout + told.stderr).splitlines()[-15:])
-        raise SystemExit(f"{shlex.join(command)} ended with {told.returncode}:\n{last}")
+    reported = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    if reported.returncode:
+        last = "\n".join((reported.stdout + reported.stderr).splitlines()[-15:])
+        raise SystemExit(f"{shlex.join(command)} ended with {reported.returncode}:\n{last}")
 
 
 def measure(tools: Mapping[str, Tool], url: str, folder: Path, repeat: int) -> dict[str, list[Latencies]]:
@@ -164,8 +167,8 @@ def measure(tools: Mapping[str, Tool], url: str, folder: Path, repeat: int) -> d
             outputs = folder / f"{name}-{number}"
             outputs.mkdir()
             found[name].append(latencies := tool(url, trace, outputs))
-            told = ", ".join(f"{what} {ms:.2f} ms" for what, ms in latencies.items())
-            print(f"{name}, trace {number}: {told}", flush=True)
+            reported = ", ".join(f"{what} {ms:.2f} ms" for what, ms in latencies.items())
+            print(f"{name}, trace {number}: {reported}", flush=True)
     return found
 
 
@@ -203,7 +206,7 @@ def main() -> None:
             print(f"{tool}: {what} {100 * part:+.1f} % of what loong bench measures")
     numbers: dict[str, Any] = {"means_ms": found, "differences": differ}
     print_result("load_tools", numbers, save=args.save)
-    if any(abs(part) > args.tolerance for told in differ.values() for part in told.values()):
+    if any(abs(part) > args.tolerance for reported in differ.values() for part in reported.values()):
         raise SystemExit(1)
 
 

@@ -82,21 +82,21 @@ def troubles(document: Document) -> list[str]:
     if document["kind"] != "bench":
         return []
     measured = {run["policy"] for run in document["runs"]}
-    told = [
+    reported = [
         f"{name} was not measured" for name in document["configuration"]["policies"] if name not in measured
     ]
     for run in document["runs"]:
         errors = [e for e in run["errors"] if e and e != CUT_OFF and not e.startswith(REFUSED)]
         if errors:
             where = f"{run['policy']} at {run['request_rate']} req/s"
-            told.append(f"{where}: {len(errors)} of {len(run['errors'])} requests failed: {errors[0]}")
-    return told
+            reported.append(f"{where}: {len(errors)} of {len(run['errors'])} requests failed: {errors[0]}")
+    return reported
 
 
 def end(documents: Sequence[Document]) -> None:
     """Say what could not be measured, and exit with 1 if that is anything."""
-    if told := [line for document in documents for line in troubles(document)]:
-        raise SystemExit("\n".join(told))
+    if reported := [line for document in documents for line in troubles(document)]:
+        raise SystemExit("\n".join(reported))
 
 
 @dataclass(frozen=True, slots=True)

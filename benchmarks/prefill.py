@@ -96,7 +96,7 @@ def group_prefill(group: GpuGroup, length: int, dop: int, num_homes: int, chunk:
         commands = striped_prompt(group, length, dop, num_homes, chunk)
         ran = group.on(dict.fromkeys(range(dop), partial(GpuInstance.run_chunks, commands=commands)))
         begun_at = min(one.begun_at for one in ran.values())
-        times.append(max(told for one in ran.values() for told in one.told_at) - begun_at)
+        times.append(max(reported for one in ran.values() for reported in one.reported_at) - begun_at)
     return median(times[1:] or times)
 
 

@@ -122,7 +122,7 @@ class Comparison:
         Raises `TimeoutError` if workers come to no end, and `ClusterError` if they do too soon.
         """
         async with asyncio.timeout(MAX_SECONDS):
-            await kept.serve(policy, cluster, traffic.warm_up(), self._told)
+            await kept.serve(policy, cluster, traffic.warm_up(), self._reported)
         for rate in traffic.rates:
             for repeat, seed in enumerate(self.seeds):
                 yield await self._pair(kept, cluster, self._asked(policy, rate, seed, repeat), traffic)
@@ -150,12 +150,12 @@ class Comparison:
         before = processor_time()
         async with asyncio.timeout(traffic.duration + self.patience + MAX_SECONDS):
             real = await kept.serve(
-                asked.policy, cluster, load, self._told, self.patience, self._decision_log(asked, traffic)
+                asked.policy, cluster, load, self._reported, self.patience, self._decision_log(asked, traffic)
             )
         others = share_of_others(before, processor_time())
         host = Host(num_cores=self.num_cores, plan_time=real.plan_time, noise=real.noise)
         policy = make_policy(asked.policy, PolicyConfig())
-        virtual = await asyncio.to_thread(simulate, policy, cluster, Load(load), self._told, host=host)
+        virtual = await asyncio.to_thread(simulate, policy, cluster, Load(load), self._reported, host=host)
         over = max(request.arrival_time for request in load) + self.patience
         ended = [_as_over(record, over) for record in virtual.records]
         measured = self._judged(asked, traffic, real.records, real.counters)
@@ -169,7 +169,7 @@ class Comparison:
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"decisions-{asked.policy}-{asked.rate:g}-{asked.seed}.jsonl"
 
-    def _told(self, num_prompt_tokens: int) -> SLOLimits:
+    def _reported(self, num_prompt_tokens: int) -> SLOLimits:
         return self.rules[0].limits(num_prompt_tokens, self.prefill_time)
 
     def _judged(
@@ -208,7 +208,7 @@ class Results:
         """Tell a pair, and write all of its traffic."""
         pairs = self.found.setdefault(traffic, Pairs(traffic.workload, self.rules, []))
         pairs.pairs.append(pair)
-        print(f"{traffic.workload}: {pair.told()}", flush=True)
+        print(f"{traffic.workload}: {pair.reported()}", flush=True)
         if self._folder is not None:
             configuration = self._configuration | {
                 "workload": traffic.workload,
@@ -235,8 +235,10 @@ class Results:
                     panels.append(pairs.panel(index))
                     for policy, rate, virtual in pairs.class_goodputs(index):
                         if rate is not None:
-                            told = "" if virtual is None else f", simulated {virtual:g}"
-                            print(f"All-class goodput of {policy} under {rule.name}: {rate:g}{told} req/s")
+                            reported = "" if virtual is None else f", simulated {virtual:g}"
+                            print(
+                                f"All-class goodput of {policy} under {rule.name}: {rate:g}{reported} req/s"
+                            )
         if self._folder is not None and panels:
             write_lines(panels, self._folder, "reality")
         print_result("reality", self._numbers(), save=save)

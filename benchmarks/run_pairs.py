@@ -59,7 +59,7 @@ class RunPair:
         """Of the file of what ran when."""
         return f"trace-{self.policy}-{self.rate:g}-{self.seed}.json"
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """In a line, as soon as it is over."""
         shares = ", ".join(
             f"{runs[0].asked.rule.name} {' and simulated '.join(f'{_attainment(run):.1f} %' for run in runs)}"

@@ -20,18 +20,20 @@ class Ends:
     ids: list[int] = field(default_factory=list)
     seconds: dict[int, float] = field(default_factory=dict)
     num_steps: dict[int, int] = field(default_factory=dict)
-    _told_at: dict[int, float] = field(default_factory=dict)
+    _reported_at: dict[int, float] = field(default_factory=dict)
 
     def begin(self, instructions: Iterable[Instruction], now: float) -> None:
         """These are told now."""
-        self._told_at.update({told.batch_id: now for told in instructions if isinstance(told, RunBatch)})
+        self._reported_at.update(
+            {reported.batch_id: now for reported in instructions if isinstance(reported, RunBatch)}
+        )
 
     def take(self, event: Event) -> None:
         """Something may have ended. Raises `ClusterError` if it has failed."""
         match event:
             case BatchFinished():
                 self.ids.append(event.batch_id)
-                self.seconds[event.batch_id] = event.time - self._told_at.pop(event.batch_id)
+                self.seconds[event.batch_id] = event.time - self._reported_at.pop(event.batch_id)
                 self.num_steps[event.batch_id] = event.num_steps
             case MigrationFinished(is_committed=True):
                 self.ids.append(event.migration_id)
@@ -54,7 +56,7 @@ class NotingExecutor:
     """An `Executor` that notes what it was told and when, so that workers can be told again."""
 
     def __init__(self, executor: WorkersExecutor) -> None:
-        self.told: list[Told] = []
+        self.reported: list[Told] = []
         self.ends = Ends()
         self._executor = executor
 
@@ -67,11 +69,11 @@ class NotingExecutor:
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Note instructions, and hand them on."""
-        if told := tuple(instructions):
+        if reported := tuple(instructions):
             now = self._executor.now
-            self.ends.begin(told, now)
-            self.told.append(Told(now, len(self.ends.ids), told))
-            self._executor.submit(told)
+            self.ends.begin(reported, now)
+            self.reported.append(Told(now, len(self.ends.ids), reported))
+            self._executor.submit(reported)
 
 
 async def repeated(noted: NotingExecutor, executor: WorkersExecutor) -> Mapping[int, float]:
@@ -91,14 +93,14 @@ async def repeated(noted: NotingExecutor, executor: WorkersExecutor) -> Mapping[
 
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch())
-        offset = executor.now - noted.told[0].time
-        for told in (*noted.told, Told(0.0, len(noted.ends.ids), ())):
-            needed = {first_id + earlier_id for earlier_id in noted.ends.ids[: told.num_ended]}
+        offset = executor.now - noted.reported[0].time
+        for reported in (*noted.reported, Told(0.0, len(noted.ends.ids), ())):
+            needed = {first_id + earlier_id for earlier_id in noted.ends.ids[: reported.num_ended]}
             while not needed.issubset(ends.ids):
                 has_ended.clear()
                 await has_ended.wait()
-            await asyncio.sleep(told.time + offset - executor.now)
-            instructions = list(_again(told.instructions, noted.ends.num_steps, first_id))
+            await asyncio.sleep(reported.time + offset - executor.now)
+            instructions = list(_again(reported.instructions, noted.ends.num_steps, first_id))
             ends.begin(instructions, executor.now)
             executor.submit(instructions)
         watching.cancel()
@@ -109,14 +111,18 @@ def _again(
     instructions: Iterable[Instruction], num_steps: Mapping[int, int], first_id: int
 ) -> Iterable[Instruction]:
     """The same under later ids, without what was said about leases while they ran."""
-    for told in instructions:
-        match told:
+    for reported in instructions:
+        match reported:
             case RunBatch():
-                same = told if told.plan.num_steps == 1 else told.lengthened(num_steps[told.batch_id])
-                yield replace(same, batch_id=first_id + told.batch_id)
+                same = (
+                    reported
+                    if reported.plan.num_steps == 1
+                    else reported.lengthened(num_steps[reported.batch_id])
+                )
+                yield replace(same, batch_id=first_id + reported.batch_id)
             case MoveKV():
-                yield replace(told, migration_id=first_id + told.migration_id)
+                yield replace(reported, migration_id=first_id + reported.migration_id)
             case ReleaseKV():
-                yield told
+                yield reported
             case ExtendLease() | StopLease():
                 pass

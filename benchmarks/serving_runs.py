@@ -76,7 +76,7 @@ class Served:
         """The highest rate at which each policy attains, 0 if none was low enough."""
         return {found["policy"]: found["request_rate"] for found in self.document["goodput"]}
 
-    def told_goodput(self, policy: str) -> str:
+    def reported_goodput(self, policy: str) -> str:
         """The same in words, which say where a higher or lower rate would have to be tried."""
         for found in self.document["goodput"]:
             if found["policy"] == policy:
@@ -165,7 +165,7 @@ def numbers_of(args: argparse.Namespace, results: Sequence[Served]) -> dict[str,
 def goodput_table(args: argparse.Namespace, results: Sequence[Served]) -> str:
     """P90 goodput, a row a workload and a column a policy that was asked for, whether it ran or not."""
     policies = args.policy.split(",")
-    rows = [(served.workload, *map(served.told_goodput, policies)) for served in results]
+    rows = [(served.workload, *map(served.reported_goodput, policies)) for served in results]
     return table(("goodput, req/s", *policies), rows)
 
 

@@ -65,12 +65,14 @@ def figure_of(rows: Sequence[Victims]) -> "Figure":
         left.plot((row.alone, row.beside), (place, place), color=color)
         left.plot(row.alone, place, marker="o", color=color, fillstyle="none")
         left.plot(row.beside, place, marker="o", color=color)
-        told = _times(row.beside / row.alone)
-        left.annotate(told, (row.beside, place), (7, 0), textcoords="offset points", va="center", color=INK)
+        reported = _times(row.beside / row.alone)
+        left.annotate(
+            reported, (row.beside, place), (7, 0), textcoords="offset points", va="center", color=INK
+        )
         right.barh(place, row.slowest or 0.0, height=0.5, color=color)
-        told = "refused" if row.slowest is None else _times(row.slowest)
+        reported = "refused" if row.slowest is None else _times(row.slowest)
         right.annotate(
-            told, (row.slowest or 0.0, place), (4, 0), textcoords="offset points", va="center", color=INK
+            reported, (row.slowest or 0.0, place), (4, 0), textcoords="offset points", va="center", color=INK
         )
     log_scale(left, "x", is_time=True)
     left.set(title="P99 TTFT of chats: alone (o), beside long prompts", xlim=(None, 4 * left.get_xlim()[1]))

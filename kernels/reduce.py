@@ -142,8 +142,8 @@ def _exchange_shards(
         element = start + tl.arange(0, width)
         values = tl.load(x + element, element < end)
         _put_to_all(peers, room + rank * shard_bytes, x.dtype, element, values, element < end, size)
-    _tell_all(peers, flags, rank, epoch, stop, size)
-    _await_all(_told(memory, flags, size), epoch, first_rank, word, stop, limit, deadline, size)
+    _report_all(peers, flags, rank, epoch, stop, size)
+    _await_all(_flags_of_all(memory, flags, size), epoch, first_rank, word, stop, limit, deadline, size)
     for start in range(begin, end, width):
         element = start + tl.arange(0, width)
         if is_sum:
@@ -185,7 +185,11 @@ def _sum_in_parts(
     epoch, room, deadline = _turn(clock, shards, shard_bytes, size)
     part = tl.cdiv(tl.cdiv(num_elements, size), _ALIGNED) * _ALIGNED
     begin, end = _share(part, width, True)
-    peers, own_slot, told = addresses + first_rank, room + rank * shard_bytes, _told(memory, flags, size)
+    peers, own_slot, flags_of_all = (
+        addresses + first_rank,
+        room + rank * shard_bytes,
+        _flags_of_all(memory, flags, size),
+    )
     _await_all(opened + first_rank, epoch // _EPOCHS * _EPOCHS, first_rank, word, stop, limit, deadline, size)
     for peer in tl.static_range(size):
         target = _pointer(tl.load(peers + peer) + own_slot, x.dtype)
@@ -195,15 +199,15 @@ def _sum_in_parts(
             tl.store(
                 target + element, tl.load(x + peer * part + element, element < its_end), element < its_end
             )
-    _tell_all(peers, flags, rank, epoch, stop, size)
-    _await_all(told, epoch, first_rank, word, stop, limit, deadline, size)
+    _report_all(peers, flags, rank, epoch, stop, size)
+    _await_all(flags_of_all, epoch, first_rank, word, stop, limit, deadline, size)
     own_end = _end_in(part, rank, end, num_elements, is_aligned)
     for start in range(begin, own_end, width):
         element = start + tl.arange(0, width)
         total = _sum_here(memory + room, shard_bytes, x.dtype, element, element < own_end, size)
         _put_to_all(peers, own_slot, x.dtype, part + element, total, element < own_end, size)
-    _tell_all(peers, flags, rank, epoch + 1, stop, size)
-    _await_all(told, epoch + 1, first_rank, word, stop, limit, deadline, size)
+    _report_all(peers, flags, rank, epoch + 1, stop, size)
+    _await_all(flags_of_all, epoch + 1, first_rank, word, stop, limit, deadline, size)
     for source in tl.static_range(size):
         came = _pointer(memory + room + source * shard_bytes, x.dtype) + part
         its_end = _end_in(part, source, end, num_elements, is_aligned)
@@ -258,13 +262,13 @@ def _pointer(address: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _told(memory: tl.tensor, flags: tl.tensor, size: tl.constexpr) -> tl.tensor:
+def _flags_of_all(memory: tl.tensor, flags: tl.tensor, size: tl.constexpr) -> tl.tensor:
     """This program's flags [size]."""
     return (memory + flags).to(tl.pointer_type(tl.int64)) + tl.program_id(0) * size
 
 
 @triton.jit
-def _tell_all(
+def _report_all(
     peers: tl.tensor,
     flags: tl.tensor,
     rank: tl.tensor,

@@ -51,15 +51,15 @@ def background_load_note(shares: Mapping[str, Sequence[float | None]]) -> str | 
     everything = [share for found in known.values() for share in found]
     if not any(share > NOTABLE_SHARE for share in everything):
         return None
-    told = f"Other processes took {_range(everything)} of this machine's processors"
+    reported = f"Other processes took {_range(everything)} of this machine's processors"
     least, most = min(means, key=lambda policy: means[policy]), max(means, key=lambda policy: means[policy])
     if means[most] - means[least] > NOTABLE_SHARE:
-        told += (
+        reported += (
             f", {_range(known[most])} while {most} was measured and {_range(known[least])} while {least} was"
         )
     return (
-        f"{told}. Times are longer for it, those of some policies more than those of others, and which is "
-        "best may be another on an idle machine: measure again when nothing else runs."
+        f"{reported}. Times are longer for it, those of some policies more than those of others, and which "
+        "is best may be another on an idle machine: measure again when nothing else runs."
     )
 
 

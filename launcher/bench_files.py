@@ -11,6 +11,7 @@ import msgspec
 from loong.launcher.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench_config import BenchConfig, Server
 from loong.launcher.bench_found import BenchFindings, MeasuredRun, missing_runs
+from loong.launcher.models.source import TINY
 from loong.launcher.plot.report import report_folder
 from loong.launcher.run_document import document_head, goodput_json, without_keys, write_document
 from loong.launcher.runs import finite
@@ -84,8 +85,19 @@ def _configuration(config: BenchConfig) -> dict[str, JSON]:
         "precision": config.precision,
         "is_per_class": config.is_per_class,
         "policies": list(config.servers),
+        "model": _model(config),
         "chosen": list(config.chosen),
     }
+
+
+def _model(config: BenchConfig) -> str | None:
+    """Return what the servers of our own serve, as far as the flags say; None if there are none."""
+    served = {
+        server.model or TINY
+        for server in config.servers.values()
+        if isinstance(server, ServerConfig) and not any("--model" in word for word in server.extra_arguments)
+    }
+    return ", ".join(sorted(served)) or None
 
 
 def _server_json(server: Server) -> dict[str, JSON]:

@@ -90,12 +90,12 @@ def signal_children(number: int) -> None:
 def guarded(work: Coroutine[None, None, None], fail: Callable[[BaseException], None]) -> asyncio.Task[None]:
     """A task whose failure is told to `fail`: nobody else waits for it."""
 
-    def tell(task: asyncio.Task[None]) -> None:
+    def report(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             fail(error)
 
     task = asyncio.create_task(work)
-    task.add_done_callback(tell)
+    task.add_done_callback(report)
     return task
 
 

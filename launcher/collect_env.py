@@ -12,8 +12,8 @@ from loong.launcher.parser import CommandParser
 
 PACKAGES = (
     "torch", "triton", "numpy", "numba", "aiohttp", "uvloop", "pydantic", "msgspec", "pyzmq", "tokenizers",
-    "safetensors", "huggingface-hub", "jinja2", "prometheus-client", "transformers", "xgrammar", "ray",
-    "matplotlib",
+    "safetensors", "huggingface-hub", "jinja2", "prometheus-client", "transformers", "xgrammar", "gguf",
+    "ray", "matplotlib",
 )  # fmt: skip
 PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_", "OMP_", "HF_")
 SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")

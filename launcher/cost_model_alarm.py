@@ -48,7 +48,7 @@ class CostModelAlarm:
         _events: Sequence[Event],
         _snapshot: Snapshot,
         _plan: IterationPlan,
-        _told: Sequence[Instruction],
+        _reported: Sequence[Instruction],
         /,
     ) -> None:
         """Nothing is known of what only starts."""

@@ -4,7 +4,10 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 USAGE_ERROR = 2
 LEAST_SIMILARITY = 0.65  # of words that are mistaken for each other
@@ -57,6 +60,10 @@ class CommandParser(argparse.ArgumentParser):
         alone = CommandParser(prog=self.prog, add_help=False, exit_on_error=False)
         alone._add_action(action)
         return getattr(alone.parse_args(words), action.dest)
+
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        """Print, and raise what goes wrong, which argparse passes over."""
+        (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong, and end."""

@@ -14,9 +14,9 @@ def print_end(folder: Path, summary: dict[str, JSON], *, is_json_printed: bool) 
     """Print the sentences of each SLO rule, the report's path and, if asked for, a line of JSON."""
     rules = [runs for runs in by_rule(read_document(folder / FILE_NAME)) if runs.runs]
     for runs in rules:
-        told = answer(measured(runs))
+        reported = answer(measured(runs))
         rule = f"{runs.rule.name}: " if len(rules) > 1 else ""
-        print(f"{rule}{' '.join(told.sentences)}")
+        print(f"{rule}{' '.join(reported.sentences)}")
     report = folder / "report.html"
     print(f"Report: {report if report.exists() else folder / FILE_NAME}", flush=True)
     if is_json_printed:

@@ -66,7 +66,7 @@ def _serve(args: argparse.Namespace) -> int:
     start = perf_counter()
     if args.model is None and (paths := [name for name in args.served_model_name if "/" in name]):
         raise ConfigError(f"--served-model-name took {paths[-1]} for a name; write MODEL before the flag")
-    logger.info("%s", told_choices(args.chosen))
+    logger.info("%s", reported_choices(args.chosen))
     from loong.server.listen import bound_socket  # `--help` can do without it
 
     with bound_socket(args.host, args.port) as listener:  # before what takes seconds, such as importing torch
@@ -77,7 +77,7 @@ def _serve(args: argparse.Namespace) -> int:
         return serve_until_stopped(config, listener)
 
 
-def told_choices(chosen: Mapping[str, object]) -> str:
+def reported_choices(chosen: Mapping[str, object]) -> str:
     """What is not as by default, without secrets."""
     words = [
         f"{dest.replace('_', '-')} {'***' if dest in SECRETS else value}" for dest, value in chosen.items()

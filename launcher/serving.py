@@ -229,11 +229,11 @@ def _setting(config: ServeConfig, cost_model: WorkCostModel, last_id: int) -> Se
 async def _until_over(running: asyncio.Task[None], signals: StopSignals) -> None:
     """Wait for a signal or the engine's failure, whichever is first."""
     running.add_done_callback(_log_failure)
-    told_to_stop = asyncio.create_task(signals.first.wait())
-    await asyncio.wait([running, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
+    asked_to_stop = asyncio.create_task(signals.first.wait())
+    await asyncio.wait([running, asked_to_stop], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         logger.error("/health tells so for %.0f s, then the server ends", FAILURE_GRACE_SECONDS)
-        await asyncio.wait([told_to_stop], timeout=FAILURE_GRACE_SECONDS)
+        await asyncio.wait([asked_to_stop], timeout=FAILURE_GRACE_SECONDS)
 
 
 async def _drain(config: ServeConfig, front: Front, signals: StopSignals) -> int:

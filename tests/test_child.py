@@ -39,7 +39,7 @@ async def test_signals_from_its_first_moment_on_do_not_end_a_process() -> None:
     child.send_signal(signal.SIGKILL)  # which finds nobody
 
 
-async def test_a_process_is_killed_when_told_so() -> None:
+async def test_a_process_is_killed_when_reported_so() -> None:
     child = ChildProcess("exits", {"code": None}, environment={"PYTHONPATH": str(SUPPORT)})
     child.kill()
     assert await child.wait() == -signal.SIGKILL

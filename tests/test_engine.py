@@ -130,7 +130,7 @@ async def test_a_worker_that_is_not_heard_from_makes_an_engine_unhealthy() -> No
         assert "silent for 5.0 s" in engine.health().message
 
 
-async def test_nothing_is_told_to_run_or_wait_once_an_engine_has_failed() -> None:
+async def test_nothing_is_reported_to_run_or_wait_once_an_engine_has_failed() -> None:
     workers = IdleWorkers()
     async with running_engine(workers) as engine:
         asking = asyncio.create_task(first_token(engine))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from served import wait_until
 
-from loong.launcher.serve import told_choices
+from loong.launcher.serve import reported_choices
 from loong.logs import JsonLines, LineQueue, write_all
 
 MAX_BYTES = 1000
@@ -163,8 +163,8 @@ def test_a_json_line_holds_the_exception() -> None:
     assert json.loads(line)["exception"].endswith("'no'")
 
 
-def test_choices_are_told_without_secrets() -> None:
-    told = told_choices({"port": 8001, "api_key": ["hunter2"]})
-    assert "port 8001" in told
-    assert "api-key ***" in told
-    assert "hunter2" not in told
+def test_choices_are_reported_without_secrets() -> None:
+    reported = reported_choices({"port": 8001, "api_key": ["hunter2"]})
+    assert "port 8001" in reported
+    assert "api-key ***" in reported
+    assert "hunter2" not in reported

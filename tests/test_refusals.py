@@ -103,7 +103,7 @@ class Failures:
     def on_event(self, event: Event, /) -> None:
         """Events do not tell of failures."""
 
-    def on_plan(self, _events: object, _snapshot: object, plan: IterationPlan, _told: object, /) -> None:
+    def on_plan(self, _events: object, _snapshot: object, plan: IterationPlan, _reported: object, /) -> None:
         """Keep the reasons."""
         self.reasons.update((failure.request_id, failure.reason) for failure in plan.failures)
 
@@ -149,16 +149,16 @@ def test_a_refused_plan_is_kept_with_its_snapshot_and_made_again(
     assert refused.plan.batches[0].writes[0].instance_id == 99
     assert refused.snapshot.request["bad"].num_prompt_tokens == 40
     assert replay_and_report(path) == 0  # the policy itself has no bug
-    told = capsys.readouterr().out
-    assert "instance_id=99" in told
-    assert "this version makes a valid plan" in told
+    reported = capsys.readouterr().out
+    assert "instance_id=99" in reported
+    assert "this version makes a valid plan" in reported
 
 
 def test_no_more_files_are_written_than_a_few(tmp_path: Path) -> None:
     record = RefusedPlans(SETTING, tmp_path).record
     empty = Snapshot(0.0, SETTING.instances), IterationPlan()
-    told = [record(*empty, ValueError(str(n))) for n in range(MAX_FILES + 1)]
+    reported = [record(*empty, ValueError(str(n))) for n in range(MAX_FILES + 1)]
     assert len(list(tmp_path.iterdir())) == MAX_FILES
-    assert f"{MAX_FILES} such plans were kept before" in told[-1]
+    assert f"{MAX_FILES} such plans were kept before" in reported[-1]
     record = RefusedPlans(SETTING, tmp_path / "missing").record
     assert "could not be kept" in record(*empty, ValueError())

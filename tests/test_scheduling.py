@@ -33,7 +33,7 @@ class Seen:
         events: Sequence[Event],
         snapshot: Snapshot,
         _plan: IterationPlan,
-        _told: Sequence[Instruction],
+        _reported: Sequence[Instruction],
         /,
     ) -> None:
         assert set(map(id, events)) <= set(map(id, self.events))
@@ -64,15 +64,15 @@ def test_all_that_comes_together_is_planned_for_once() -> None:
 
 def test_what_a_plan_frees_or_ends_is_planned_for_at_once() -> None:
     static = make_policy("static-sp", PolicyConfig())
-    told: list[IterationPlan] = []
+    reported: list[IterationPlan] = []
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         plan = static(snapshot, cost_model)
-        if not told:
+        if not reported:
             plan = IterationPlan(failures=(Failure("r000", "it is not wanted"),))
-        elif len(told) == 2:
+        elif len(reported) == 2:
             plan = IterationPlan(preemptions=(Preemption("r001"),))
-        told.append(plan)
+        reported.append(plan)
         return plan
 
     requests = [timed_request(number, 20, 3) for number in range(2)]

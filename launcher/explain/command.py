@@ -12,7 +12,7 @@ from loong.decision_log.reader import read_log
 from loong.decision_log.story.index import LogIndex, indexed
 from loong.decision_log.story.story import story_of
 from loong.decision_log.story.summary import summary_of
-from loong.decision_log.story.words import told
+from loong.decision_log.story.words import reported
 from loong.launcher.explain.listing import listing, most_delayed_first
 from loong.launcher.run_folder import newest_decision_log
 
@@ -69,7 +69,7 @@ def _list(index: LogIndex, *, as_json: bool) -> str:
 
 def _story(index: LogIndex, log: Path, args: argparse.Namespace) -> str:
     story = story_of(index, _request_id(index, log, args.request))
-    return msgspec.json.encode(story).decode() if args.json else told(story)
+    return msgspec.json.encode(story).decode() if args.json else reported(story)
 
 
 def _request_id(index: LogIndex, log: Path, text: str) -> RequestId:

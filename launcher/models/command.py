@@ -33,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
     from loong.launcher.models.listing import list_models  # imports torch, which `--help` can do without
 
     found = list_models()
-    print(msgspec.json.encode(found).decode() if args.json else _told(found))
+    print(msgspec.json.encode(found).decode() if args.json else _reported(found))
     return 0
 
 
-def _told(found: "Listing") -> str:
+def _reported(found: "Listing") -> str:
     built_in = [
         (model.name, _here(model.disk_bytes, model.fetch_bytes), model.description)
         for model in found.built_in

@@ -32,7 +32,7 @@ def fetch_from_hub(name: str, revision: str | None, *, has_weights: bool) -> Pat
     """
     from huggingface_hub import snapshot_download  # slow to import
 
-    with _errors_told(name, revision):
+    with _errors_reported(name, revision):
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=_SMALL_FILES))
     if not (folder / "config.json").exists():
         hint = ""
@@ -41,7 +41,7 @@ def fetch_from_hub(name: str, revision: str | None, *, has_weights: bool) -> Pat
         raise ConfigError(f"{name} of the hub has no config.json{hint}")
     load_config(folder)
     if has_weights:
-        with _errors_told(name, revision):
+        with _errors_reported(name, revision):
             snapshot_download(name, revision=folder.name, allow_patterns=_WEIGHTS, ignore_patterns=[_FOLDERS])
         if not any(folder.glob("model*.safetensors")):
             raise ConfigError(f"{name} of the hub has no model.safetensors: no other format of it is read")
@@ -49,7 +49,7 @@ def fetch_from_hub(name: str, revision: str | None, *, has_weights: bool) -> Pat
 
 
 @contextmanager
-def _errors_told(name: str, revision: str | None) -> Iterator[None]:
+def _errors_reported(name: str, revision: str | None) -> Iterator[None]:
     """Raise what goes wrong as a ConfigError that says what to do."""
     from httpx2 import HTTPError
     from huggingface_hub import constants

@@ -165,20 +165,20 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
         if (difference := _difference(runs, winner, [rival], key)) and difference.ratio < 1 - NOTABLE
     ]
     best = sorted(gains, key=lambda gain: gain.ratio)[:2]
-    told = " and ".join(
+    reported = " and ".join(
         f"the {gain.what} of {winner} is {share(1 - gain.ratio)} lower ({gain.own}, not {gain.other})"
         for gain in best
     )
     if rates.get(winner):
         middle = attainment(runs, rival, runs.shown_rate)
-        told = f"{rival} met the SLO for {share(middle)}" + (f", and {told}" if told else "")
-        return f"{_start(at_rate(runs.shown_rate))}, where {winner} still reached the goal, {told}."
-    if not told:
+        reported = f"{rival} met the SLO for {share(middle)}" + (f", and {reported}" if reported else "")
+        return f"{_start(at_rate(runs.shown_rate))}, where {winner} still reached the goal, {reported}."
+    if not reported:
         return (
             f"Against {rival}, the best other policy, {winner} gains in neither TTFT nor TPOT (mean and P99)"
             f"{_beyond_noise(runs, winner)}."
         )
-    return f"Against {rival}, the best other policy, {told}."
+    return f"Against {rival}, the best other policy, {reported}."
 
 
 def _loss(runs: RuleRuns, winner: str, others: Sequence[str], losses: Sequence[AttainmentDifference]) -> str:
@@ -257,7 +257,11 @@ def _difference(
         return None
     best = min(there, key=lambda policy: there[policy])
     return AttainmentDifference(
-        _told(runs, TIMES[key], bucket), milliseconds(own), milliseconds(there[best]), best, own / there[best]
+        _reported(runs, TIMES[key], bucket),
+        milliseconds(own),
+        milliseconds(there[best]),
+        best,
+        own / there[best],
     )
 
 
@@ -278,7 +282,7 @@ def _shortfall(
     if there[best] <= own * (1 + NOTABLE):
         return None
     write = share if key == "slo_attainment" else "{:,.4g}".format
-    what = _told(runs, HIGH_IS_GOOD[key], bucket)
+    what = _reported(runs, HIGH_IS_GOOD[key], bucket)
     return AttainmentDifference(what, write(own), write(there[best]), best, there[best] / own if own else inf)
 
 
@@ -295,7 +299,7 @@ def _is_repeated(runs: RuleRuns, policy: str) -> bool:
     return len(runs.at(policy, runs.shown_rate)) > 1
 
 
-def _told(runs: RuleRuns, what: str, bucket: str | None) -> str:
+def _reported(runs: RuleRuns, what: str, bucket: str | None) -> str:
     return what if bucket is None else f"{what} of prompts of {bucket} tokens{runs.before_scaling}"
 
 

@@ -46,9 +46,9 @@ def _short(reason: str) -> str:
 
 def _reasons(runs: Sequence[RunRow], num_failed: int) -> str:
     counts = Counter(_short(error) for run in runs for error in run.errors if error)
-    told = [f"{count:,} x {reason}" for reason, count in counts.most_common(MAX_REASONS)]
+    reported = [f"{count:,} x {reason}" for reason, count in counts.most_common(MAX_REASONS)]
     if more := sum(counts.values()) - sum(count for _, count in counts.most_common(MAX_REASONS)):
-        told.append(f"{more:,} x other reasons")
+        reported.append(f"{more:,} x other reasons")
     if unknown := num_failed - sum(counts.values()):
-        told.append(f"{unknown:,} x {NO_REASON}" if told else NO_REASON)
-    return "; ".join(told)
+        reported.append(f"{unknown:,} x {NO_REASON}" if reported else NO_REASON)
+    return "; ".join(reported)

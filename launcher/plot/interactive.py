@@ -73,8 +73,8 @@ def _policy(name: str, one: WatchedRun, color: str, end: float) -> dict[str, obj
     spans = [span for span in one.history.requests if span.arrived_at <= end]
     place = {span.request_id: index for index, span in enumerate(spans)}
     ratios = {} if one.run is None else dict(zip(one.run.request_ids, one.run.slo_ratios, strict=False))
-    told = one.stories(list(place)) if len(place) <= MAX_STORIES else one.latest_stories
-    stories = {story.request_id: story.chapters for story in told}
+    reported = one.stories(list(place)) if len(place) <= MAX_STORIES else one.latest_stories
+    stories = {story.request_id: story.chapters for story in reported}
     return {
         "name": name,
         "color": color,

@@ -61,10 +61,10 @@ def latest_requests(
 
 def stories_of(index: LogIndex, request_ids: Sequence[str]) -> list[RequestStory]:
     """Return the stories of those requests that the log knows."""
-    return [_told(index, request_id) for request_id in request_ids if request_id in index.arrivals]
+    return [_reported(index, request_id) for request_id in request_ids if request_id in index.arrivals]
 
 
-def _told(index: LogIndex, request_id: str) -> RequestStory:
+def _reported(index: LogIndex, request_id: str) -> RequestStory:
     story = story_of(index, request_id)
     parts = [(f"+{time:.3f} s", list(sentences)) for time, sentences in chapters(story)]
     return RequestStory(request_id, list(heading(story)), parts)

@@ -53,7 +53,7 @@ class _Reading:
     runs: RequestRuns = field(default_factory=RequestRuns)
 
     def __post_init__(self) -> None:
-        self.runs.tell(self.over.append)
+        self.runs.subscribe(self.over.append)
 
     def take(self, line: Line) -> None:
         """Go on by a line; those that tell nothing of what ran are passed over."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loong.launcher.plot.watched import WatchedRun
+from loong.workloads.informative_window import informative_window
 from loong.workloads.plot_curves import (
     attainment_by_rate_figure,
     attainment_by_scale_figure,
@@ -17,7 +18,6 @@ from loong.workloads.plot_style import PICTURE_KINDS, house_style, write_figure
 from loong.workloads.plot_timeline import timelines_figure
 from loong.workloads.plot_waterfall import waterfall_figure
 from loong.workloads.run_document import RuleRuns, RunRow
-from loong.workloads.telling_window import telling_window
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ class Picture:
     words: str
     draw: Callable[[], "Figure"]
     is_wide: bool = False
-    is_telling: bool = True  # rather than for those who want to know more
+    is_reporting: bool = True  # rather than for those who want to know more
 
     def paths(self, folder: Path) -> list[Path]:
         """Its files in a folder."""
@@ -57,7 +57,7 @@ def pictures_of_runs(
         *timeline_pictures(watched, window, suffix),
         *_pictures_of_rate(runs, suffix),
     ]
-    return sorted(pictures, key=lambda picture: not picture.is_telling)
+    return sorted(pictures, key=lambda picture: not picture.is_reporting)
 
 
 def timeline_pictures(
@@ -68,7 +68,7 @@ def timeline_pictures(
     latest = {name: run.latest for name, run in watched.items()}
     if not any(history.batches for history in histories.values()):
         return
-    window = window or next(filter(None, map(telling_window, histories.values())), None)
+    window = window or next(filter(None, map(informative_window, histories.values())), None)
     if window is not None:
         start, end = window
         yield Picture(
@@ -91,7 +91,7 @@ def timeline_pictures(
         "What each instance worked on in the whole run: a group is as tall as it has instances",
         lambda: timelines_figure(histories),
         is_wide=True,
-        is_telling=window is None,
+        is_reporting=window is None,
     )
 
 
@@ -115,7 +115,7 @@ def _pictures_of_sweep(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
         "Median and P99 of the time to the first token (TTFT), and of the time per token after it (TPOT)",
         lambda: latency_by_rate_figure(runs),
         is_wide=True,
-        is_telling=False,
+        is_reporting=False,
     )
 
 
@@ -139,7 +139,7 @@ def _pictures_of_rate(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
             _words_of_cdf(shown),
             lambda: latency_cdf_figure(runs),
             is_wide=True,
-            is_telling=False,
+            is_reporting=False,
         )
 
 

@@ -8,6 +8,7 @@ import jinja2
 import msgspec
 
 from loong.launcher.background_load import SHARE_OF_OTHERS, background_load_note
+from loong.launcher.models.source import TINY
 from loong.launcher.plot.answer import ReportAnswer, answer
 from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.failures import failures_of
@@ -45,7 +46,7 @@ class Section:
     failures: Sequence[str]
     policies: str
     notes: Sequence[str]
-    telling: Sequence[Figure]
+    reporting: Sequence[Figure]
     others: Sequence[Figure]
     tables: Sequence[Table]
     stories: Mapping[str, Sequence[RequestStory]]
@@ -81,8 +82,8 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
         written += [path for picture in pictures for path in picture.paths(folder)]
         interactive = _interactive(watched, folder, title, suffix)
         written += interactive
-        num_telling = sum(picture.is_telling for picture in pictures)
-        sections.append(_section(runs, watched, figures, num_telling, [path.name for path in interactive]))
+        num_reporting = sum(picture.is_reporting for picture in pictures)
+        sections.append(_section(runs, watched, figures, num_reporting, [path.name for path in interactive]))
     logs, suffix = watched_logs(files), "-of-log" if sections else ""
     alone = list(timeline_pictures(logs, window, suffix))
     figures = _drawn(alone, folder, len(sections) + 1)
@@ -111,20 +112,20 @@ def _section(
     runs: RuleRuns,
     watched: Mapping[str, WatchedRun],
     figures: Sequence[Figure],
-    num_telling: int,
+    num_reporting: int,
     interactive: Sequence[str],
 ) -> Section:
-    told = answer(measured(runs))
+    reported = answer(measured(runs))
     name, _, formula = runs.rule.description.partition(" (")
     return Section(
         rule=name,
         formula=formula.removesuffix(")"),
-        answer=told,
+        answer=reported,
         failures=list(failures_of(runs)),
         policies=words_of(runs.policies),
         notes=list(_notes(runs)),
-        telling=figures[:num_telling],
-        others=figures[num_telling:],
+        reporting=figures[:num_reporting],
+        others=figures[num_reporting:],
         tables=list(tables_of(runs)),
         stories={policy: stories for policy, run in watched.items() if (stories := run.latest_stories)},
         interactive=interactive,
@@ -191,9 +192,16 @@ def _page(
         logs=logs,
         interactive=interactive,
         title=_title(document, logs),
+        is_tiny=document is not None and _is_tiny(document),
         facts=[] if document is None else list(facts_of(document)),
         all_numbers=[] if document is None else list(all_numbers(document)),
     )
+
+
+def _is_tiny(document: RunDocument) -> bool:
+    """Return whether the random model was measured, which answers no question."""
+    model = document.configuration.get("model")
+    return model is not None and msgspec.json.decode(model) == TINY
 
 
 def _title(document: RunDocument | None, logs: Sequence[str]) -> str:

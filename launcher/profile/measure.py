@@ -47,7 +47,7 @@ class Measured:
 class ProfileCase:
     """A scenario that can be told again."""
 
-    tell: Callable[[ScenarioGenerator], Scenario]
+    make: Callable[[ScenarioGenerator], Scenario]
     group: ESPGroup
     seed: int
 
@@ -71,7 +71,7 @@ class Profiler:
     async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
         """Tell scenarios for about `duration` seconds after a round that warms up; at least one round."""
         for case in self._round():
-            await self._tell(case)
+            await self._report(case)
         start, scenarios, num_rounds = monotonic(), list[list[Measured]](), 0
         while num_rounds == 0 or (monotonic() - start) * (num_rounds + 1) / num_rounds < duration:
             scenarios += await self._measured_round(lambda: on_progress(monotonic() - start))
@@ -81,12 +81,12 @@ class Profiler:
     async def sample(self, duration: float) -> list[BatchSample]:
         """Tell scenarios of batches, each once, for about `duration` seconds, after one that warms up."""
         end, samples = self._cluster.now + duration, list[BatchSample]()
-        await self._tell(self._round(BATCH_KINDS)[-1], end)
+        await self._report(self._round(BATCH_KINDS)[-1], end)
         while not samples or self._cluster.now < end:
             cases = self._round(BATCH_KINDS)
             for case in self._random.sample(cases, len(cases)):
-                told, _ = await self._tell(case, end)
-                samples += [sample for sample in told if isinstance(sample, BatchSample)]
+                reported, _ = await self._report(case, end)
+                samples += [sample for sample in reported if isinstance(sample, BatchSample)]
         return samples
 
     def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[ProfileCase]:
@@ -118,7 +118,7 @@ class Profiler:
         samples: dict[int, list[Sample]] = {}
         for _ in range(NUM_REPEATS):
             for index in self._random.sample(range(len(cases)), len(cases)):
-                samples[index], seconds = await self._tell(cases[index])
+                samples[index], seconds = await self._report(cases[index])
                 times[index].append(seconds)
                 on_scenario()
         return [
@@ -129,7 +129,7 @@ class Profiler:
             for index in range(len(cases))
         ]
 
-    async def _tell(self, case: ProfileCase, end: float = inf) -> tuple[list[Sample], list[float]]:
+    async def _report(self, case: ProfileCase, end: float = inf) -> tuple[list[Sample], list[float]]:
         """Tell a scenario once, cut off at `end`.
 
         Returns its plans as samples, by the clock of the workers if they have one, and their seconds by ours.
@@ -139,7 +139,7 @@ class Profiler:
         samples: list[Sample] = []
         seconds: list[float] = []
         pauses = Random(case.seed)  # noqa: S311 - of their own, so that they change nothing of the scenario
-        for plan in case.tell(generator):
+        for plan in case.make(generator):
             if samples and self._cluster.now > end:
                 break
             is_idle = not samples or pauses.random() < SHARE_IDLE

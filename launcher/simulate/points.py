@@ -38,10 +38,10 @@ def run_point(
     *,
     keeps_history: bool = False,
     cuts_off: bool = False,
-    is_told: bool = False,
+    is_reported: bool = False,
 ) -> PointResult:
     """Simulate once. `cuts_off` ends the run as soon as it is clear that it does not attain; a run that
-    `is_told` prints its line when it is over, in whatever process.
+    `is_reported` prints its line when it is over, in whatever process.
     """
     load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy, config.policy)
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
@@ -76,7 +76,7 @@ def run_point(
         timeline.history() if keeps_history else None,
         logs.decisions,
     )
-    if is_told:
+    if is_reported:
         print(f"{run_tables.line(result)}\n", end="", flush=True)  # in one piece: other processes print, too
     return result
 

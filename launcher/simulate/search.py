@@ -34,7 +34,7 @@ def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float)
     """
 
     def attempt(rate: float) -> PointResult:
-        return run_point(config, asked_of(config, policy, rule, rate), cuts_off=True, is_told=True)
+        return run_point(config, asked_of(config, policy, rule, rate), cuts_off=True, is_reported=True)
 
     first_rate = max(config.rates) if config.rates else guess(config)
     return goodput.search(policy, rule, attempt, first_rate, precision)

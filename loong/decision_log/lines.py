@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 3
+VERSION = 4
 
 EventName: TypeAlias = Literal[
     "request_arrived",

@@ -76,7 +76,7 @@ class RequestRuns:
         """The requests that are not over, in the order of their arrival."""
         return self._live.values()
 
-    def tell(self, listener: Callable[[RequestRun], None]) -> None:
+    def subscribe(self, listener: Callable[[RequestRun], None]) -> None:
         """Hand on to `listener` as well."""
         self._when_over.append(listener)
 

@@ -345,7 +345,7 @@ class WorkersExecutor:
                 if reports := self._outstanding.end_batch(report):
                     self._end_batch(reports)
                 elif report.tokens:  # now, for those of a batch behind may come before the others are done
-                    self._tell_tokens(report)
+                    self._report_tokens(report)
             case PromptScored():
                 self.take_prompt_logprobs(report.logprobs)
             case MigrationDone():
@@ -368,14 +368,14 @@ class WorkersExecutor:
                 self._start(before_id)
             self.post(BatchStarted(self.now, batch_id))
 
-    def _tell_tokens(self, report: BatchDone) -> None:
+    def _report_tokens(self, report: BatchDone) -> None:
         self.post(TokensProduced(self.now, report.batch_id, report.num_steps - 1, report.tokens))
 
     def _end_batch(self, reports: Sequence[BatchDone]) -> None:
         last = reports[-1]
         batch_id = last.batch_id
         if last.tokens:
-            self._tell_tokens(last)
+            self._report_tokens(last)
         self.post(BatchFinished(self.now, batch_id, last.num_steps, measured_seconds(reports)))
         del self._to_predict[batch_id]
         if (alarm := self._alarms.pop(batch_id, None)) is not None:

@@ -47,11 +47,11 @@ class MessageQueue:
         self._changed = Condition()
         self._messages: dict[Address, deque[Tensor]] = {}
         self._last_closed = dict.fromkeys(Plane, -1)
-        self._tell: Callable[[], None] = lambda: None
+        self._report: Callable[[], None] = lambda: None
 
-    def watch(self, tell: Callable[[], None]) -> None:
-        """Let `tell` be called, by any thread, whenever a peer may have been lost or have left."""
-        self._tell = tell
+    def watch(self, report: Callable[[], None]) -> None:
+        """Let `report` be called, by any thread, whenever a peer may have been lost or have left."""
+        self._report = report
 
     def deliver(self, address: Address, message: Tensor) -> None:
         """Add a message (uint8 [num_bytes]), unless nobody will ever want it."""
@@ -60,7 +60,7 @@ class MessageQueue:
                 self._messages.setdefault(address, deque()).append(message)
                 self._changed.notify_all()
         if address.channel is address.channel.plane.abandoned:
-            self._tell()
+            self._report()
 
     def take(self, address: Address, peers: Collection[Peer], seconds: float) -> Tensor:
         """Return the next message at `address`, waiting for it for at most `seconds`.
@@ -89,7 +89,7 @@ class MessageQueue:
         """Let every waiter look again: a peer was lost."""
         with self._changed:
             self._changed.notify_all()
-        self._tell()
+        self._report()
 
     def last_closed(self, plane: Plane) -> int:
         """The greatest id of a batch or migration that is over, -1 before the first."""

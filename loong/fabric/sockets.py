@@ -165,9 +165,11 @@ class SocketFabric:
         """See Fabric."""
         self._peer_registry.close()
 
-    def watch(self, tell: Callable[[], None]) -> None:
-        """Let `tell` be called, by any thread, whenever `raise_if_broken` may have something new to raise."""
-        self._mailbox.watch(tell)
+    def watch(self, report: Callable[[], None]) -> None:
+        """Let `report` be called, by any thread, whenever `raise_if_broken` may have something
+        new to raise.
+        """
+        self._mailbox.watch(report)
 
     def raise_if_broken(self, plane: Plane) -> None:
         """Raise what a wait would raise if a process of what is open on a plane is lost or has left."""

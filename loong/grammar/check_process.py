@@ -60,7 +60,7 @@ def main() -> None:
             signal.alarm(0)
             if not why:
                 os.lseek(warnings.fileno(), 0, os.SEEK_SET)
-                why = _told(grammar, os.read(warnings.fileno(), 4096).decode(errors="replace"))
+                why = _reported(grammar, os.read(warnings.fileno(), 4096).decode(errors="replace"))
             os.write(answers, msgspec.json.encode(_cut(why)) + b"\n")
 
 
@@ -87,7 +87,7 @@ def _cut(why: str) -> str:
     return why if len(why) <= _MAX_ANSWER else f"{why[:_MAX_ANSWER]} ..."
 
 
-def _told(grammar: Grammar, warnings: str) -> str:
+def _reported(grammar: Grammar, warnings: str) -> str:
     """Return what the compiler left out of the grammar, which is all that it warns of."""
     if _WARNING not in warnings:
         return ""

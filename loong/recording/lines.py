@@ -30,7 +30,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 
-VERSION = 3
+VERSION = 4
 
 
 class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -52,7 +52,7 @@ class AnswerShape(ABC):
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
-    stream_format: ClassVar[StreamFormat] = OPENAI_STREAM
+    stream_format: StreamFormat = OPENAI_STREAM
 
     def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         self.asked = asked
@@ -63,7 +63,7 @@ class AnswerShape(ABC):
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """The whole answer, of the deltas of all choices."""
         by_choice = self.by_choice(deltas)
-        choices = [self.whole_choice(told) for told in by_choice]
+        choices = [self.whole_choice(reported) for reported in by_choice]
         usage = self.usage(sum(map(len, by_choice)))
         return self.envelope(self.whole_object, choices) | {"usage": usage}
 
@@ -77,6 +77,10 @@ class AnswerShape(ABC):
     @abstractmethod
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
         """One choice, of all its deltas."""
+
+    def opening(self) -> bytes:
+        """Return the events of a stream that come before any token."""
+        return b""
 
     def events(self, delta: Delta, num_output_tokens: int) -> bytes:
         """The events of a stream that tell one token, the last of so many of all choices."""
@@ -171,6 +175,19 @@ class AnswerShape(ABC):
         return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
 
+class NewShape(Protocol):
+    """Makes the shape of an answer: a class of these, or what knows more of the request."""
+
+    @property
+    def id_prefix(self) -> str:
+        """Return what the ids of answers begin with."""
+        ...
+
+    def __call__(self, asked: ResponseContext, tokenizer: Tokenizer) -> AnswerShape:
+        """Return the shape of one answer."""
+        ...
+
+
 def finish_fields(delta: Delta) -> Json:
     """Why the answer ends with this token, if it does."""
     reason = delta.finish_reason
@@ -180,10 +197,10 @@ def finish_fields(delta: Delta) -> Json:
 async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) -> web.Response:
     """Wait for the whole answer, then send it; a long one is put together in a thread."""
     async with aclosing(deltas):
-        told = [delta async for delta in deltas]
-    if len(told) <= _LONG_ANSWER and not shape.asked.has_prompt_logprobs:
-        return json_response(shape.whole(told))
-    return await asyncio.to_thread(lambda: json_response(shape.whole(told)))
+        reported = [delta async for delta in deltas]
+    if len(reported) <= _LONG_ANSWER and not shape.asked.has_prompt_logprobs:
+        return json_response(shape.whole(reported))
+    return await asyncio.to_thread(lambda: json_response(shape.whole(reported)))
 
 
 async def send_stream(
@@ -193,6 +210,8 @@ async def send_stream(
     stream = EventStream(server.settings, shape.stream_format)
     num_output_tokens = 0
     async with aclosing(deltas), stream.open(http):
+        if opening := shape.opening():
+            await stream.send(opening)
         async for delta in deltas:
             num_output_tokens += 1
             if delta.prompt_logprobs is None:

@@ -179,6 +179,31 @@ data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "coun
        "generated_text": null, "finished": true, "finish_reason": "length", "details": null}""",
         ),
     ),
+    ("post", "/v1/responses"): (
+        Example(
+            "A text, after instructions:",
+            """\
+{"instructions": "Be brief.", "input": "hello", "max_output_tokens": 16, "temperature": 0}""",
+        ),
+        Example(
+            "A call of a function, streamed as typed events:",
+            """\
+{"input": "Rate it.", "max_output_tokens": 200, "temperature": 0, "stream": true,
+     "tools": [{"type": "function", "name": "rate", "parameters":
+       {"type": "object", "required": ["stars"], "properties": {
+         "stars": {"type": "integer", "minimum": 1, "maximum": 5}}}}],
+     "tool_choice": "required", "parallel_tool_calls": false}""",
+        ),
+        Example(
+            "Its result, with the conversation so far, since nothing is stored:",
+            """\
+{"input": [{"role": "user", "content": "Rate it."},
+               {"type": "function_call", "call_id": "call_1", "name": "rate",
+                "arguments": "{\\"stars\\": 4}"},
+               {"type": "function_call_output", "call_id": "call_1", "output": "done"}],
+     "max_output_tokens": 16}""",
+        ),
+    ),
     ("get", "/v1/models"): (
         Example(
             answer="""\

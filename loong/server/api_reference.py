@@ -98,7 +98,9 @@ def _section(operation: Operation, components: Json, shared: Json) -> Iterator[s
     if operation.request is not None:
         schema = components[operation.request.__name__]
         properties = schema["properties"]
-        own = {name: field for name, field in properties.items() if name not in (*HARMLESS, *NEUTRAL)}
+        known = operation.request.model_fields
+        without_effect = (HARMLESS | NEUTRAL.keys()) - known.keys()
+        own = {name: field for name, field in properties.items() if name not in without_effect}
         if shared.items() <= own.items():
             own = {name: field for name, field in own.items() if name not in shared}
             yield "Besides the fields of all completions and chats:\n"
@@ -131,8 +133,8 @@ def _default(field: Json) -> str:
 def _type(field: Json) -> str:
     if "$ref" in field:
         return _link(field["$ref"].rsplit("/", 1)[-1])
-    if "anyOf" in field:
-        options = [_type(option) for option in field["anyOf"] if option.get("type") != "null"]
+    if options := field.get("anyOf", field.get("oneOf")):
+        options = [_type(option) for option in options if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(options))
     if "enum" in field:
         return " or ".join(f"`{json.dumps(value)}`" for value in field["enum"])

@@ -21,6 +21,7 @@ from loong.server.remote.forwarding import RemoteCluster, add_forwarding
 from loong.server.request_ids import add_request_id, note_request_id
 from loong.server.request_metrics import RequestMetrics
 from loong.server.request_observers import RequestObservers
+from loong.server.responses.endpoint import responses
 from loong.server.settings import ServerSettings
 from loong.server.spans import note_traceparent
 from loong.server.sse import EVENT_WRITES, EventWrites
@@ -88,6 +89,7 @@ def create_api(
         [
             web.post("/v1/completions", completions),
             web.post("/v1/chat/completions", chat_completions),
+            web.post("/v1/responses", responses),
             web.post("/generate", generate),
             web.post("/generate_stream", generate_stream),
             web.get("/v1/models", status.models),

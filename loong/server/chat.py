@@ -8,7 +8,7 @@ from aiohttp import web
 from loong.core.request import FinishReason, TokenId
 from loong.server.answer import AnswerShape, Json, ResponseContext, finish_fields
 from loong.server.completions import complete
-from loong.server.context import SERVER
+from loong.server.context import SERVER, Server
 from loong.server.output import Delta
 from loong.server.prompts import Prompt, chat_prompt
 from loong.server.schemas import ChatFields
@@ -28,7 +28,7 @@ class ChatShape(AnswerShape):
 
     def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
-        self._told = [ChoiceDeltas() for _ in asked.choices]  # of streams that may tell calls
+        self._reported = [ChoiceDeltas() for _ in asked.choices]  # of streams that may tell calls
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """With what was asked for of the one prompt: its ids, and log probabilities."""
@@ -57,14 +57,14 @@ class ChatShape(AnswerShape):
 
     def _tool_chunks(self, delta: Delta, parts: Sequence[Part], num_output_tokens: int) -> Iterator[Json]:
         """One event for each part that is new; the last one has all else that is told of the token."""
-        told = self._told[delta.choice]
+        reported = self._reported[delta.choice]
         is_last = delta.finish_reason is not None
         is_needed = delta.logprobs is not None or not self.is_brief
-        fields = list(told.of(parts, is_needed=is_needed, is_last=is_last))
+        fields = list(reported.of(parts, is_needed=is_needed, is_last=is_last))
         for number, field in enumerate(fields, 1):
             choice: Json = {"index": delta.choice, "logprobs": None, "finish_reason": None}
             if number == len(fields):
-                choice = self._choice([delta], has_calls=told.has_calls)
+                choice = self._choice([delta], has_calls=reported.has_calls)
             chunk = self.chunk_envelope(choice | {"delta": field}, num_output_tokens)
             yield chunk | self.prompt_token_ids(0) if "role" in field else chunk
 
@@ -94,8 +94,13 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     server = http.app[SERVER]
     fields = await read_fields(http, ChatFields)
     server.check_model(fields.model)
+    prompt = await prompt_of_chat(fields, server)
+    return await complete(http, fields, [prompt], ChatShape, arrived_at)
+
+
+async def prompt_of_chat(fields: ChatFields, server: Server) -> Prompt:
+    """Return the prompt of a conversation, with the tools that its answer may call."""
     tools = tool_use(fields, server.call_format)
     ending = "" if tools is None else tools.prompt_ending
     token_ids = await chat_prompt(fields, server.tokenizer, server.ignored_keys, ending)
-    prompt = Prompt("the prompt", token_ids, tools=tools)
-    return await complete(http, fields, [prompt], ChatShape, arrived_at)
+    return Prompt("the prompt", token_ids, tools=tools)

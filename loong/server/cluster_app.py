@@ -59,7 +59,9 @@ def add_cluster(app: web.Application, cluster: Cluster) -> None:
     if request_observers is not None:
         cluster.registry.register(CostModelCollector(model_name, request_observers.errors))
         request_observers.plan_listeners.append(metrics.observe_plan)
-        request_observers.runs.tell(lambda run: metrics.observe_run(run, request_observers.target_of(run)))
+        request_observers.runs.subscribe(
+            lambda run: metrics.observe_run(run, request_observers.target_of(run))
+        )
         add_dashboard(app, request_observers)
 
 

@@ -10,7 +10,15 @@ from loong.core.events import Logprobs
 from loong.core.grammar import Grammar
 from loong.core.request import SLO, Request, TokenId
 from loong.server.admission import Asking
-from loong.server.answer import AnswerShape, Json, ResponseContext, finish_fields, send_stream, send_whole
+from loong.server.answer import (
+    AnswerShape,
+    Json,
+    NewShape,
+    ResponseContext,
+    finish_fields,
+    send_stream,
+    send_whole,
+)
 from loong.server.api_keys import KEY_NUMBER, user_of
 from loong.server.asked_grammar import AskedGrammar, asked_grammar
 from loong.server.choices import Choices, generate_choices
@@ -117,12 +125,12 @@ async def complete(
     http: web.Request,
     fields: GenerationFields,
     prompts: Sequence[Prompt],
-    shape_type: type[AnswerShape],
+    new_shape: NewShape,
     arrived_at: float,
 ) -> web.StreamResponse:
     """Check, admit and run a request, and send its answer in the endpoint's shape, `n` choices a prompt."""
     server = http.app[SERVER]
-    answer_id = f"{shape_type.id_prefix}-{new_id()}"
+    answer_id = f"{new_shape.id_prefix}-{new_id()}"
     note_answer_id(http, answer_id)
     user = user_of(http, fields.user, len(server.settings.api_keys))
     prompts = await truncated(prompts, fields, server.tokenizer, server.engine.limits)
@@ -142,7 +150,7 @@ async def complete(
     )
     if held_to is not None:
         await server.grammars.check(held_to.grammar, held_to.field)
-    shape = shape_type(asked, server.tokenizer)
+    shape = new_shape(asked, server.tokenizer)
     options = _output_options(server, fields, prompts[0], held_to)
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}

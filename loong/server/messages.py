@@ -50,29 +50,30 @@ def _object_of(arguments: str) -> dict[str, object]:
     raise ValueError("the arguments of a call are a JSON object")
 
 
-def _check_arguments(arguments: str) -> str:
+def check_arguments(arguments: str) -> str:
+    """Return the arguments of a call; raise ValueError if they are no JSON object."""
     _object_of(arguments)
     return arguments
 
 
-class CalledFunction(Schema):
+class EarlierFunction(Schema):
     """What was called, and with what."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
-    arguments: Annotated[str, AfterValidator(_check_arguments)] = ""
+    arguments: Annotated[str, AfterValidator(check_arguments)] = ""
     """A JSON object as text, which chat templates see as an object."""
 
 
-class ToolCall(Schema):
+class EarlierCall(Schema):
     """A call of a tool, as it was answered."""
 
     model_config = ConfigDict(extra="allow")
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: EarlierFunction
 
     def for_template(self) -> dict[str, object]:
         """Return the call as chat templates expect it."""
@@ -110,7 +111,7 @@ class Message(Schema):
     """A text, or its pieces, which are joined by line breaks. Special tokens in it are plain text. A turn of
     the assistant may have none."""
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] = []
+    tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_TOOL_CALLS)] = []
     """The calls of a turn of the assistant."""
     tool_call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)] | None = None
     """Of a turn of the role `tool`: the earlier call that it is the result of."""

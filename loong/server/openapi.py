@@ -18,6 +18,8 @@ from loong.server.lightllm.answer_schemas import Generated, GeneratedEvent
 from loong.server.lightllm.fields import GenerateFields
 from loong.server.middleware import OPEN_PATHS
 from loong.server.parsing import HARMLESS, NEUTRAL
+from loong.server.responses.answer_schemas import Response, ResponseEvent
+from loong.server.responses.fields import ResponseFields
 from loong.server.schema_base import Schema
 from loong.server.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
 
@@ -89,6 +91,16 @@ OPERATIONS = (
         (*_OF_BODIES, 429, 500),
         GenerateFields,
         GeneratedEvent,
+        BARE_STREAM,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer a conversation. Nothing is stored.",
+        Response,
+        (*_OF_BODIES, 429, 500),
+        ResponseFields,
+        ResponseEvent,
         BARE_STREAM,
     ),
     Operation("get", "/v1/models", "The model that is served.", answers.ModelList),
@@ -190,8 +202,8 @@ def _contents(operation: Operation) -> Iterator[tuple[str, Json]]:
 
 def _event(model: type[BaseModel], form: StreamFormat) -> Json:
     """Return the schema of one event of a stream."""
-    told = {"anyOf": [_reference(model), _reference(answers.Error)]}
-    data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    reported = {"anyOf": [_reference(model), _reference(answers.Error)]}
+    data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": reported}
     description = f"A `{model.__name__}`, or an `Error`"
     if form.last_event:
         data, description = {"anyOf": [data, {"const": "[DONE]"}]}, f"{description}; the last one is `[DONE]`"
@@ -220,14 +232,14 @@ def _component_schemas() -> Json:
         for model in (op.answer, op.event, answers.Error)
         if isinstance(model, type)
     ]
-    _, told = models_json_schema([(model, "serialization") for model in answered], ref_template=_REF)
+    _, reported = models_json_schema([(model, "serialization") for model in answered], ref_template=_REF)
     _, asked = models_json_schema([(model, "validation") for model in requests], ref_template=_REF)
     is_generation = {model.__name__: issubclass(model, schemas.GenerationFields) for model in requests}
     parsed = {
         name: _as_parsed(schema, is_generation=is_generation.get(name, False))
         for name, schema in asked["$defs"].items()
     }
-    return {**told["$defs"], **parsed, VALUE_NAME: VALUE_SCHEMA}
+    return {**reported["$defs"], **parsed, VALUE_NAME: VALUE_SCHEMA}
 
 
 def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
@@ -239,11 +251,12 @@ def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
         for name, field in schema["properties"].items()
     }
     if is_generation:
-        properties |= {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
-        properties |= {
+        others: Json = {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
+        others |= {
             name: {"enum": [value, None], "description": "Not supported: only what asks for nothing."}
             for name, value in NEUTRAL.items()
         }
+        properties = {**others, **properties}
     return {**schema, "properties": properties}
 
 

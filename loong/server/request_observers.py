@@ -44,9 +44,9 @@ class RequestObservers:
     plan_listeners: list[Callable[[float], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.runs.tell(self.over.append)
+        self.runs.subscribe(self.over.append)
         if self.spans is not None:
-            self.runs.tell(self.spans.observe_run)
+            self.runs.subscribe(self.spans.observe_run)
 
     def timed(self, policy: Policy) -> Policy:
         """The same policy, of which every plan is timed."""

@@ -5,14 +5,14 @@ have to say at one turn of the event loop is collected, and written in one go at
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from loong.server.errors import as_api_error
+from loong.server.errors import ApiError, as_api_error
 from loong.server.settings import ServerSettings
 
 _HEADERS = {
@@ -25,21 +25,26 @@ _MAX_STREAMS = 64  # that are written in one go
 _MAX_COLLECTED_BYTES = 2**14  # a stream that has more to say at one turn lets others have theirs first
 
 
+def event_of(content: object) -> bytes:
+    """One event, of a JSON value."""
+    return b"data: %b\n\n" % msgspec.json.encode(content)
+
+
+def _error_event(error: ApiError) -> bytes:
+    return event_of(error.body)
+
+
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """What a stream has besides its events: a last one, and comments while there are none."""
+    """What a stream has besides its events: a last one, comments while there are none, and errors."""
 
     last_event: bytes
     has_keep_alives: bool
+    error_event: Callable[[ApiError], bytes] = _error_event
 
 
 OPENAI_STREAM = StreamFormat(b"data: [DONE]\n\n", has_keep_alives=True)
 BARE_STREAM = StreamFormat(b"", has_keep_alives=False)
-
-
-def event_of(content: object) -> bytes:
-    """One event, of a JSON value."""
-    return b"data: %b\n\n" % msgspec.json.encode(content)
 
 
 class ClientLeftError(ConnectionError):
@@ -96,7 +101,7 @@ class EventStream:
             except ClientLeftError:
                 raise
             except Exception as error:  # noqa: BLE001  the answer is under way: there can be no other
-                self._collected += event_of(as_api_error(error).body)
+                self._collected += self._format.error_event(as_api_error(error))
             self._next_keep_alive.cancel()
             rest = bytes(self._collected) + self._format.last_event
             self._collected.clear()

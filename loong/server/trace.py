@@ -32,15 +32,15 @@ def chrome_trace(history: ClusterHistory) -> bytes:
     objects at a time than one event has.
     """
     encode = msgspec.json.Encoder().encode
-    told: list[tuple[float, float, bytes]] = []
+    reported: list[tuple[float, float, bytes]] = []
     track_ids: set[int] = set()
     for event in _events(history):
         if "tid" in event:
             track_ids.add(int(_number(event["tid"])))
-        told.append((_number(event["ts"]), -_number(event.get("dur", 0.0)), encode(event)))
-    told.sort(key=itemgetter(0, 1))
+        reported.append((_number(event["ts"]), -_number(event.get("dur", 0.0)), encode(event)))
+    reported.sort(key=itemgetter(0, 1))
     written = [encode(track) for track in _tracks(history.instance_ids, track_ids)]  # one at least
-    written += [event for *_, event in told]
+    written += [event for *_, event in reported]
     capacity = {str(instance_id): tokens for instance_id, tokens in sorted(history.kv_capacity.items())}
     rest = encode({"displayTimeUnit": "ms", "otherData": {"kv_capacity": capacity}})
     written[0] = b'{"traceEvents":[' + written[0]

@@ -14,10 +14,10 @@ INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100, kv_used=10 * i) 
 MOVE = MoveKV(5, KVMigration(KVSegment("r", range(0, 8, 2), 1), 2))
 
 
-def history_of(told: Sequence[Instruction], *events: Event) -> ClusterHistory:
-    """What is kept when `told` starts at time 1, and then `events` come."""
+def history_of(reported: Sequence[Instruction], *events: Event) -> ClusterHistory:
+    """What is kept when `reported` starts at time 1, and then `events` come."""
     timeline = Timeline()
-    timeline.on_plan([InstanceLost(1.0, 9)], Snapshot(1.0, INSTANCES), IterationPlan(), told)
+    timeline.on_plan([InstanceLost(1.0, 9)], Snapshot(1.0, INSTANCES), IterationPlan(), reported)
     for event in events:
         timeline.on_event(event)
         timeline.on_plan([event], Snapshot(event.time, INSTANCES), IterationPlan(), ())
@@ -40,37 +40,37 @@ def of_request(request_id: str, num_known: int, num_prompt: int, num_tokens: int
 
 
 def test_a_batch_is_kept_once_it_has_finished() -> None:
-    told = batch(1, 0, 1), batch(2, 2)
-    assert times(history_of(told, BatchFinished(3.0, 2, 1))) == [(2, 1.0, 3.0)]
-    both = history_of(told, BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1))
+    reported = batch(1, 0, 1), batch(2, 2)
+    assert times(history_of(reported, BatchFinished(3.0, 2, 1))) == [(2, 1.0, 3.0)]
+    both = history_of(reported, BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1))
     assert times(both) == [(2, 1.0, 3.0), (1, 1.0, 4.0)]
 
 
 def test_a_batch_begins_when_it_starts_and_not_when_it_is_planned() -> None:
-    told = batch(1, 0, 1), batch(2, 0)
+    reported = batch(1, 0, 1), batch(2, 0)
     events = BatchStarted(1.5, 1), BatchStarted(2.5, 2), BatchFinished(3.0, 1, 1), BatchFinished(4.0, 2, 1)
-    assert times(history_of(told, *events)) == [(1, 1.5, 3.0), (2, 2.5, 4.0)]
+    assert times(history_of(reported, *events)) == [(1, 1.5, 3.0), (2, 2.5, 4.0)]
 
 
 def test_on_an_instance_a_batch_ends_where_the_next_one_begins() -> None:
-    told = batch(1, 0, 1), batch(2, 0)
+    reported = batch(1, 0, 1), batch(2, 0)
     events = BatchStarted(1.5, 1), BatchStarted(2.5, 2), BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1)
-    history = history_of(told, *events)
+    history = history_of(reported, *events)
     assert times(history) == [(2, 2.5, 3.0), (1, 1.5, 4.0)]
     on_both = [[(b.batch_id, b.started_at, b.ended_at) for b in history.on(i)] for i in (0, 1)]
     assert on_both == [[(1, 1.5, 2.5), (2, 2.5, 3.0)], [(1, 1.5, 4.0)]]
 
 
-def test_a_batch_tells_the_kv_of_its_group_at_both_ends() -> None:
+def test_a_batch_reports_the_kv_of_its_group_at_both_ends() -> None:
     (piece,) = history_of((ReleaseKV("r", (0,)), batch(1, 2, 1)), BatchFinished(3.0, 1, 1)).batches
     assert piece.kv_reserved == ((2, 27), (1, 17))
     assert piece.kv_used == ((2, 20), (1, 10))
 
 
-def test_a_batch_tells_what_it_prefills() -> None:
+def test_a_batch_reports_what_it_prefills() -> None:
     chunk, short, decoding = of_request("a", 30, 90, 40), of_request("b", 0, 5, 5), of_request("c", 8, 8, 1)
-    told = batch(1, 0, inputs=(chunk, short, decoding)), batch(2, 1, inputs=(decoding,)), batch(3, 2)
-    history = history_of(told, *(BatchFinished(2.0, i, 1) for i in (1, 2, 3)))
+    reported = batch(1, 0, inputs=(chunk, short, decoding)), batch(2, 1, inputs=(decoding,)), batch(3, 2)
+    history = history_of(reported, *(BatchFinished(2.0, i, 1) for i in (1, 2, 3)))
     assert [(b.phase, b.num_prefill_tokens, b.longest_prompt) for b in history.batches] == [
         ("mixed", 45, 90),
         ("decode", 0, 0),
@@ -79,9 +79,9 @@ def test_a_batch_tells_what_it_prefills() -> None:
 
 
 def test_a_batch_whose_instance_is_lost_is_never_kept() -> None:
-    told = batch(1, 0, 1), batch(2, 2)
+    reported = batch(1, 0, 1), batch(2, 2)
     events = (InstanceLost(2.0, 1), BatchFinished(3.0, 1, 1), BatchFinished(4.0, 2, 1))
-    assert times(history_of(told, *events)) == [(2, 1.0, 4.0)]
+    assert times(history_of(reported, *events)) == [(2, 1.0, 4.0)]
 
 
 def test_a_migration_is_kept_with_its_outcome() -> None:
@@ -95,7 +95,7 @@ def test_a_migration_whose_end_is_lost_is_never_kept() -> None:
     assert history_of((MOVE,), InstanceLost(2.0, 0), finished).moves
 
 
-def test_the_sizes_of_pools_are_told() -> None:
+def test_the_sizes_of_pools_are_reported() -> None:
     assert history_of((batch(1, 2, 0),)).kv_capacity == {0: 100, 2: 100}
 
 

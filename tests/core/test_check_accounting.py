@@ -43,7 +43,7 @@ def balanced() -> Accounting:
     return accounting
 
 
-def test_books_that_balance_pass() -> None:
+def test_accounting_that_balance_pass() -> None:
     check_accounting(balanced())
 
 
@@ -158,7 +158,9 @@ def miscount(accounting: Accounting) -> None:
         (miscount, "num_arrived=5.* does not fit 4 live requests"),
     ],
 )
-def test_books_that_do_not_balance_are_refused(upset: Callable[[Accounting], None], message: str) -> None:
+def test_accounting_that_do_not_balance_are_refused(
+    upset: Callable[[Accounting], None], message: str
+) -> None:
     accounting = balanced()
     upset(accounting)
     with pytest.raises(InvalidEventError, match=message):

@@ -347,7 +347,7 @@ def test_a_lease_goes_on_for_no_more_tokens_than_its_requests_may_have() -> None
         (IN_LEASE, [LeaseExtension(7, 9), LeaseExtension(7, 10)], "given two ends at once"),
     ],
 )
-def test_only_leases_that_nobody_ends_go_on_while_there_is_time_to_tell(
+def test_only_leases_that_nobody_ends_go_on_while_there_is_time_to_report(
     snapshot: Snapshot, extensions: list[LeaseExtension], message: str
 ) -> None:
     with pytest.raises(InvalidPlanError, match=message):

@@ -86,7 +86,7 @@ def used(state: ClusterState) -> list[int]:
     return [instance.kv_used for instance in state.snapshot(0.0).instances]
 
 
-def test_a_batch_tells_its_group_the_tokens_and_reserves_their_slots() -> None:
+def test_a_batch_reports_its_group_the_tokens_and_reserves_their_slots() -> None:
     state, plan = cluster(), prefill(1, 0)
     given = RequestInput("r", PROMPT, 4, 0, Placement(), PARAMS)
     assert commit(state, IterationPlan((plan,)), 0.0) == (RunBatch(1, plan, (given,)),)
@@ -180,7 +180,7 @@ def test_the_first_tokens_of_the_last_steps_of_a_lease_call_for_a_plan() -> None
     assert calls == [True, False, False, True]  # of a short lease at once
 
 
-def test_a_lease_tells_when_its_present_step_began() -> None:
+def test_a_lease_reports_when_its_present_step_began() -> None:
     state = prefilled(0, 1)
     commit(state, IterationPlan((lease(5, 0, 1),)), 0.5)
     (before,) = state.snapshot(0.5).batches
@@ -260,7 +260,7 @@ def test_a_preempted_request_waits_and_is_computed_again_with_what_it_produced()
     assert run.inputs[0].token_ids == (*PROMPT, 60)
 
 
-def test_a_view_tells_whom_a_request_is_for_and_when_its_first_token_came() -> None:
+def test_a_view_reports_whom_a_request_is_for_and_when_its_first_token_came() -> None:
     state = ClusterState((ElasticInstance(0, 1, InstanceKind.FULL, 20),))
     state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, 0.0, user="ann")))
     (view,) = state.snapshot(0.0).waiting

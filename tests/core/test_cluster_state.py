@@ -11,7 +11,7 @@ from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 
 
-def test_whatever_happens_the_books_balance_and_every_request_ends_once(
+def test_whatever_happens_the_accounting_balance_and_every_request_ends_once(
     plan_at_random: Callable[[Random, Snapshot], IterationPlan],
 ) -> None:
     run_state_machine_as_test(

@@ -9,7 +9,7 @@ from loong.core.request import Request, SamplingParams
 
 
 @given(st.integers(0, 3), st.data())
-def test_workers_are_told_that_a_request_decodes_just_when_policies_see_it(
+def test_workers_are_reported_that_a_request_decodes_just_when_policies_see_it(
     num_output_tokens: int, data: st.DataObject
 ) -> None:
     request = Request("r", (1, 2, 3), SamplingParams(max_tokens=9), 0.0)

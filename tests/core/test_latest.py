@@ -34,8 +34,8 @@ def request_id() -> str:
     return f"chatcmpl-{next(numbers):032x}-0"
 
 
-def finish(timeline: Timeline, told: Instruction, event: BatchFinished | MigrationFinished) -> None:
-    timeline.on_plan([], Snapshot(event.time - 0.1, INSTANCES), IterationPlan(), [told])
+def finish(timeline: Timeline, reported: Instruction, event: BatchFinished | MigrationFinished) -> None:
+    timeline.on_plan([], Snapshot(event.time - 0.1, INSTANCES), IterationPlan(), [reported])
     timeline.on_event(event)
     timeline.on_plan([event], Snapshot(event.time, INSTANCES), IterationPlan(), [])
 

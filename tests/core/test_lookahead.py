@@ -79,7 +79,7 @@ def used(state: ClusterState) -> list[int]:
 
 
 @pytest.mark.parametrize("num_tokens", [None, 3])
-def test_what_is_foreseen_is_what_comes(num_tokens: int | None) -> None:
+def test_what_is_predicted_is_what_comes(num_tokens: int | None) -> None:
     state = cluster("r", "s", max_tokens=2)
     commit(state, prompts(state, "s"))
     state.apply(produced(1, request_id="s"))
@@ -90,10 +90,10 @@ def test_what_is_foreseen_is_what_comes(num_tokens: int | None) -> None:
     assert before.instances[0].is_idle
     assert before.request.keys() == {"r"}  # the other comes to its length
     assert before.leaving == {0: 5}
-    told = [ProducedToken("s", 61, FinishReason.LENGTH)]
+    reported = [ProducedToken("s", 61, FinishReason.LENGTH)]
     if num_tokens is None:
-        told.append(ProducedToken("r", 62))
-    state.apply(TokensProduced(5.0, 2, 0, tuple(told)))
+        reported.append(ProducedToken("r", 62))
+    state.apply(TokensProduced(5.0, 2, 0, tuple(reported)))
     state.apply(BatchFinished(5.0, 2, 1))
     after = state.snapshot(5.0)
     assert before.request == after.request
@@ -133,7 +133,7 @@ def test_of_a_prompt_that_goes_on_all_is_known() -> None:
     assert (run.inputs[0].token_ids, run.inputs[0].depends_on_batch_id) == (PROMPT[3:], None)
 
 
-def test_a_batch_that_was_told_behind_another_starts_when_the_executor_says_so() -> None:
+def test_a_batch_that_was_reported_behind_another_starts_when_the_executor_says_so() -> None:
     state = predicted()
     commit(state, step(state, (0, 1)), now=3.0)
     (running,) = state.snapshot(3.5).batches
@@ -163,7 +163,7 @@ def test_a_batch_may_start_before_others_have_ended_the_one_before_but_only_once
         state.apply(BatchStarted(6.0, 1))
 
 
-def test_no_plan_is_called_for_when_an_end_is_as_foreseen_and_planned_for() -> None:
+def test_no_plan_is_called_for_when_an_end_is_as_predicted_and_planned_for() -> None:
     state = predicted()
     lookahead = BatchEndPredicted(3.0, 1, 4.0)
     assert state.needs_plan(lookahead)
@@ -191,7 +191,7 @@ def test_one_is_called_for_when_nothing_was_planned_or_room_comes_free() -> None
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
-def test_who_ends_unforeseen_leaves_with_the_next_batch(num_steps: int) -> None:
+def test_who_ends_unpredicted_leaves_with_the_next_batch(num_steps: int) -> None:
     state = predicted()
     commit(state, step(state, num_steps=num_steps), now=3.0)
     state.apply(produced(1, 0, FinishReason.STOP))
@@ -230,7 +230,7 @@ def test_who_fails_meanwhile_is_counted_as_leaving() -> None:
     state.check()
 
 
-def test_a_loss_voids_what_was_foreseen() -> None:
+def test_a_loss_voids_what_was_predicted() -> None:
     state = cluster("r", max_tokens=1)
     commit(state, prefill([view(state)], (0, 1)))
     state.apply(BatchEndPredicted(3.0, 1, 4.0))
@@ -279,12 +279,12 @@ def ignored(state: ClusterState, batch_id: int) -> bool:
     return replace(state.snapshot(1.0), version=before.version) == before
 
 
-def test_nothing_is_foreseen_where_more_than_tokens_is_unknown() -> None:
+def test_nothing_is_predicted_where_more_than_tokens_is_unknown() -> None:
     state = cluster("r", num_choices=2)
     commit(state, prompts(state, "r"))
     assert ignored(state, 1)  # siblings begin
-    told = tuple(ProducedToken(request_id, 60) for request_id in ("r", "r-1"))
-    state.apply(TokensProduced(1.0, 1, 0, told))
+    reported = tuple(ProducedToken(request_id, 60) for request_id in ("r", "r-1"))
+    state.apply(TokensProduced(1.0, 1, 0, reported))
     state.apply(BatchFinished(1.0, 1, 1))
     commit(state, step(state))
     assert ignored(state, 2)  # KV is shared
@@ -297,7 +297,7 @@ def test_nothing_is_foreseen_where_more_than_tokens_is_unknown() -> None:
     assert ignored(state, 7)  # no such batch
 
 
-def test_the_end_of_a_batch_is_not_foreseen_before_that_of_the_one_before() -> None:
+def test_the_end_of_a_batch_is_not_predicted_before_that_of_the_one_before() -> None:
     state = predicted()
     commit(state, step(state), now=3.0)
     assert ignored(state, 2)
@@ -306,13 +306,13 @@ def test_the_end_of_a_batch_is_not_foreseen_before_that_of_the_one_before() -> N
     assert not ignored(state, 2)
 
 
-def test_kv_may_be_told_to_move_but_nobody_is_preempted_whose_batch_is_ending() -> None:
+def test_kv_may_be_reported_to_move_but_nobody_is_preempted_whose_batch_is_ending() -> None:
     state = predicted()
     snapshot = state.snapshot(3.0)
     with pytest.raises(InvalidPlanError, match="r is to be preempted, but its batch is still to end"):
         state.commit(IterationPlan(preemptions=(Preemption("r"),)), snapshot)
-    (told,) = state.commit(IterationPlan(migrations=move(view(state), 0, 1)), snapshot)
-    assert isinstance(told, MoveKV)
+    (reported,) = state.commit(IterationPlan(migrations=move(view(state), 0, 1)), snapshot)
+    assert isinstance(reported, MoveKV)
     assert used(state) == [4, 4, 0]
     state.apply(produced(1))
     state.apply(BatchFinished(5.0, 1, 1))
@@ -334,7 +334,7 @@ def delay_of(seconds: float | None, num_steps: int = 1, num_requests: int = 3) -
         (delay_of(None), None),
     ],
 )
-def test_an_end_is_foreseen_as_long_before_as_it_takes_to_plan_the_next_batch(
+def test_an_end_is_predicted_as_long_before_as_it_takes_to_plan_the_next_batch(
     plan: BatchPlan, delay: float | None
 ) -> None:
     assert MARGIN.delay(plan) == (delay if delay is None else pytest.approx(delay))

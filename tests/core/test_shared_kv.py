@@ -27,8 +27,8 @@ def test_slots_stay_while_others_hold_them(leaving: list[tuple[str, range, int]]
             of_position = holders[position, instance_id]
             staying += len(of_position) > 1 and holder_id in of_position
             of_position.discard(holder_id)
-        told = shared.let_go(holder_id, (KVSegment(holder_id, positions, instance_id),))
-        assert told == Counter({instance_id: staying} if staying else {})
+        reported = shared.let_go(holder_id, (KVSegment(holder_id, positions, instance_id),))
+        assert reported == Counter({instance_id: staying} if staying else {})
     for holder_id in HOLDERS:
         held = {(p, s.instance_id) for s in shared.held_by(holder_id).segments for p in s.positions}
         assert held == {place for place, ids in holders.items() if holder_id in ids and len(ids) > 1}

@@ -96,7 +96,7 @@ def test_queries_travel_to_every_other_holder_of_kv() -> None:
     assert work.instances[0].num_pairs == 15
 
 
-def test_only_the_first_step_tells_the_group_and_only_leases_settle() -> None:
+def test_only_the_first_step_reports_the_group_and_only_leases_settle() -> None:
     for batch, placements in chaotic_batches(SEEDS):
         first, later = step_work(batch, placements), step_work(batch, placements, is_first=False)
         assert (first.is_first, later.is_first) == (True, False)

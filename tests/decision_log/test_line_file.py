@@ -21,7 +21,7 @@ def test_lines_are_written_many_at_a_time(tmp_path: Path) -> None:
     assert path.read_bytes().endswith(b"b\nc\n")
 
 
-def test_a_full_disk_is_told_once_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_reported_once_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     file = LineFile(Path("/dev/full"))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -51,7 +51,7 @@ def test_instances_are_listed_or_spanned() -> None:
     assert phrases.instances((5, 1, 2, 3, 0)) == "instances 0, 1, 2, 3 and 5"
 
 
-def test_holdings_tell_shares_where_there_are_several() -> None:
+def test_holdings_report_shares_where_there_are_several() -> None:
     assert phrases.holdings({2: 7, 3: 0}) == "instance 2"
     assert phrases.holdings({2: 7, 1: 1}) == "instances 1 (1 token) and 2 (7)"
     assert phrases.holdings({1: 3, 0: 3}) == "instances 0 and 1 (3 tokens each)"
@@ -75,7 +75,7 @@ def test_every_cause_has_words(event: EventName, words: str) -> None:
     assert phrases.happenings([Cause(event, "r", 1, 2, 3)]) == words
 
 
-def test_all_that_called_for_a_plan_is_told_but_no_end_twice() -> None:
+def test_all_that_called_for_a_plan_is_reported_but_no_end_twice() -> None:
     ended = [Cause("tokens_produced", batch_id=1), Cause("batch_finished", batch_id=1)]
     arrived = [Cause("request_arrived", request_id=f"r{number}") for number in range(6)]
     words = "batch 1 ends, r0 arrives, r1 arrives, r2 arrives and 3 more"
@@ -104,7 +104,7 @@ def test_every_kind_of_decision_has_words() -> None:
     assert phrases.SUBJECTS.keys() == {kind.value for kind in DecisionKind} - waits
 
 
-def test_what_was_waited_for_is_told_with_its_time_and_what_took_least_together() -> None:
+def test_what_was_waited_for_is_reported_with_its_time_and_what_took_least_together() -> None:
     waits = [WaitedFor(f"reason {n}", 0.9 - n / 10) for n in range(6)]
     assert list(phrases.wait_words(waits[:1])) == ["For 900 ms: reason 0."]
     assert list(phrases.wait_words(waits))[-2:] == ["For 600 ms: reason 3.", "For 900 ms: 2 other reasons."]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from decision_logs import Teller, logged, prefill_two
+from decision_logs import EventReporter, logged, prefill_two
 from plans import in_group
 from simulation import timed_request
 
@@ -15,7 +15,7 @@ from loong.decision_log.log import DecisionLog
 from loong.decision_log.recent import RecentLines, index_of
 from loong.decision_log.runs import MAX_DOPS, RequestRun, RequestRuns
 from loong.decision_log.story.story import story_of
-from loong.decision_log.story.words import told
+from loong.decision_log.story.words import reported
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
 
@@ -23,10 +23,10 @@ INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3
 def test_a_request_is_followed_from_its_arrival_to_its_end() -> None:
     over: list[RequestRun] = []
     runs = RequestRuns([over.append])
-    teller = Teller(DecisionLog(None, listeners=[runs]), INSTANCES)
-    prefill_two(teller)
+    reporter = EventReporter(DecisionLog(None, listeners=[runs]), INSTANCES)
+    prefill_two(reporter)
     assert [(run.request_id, run.dops, run.ttft) for run in runs.live] == [("r000", [2], 1), ("r001", [1], 1)]
-    teller.tell(RequestAborted(3.0, "r000"))
+    reporter.report(RequestAborted(3.0, "r000"))
     assert [run.request_id for run in runs.live] == ["r001"]
     (run,) = over
     assert (run.started_at, run.ended_at, run.end, run.tpot) == (0.0, 3.0, "abort", None)
@@ -48,24 +48,24 @@ def test_a_request_keeps_the_last_of_its_changes_of_dop() -> None:
 
 def test_preemptions_of_a_request_are_counted() -> None:
     over: list[RequestRun] = []
-    teller = Teller(DecisionLog(None, listeners=[RequestRuns([over.append])]), INSTANCES)
-    prefill_two(teller)
+    reporter = EventReporter(DecisionLog(None, listeners=[RequestRuns([over.append])]), INSTANCES)
+    prefill_two(reporter)
     plan = IterationPlan(preemptions=(Preemption("r000"),))
-    teller.tell(RequestAborted(3.0, "r001"), plan)
-    teller.tell(RequestAborted(4.0, "r000"))
+    reporter.report(RequestAborted(3.0, "r001"), plan)
+    reporter.report(RequestAborted(4.0, "r000"))
     assert {run.request_id: run.num_preemptions for run in over} == {"r000": 1, "r001": 0}
 
 
-def test_a_story_is_told_of_lines_in_memory() -> None:
+def test_a_story_is_reported_lines_in_memory() -> None:
     recent = RecentLines()
-    prefill_two(Teller(DecisionLog(None, listeners=[recent]), INSTANCES))
+    prefill_two(EventReporter(DecisionLog(None, listeners=[recent]), INSTANCES))
     story = story_of(index_of(recent.written()), "r000")
-    assert "Its first token, 1.00 s after it came" in told(story)
+    assert "Its first token, 1.00 s after it came" in reported(story)
 
 
 def test_the_oldest_lines_make_room_but_not_the_first() -> None:
     recent = RecentLines(max_bytes=400)
-    prefill_two(Teller(DecisionLog(None, clock_start=5.0, listeners=[recent]), INSTANCES))
+    prefill_two(EventReporter(DecisionLog(None, clock_start=5.0, listeners=[recent]), INSTANCES))
     first, *rest = recent.written()
     assert b'"started"' in first
     assert 0 < sum(map(len, rest)) <= 400
@@ -76,8 +76,8 @@ def test_the_oldest_lines_make_room_but_not_the_first() -> None:
 
 def test_every_choice_of_a_request_arrives() -> None:
     runs = RequestRuns()
-    teller = Teller(DecisionLog(None, listeners=[runs]), INSTANCES)
-    teller.tell(RequestArrived(0.0, replace(timed_request(0, 6, 9), num_choices=3)))
+    reporter = EventReporter(DecisionLog(None, listeners=[runs]), INSTANCES)
+    reporter.report(RequestArrived(0.0, replace(timed_request(0, 6, 9), num_choices=3)))
     assert len({run.request_id for run in runs.live}) == len(runs.live) == 3
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from chaos import chaos
-from decision_logs import Teller, host_tier, logged, prefill_two, told
+from decision_logs import EventReporter, host_tier, logged, prefill_two, reported
 from msgspec import structs
 from plans import decode, in_group, move, plannable, prefill
 from simulation import instances_with, timed_request
@@ -49,7 +49,7 @@ THREE = instances_with([20] * 3)
 
 def story(log: Sequence[Line], request_id: str) -> str:
     """A story in one line, with single spaces."""
-    return " ".join(words.told(story_of(indexed(log), request_id)).split())
+    return " ".join(words.reported(story_of(indexed(log), request_id)).split())
 
 
 def tokens(batch_id: int, step: int, *request_ids: str, reason: FinishReason | None = None) -> TokensProduced:
@@ -64,17 +64,17 @@ def test_at_every_moment_a_request_waits_runs_or_moves(tmp_path: Path, seed: int
     instances = (*instances_with([90, 60, 40]), host_tier(3, 80))
     index = indexed(logged(tmp_path / "log", chaos(seed), instances, requests))
     for request_id in index.arrivals:
-        told_of = story_of(index, request_id)
-        assert told_of.summary.ended_at is not None
-        spent = told_of.summary.waited_seconds
-        for step in told_of.steps:
+        reported_story = story_of(index, request_id)
+        assert reported_story.summary.ended_at is not None
+        spent = reported_story.summary.waited_seconds
+        for step in reported_story.steps:
             if isinstance(step, ComputedBatches):
                 spent += sum(part.seconds for part in step.parts)
             elif isinstance(step, Move):
                 assert step.until is not None
                 spent += step.until - step.time
-        assert spent == pytest.approx(told_of.summary.ended_at - told_of.summary.arrived_at)
-        assert words.told(told_of)
+        assert spent == pytest.approx(reported_story.summary.ended_at - reported_story.summary.arrived_at)
+        assert words.reported(reported_story)
 
 
 def test_every_moment_without_kv_has_a_reason(tmp_path: Path) -> None:
@@ -89,25 +89,25 @@ def test_every_moment_without_kv_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_reasons_to_rest_are_summed_over_the_batches_of_a_run(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        teller.tell(RequestArrived(0.0, timed_request(0, 9, 9)))
+    def script(reporter: EventReporter) -> None:
+        reporter.report(RequestArrived(0.0, timed_request(0, 9, 9)))
         for batch_id, (start, end) in enumerate(((0.0, 2.0), (4.0, 6.0), (9.0, 12.0)), 1):
-            (view,) = teller.state.snapshot(start).request.values()
-            teller.plan(start, IterationPlan((prefill([view], (0, 1), masters=(1,), num_tokens=2),)))
-            teller.tell(BatchFinished(end, batch_id, 1))
-            teller.plan(end, wait("full" if batch_id > 1 else "busy"))
-            teller.plan(end + 0.5, wait("late"))
+            (view,) = reporter.state.snapshot(start).request.values()
+            reporter.plan(start, IterationPlan((prefill([view], (0, 1), masters=(1,), num_tokens=2),)))
+            reporter.report(BatchFinished(end, batch_id, 1))
+            reporter.plan(end, wait("full" if batch_id > 1 else "busy"))
+            reporter.plan(end + 0.5, wait("late"))
 
     def wait(reason: str) -> IterationPlan:
         return IterationPlan(decisions=(Decision(DecisionKind.WAIT, ("r000",), reason),))
 
-    text = story(told(tmp_path / "log", THREE, script), "r000")
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert "It rests twice before a batch, 5.00 s in all" in text
     assert "For 4.00 s: late. For 500 ms: busy. For 500 ms: full." in text
     assert "Its KV stays on instance 1, which computes it." in text
 
 
-def test_equal_chunks_and_leases_are_told_once_with_their_number(tmp_path: Path) -> None:
+def test_equal_chunks_and_leases_are_reported_once_with_their_number(tmp_path: Path) -> None:
     policy = in_group(0, 1, chunk=10, num_steps=16)
     log = logged(tmp_path / "log", policy, instances_with([2000, 2000]), [timed_request(0, 995, 500)])
     text = story(log, "r000")
@@ -117,7 +117,7 @@ def test_equal_chunks_and_leases_are_told_once_with_their_number(tmp_path: Path)
     assert len(text) < 1000
 
 
-def test_a_queue_is_told_with_who_is_in_it_and_what_they_need(tmp_path: Path) -> None:
+def test_a_queue_is_reported_with_who_is_in_it_and_what_they_need(tmp_path: Path) -> None:
     def one_by_one(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         """Latest first."""
         idle = snapshot.instance[0].is_idle
@@ -141,7 +141,7 @@ def _whole(view: RequestView) -> BatchPlan:
     return decode([view], (0,), {view.request_id: 0}) if view.is_decoding else prefill([view], (0,))
 
 
-def test_who_never_starts_is_told_why(tmp_path: Path) -> None:
+def test_who_never_starts_is_reported_why(tmp_path: Path) -> None:
     why = Decision(DecisionKind.WAIT, ("r000",), "no instance may take it")
 
     def refuse(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
@@ -158,45 +158,45 @@ def test_who_never_starts_is_told_why(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_log_may_come_first(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        first, _ = prefill_two(teller)
-        teller.plan(2.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
-        teller.tell(RequestArrived(2.5, timed_request(2, 6, 9, arrival_time=2.5)))
-        teller.tell(RequestArrived(4.0, timed_request(3, 6, 9, arrival_time=4.0)))
+    def script(reporter: EventReporter) -> None:
+        first, _ = prefill_two(reporter)
+        reporter.plan(2.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
+        reporter.report(RequestArrived(2.5, timed_request(2, 6, 9, arrival_time=2.5)))
+        reporter.report(RequestArrived(4.0, timed_request(3, 6, 9, arrival_time=4.0)))
 
-    log = told(tmp_path / "log", THREE, script)
+    log = reported(tmp_path / "log", THREE, script)
     assert "on instances 0 and 1 (DoP 2): not done when the log ends." in story(log, "r000")
     assert "It still waits when the log ends, 1.50 s by then." in story(log, "r002")
     assert "Instances 0 and 1 run batch 3 (decode of 1 request). Instance 2 is idle." in story(log, "r002")
 
 
 def test_the_end_of_the_log_may_come_within_a_row_of_leases(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        first, _ = prefill_two(teller)
-        teller.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=2),)))
-        teller.tell(tokens(3, 0, "r000"))
-        teller.tell(tokens(3, 1, "r000"))
-        teller.tell(BatchFinished(12.0, 3, 2))
-        first = teller.state.snapshot(12.0).request["r000"]
-        teller.plan(12.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=2),)))
+    def script(reporter: EventReporter) -> None:
+        first, _ = prefill_two(reporter)
+        reporter.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=2),)))
+        reporter.report(tokens(3, 0, "r000"))
+        reporter.report(tokens(3, 1, "r000"))
+        reporter.report(BatchFinished(12.0, 3, 2))
+        first = reporter.state.snapshot(12.0).request["r000"]
+        reporter.plan(12.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=2),)))
 
-    text = story(told(tmp_path / "log", THREE, script), "r000")
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert "Decode of 2 tokens in 2 leases on instances 0 and 1 (DoP 2): 1.00 s a token." in text
     assert "The last of these is not done when the log ends." in text
 
 
 def test_a_batch_in_flight_is_busy_until_its_predicted_end(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        first, _ = prefill_two(teller)
+    def script(reporter: EventReporter) -> None:
+        first, _ = prefill_two(reporter)
         lease = decode([first], (0, 1), {"r000": 1}, num_steps=5)
-        teller.plan(2.0, IterationPlan((replace(lease, predicted_time=0.25),)))
-        teller.tell(RequestArrived(2.5, timed_request(2, 6, 9, arrival_time=2.5)))
+        reporter.plan(2.0, IterationPlan((replace(lease, predicted_time=0.25),)))
+        reporter.report(RequestArrived(2.5, timed_request(2, 6, 9, arrival_time=2.5)))
 
-    text = story(told(tmp_path / "log", THREE, script), "r002")
+    text = story(reported(tmp_path / "log", THREE, script), "r002")
     assert "Instances 0 and 1 run batch 3 (decode of 1 request) until +0.750 s, as predicted." in text
 
 
-def test_many_batches_are_told_together(tmp_path: Path) -> None:
+def test_many_batches_are_reported_together(tmp_path: Path) -> None:
     def one_per_instance(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         idle = [i.instance_id for i in snapshot.instances if i.is_idle]
         pairs = zip([view for view in plannable(snapshot) if not view.is_decoding], idle, strict=False)
@@ -208,16 +208,18 @@ def test_many_batches_are_told_together(tmp_path: Path) -> None:
     assert f"Instances 0 to 4 run 5 batches (prefill of 5 requests), {span}. Instance 5 is idle." in text
 
 
-def test_leases_cut_short_are_told_with_the_cause(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        first, _ = prefill_two(teller)
-        teller.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
-        teller.tell(RequestArrived(10.5, timed_request(2, 6, 9)), IterationPlan(lease_ends=(LeaseEnd(3, 2),)))
-        teller.tell(tokens(3, 0, "r000"))
-        teller.tell(tokens(3, 1, "r000"))
-        teller.tell(BatchFinished(12.0, 3, 2))
+def test_leases_cut_short_are_reported_with_the_cause(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        first, _ = prefill_two(reporter)
+        reporter.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
+        reporter.report(
+            RequestArrived(10.5, timed_request(2, 6, 9)), IterationPlan(lease_ends=(LeaseEnd(3, 2),))
+        )
+        reporter.report(tokens(3, 0, "r000"))
+        reporter.report(tokens(3, 1, "r000"))
+        reporter.report(BatchFinished(12.0, 3, 2))
 
-    text = story(told(tmp_path / "log", THREE, script), "r000")
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert "Decode of 2 tokens in 1 lease on instances 0 and 1 (DoP 2): 1.00 s a token." in text
     assert "1 lease ends early: as r002 arrives." in text
 
@@ -226,19 +228,21 @@ def test_leases_cut_short_are_told_with_the_cause(tmp_path: Path) -> None:
 def test_a_lease_that_went_on_is_cut_short_only_if_it_took_fewer_steps_than_it_came_to_have(
     tmp_path: Path, num_steps: int, is_cut: bool
 ) -> None:
-    def script(teller: Teller) -> None:
-        first, _ = prefill_two(teller)
-        teller.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
+    def script(reporter: EventReporter) -> None:
+        first, _ = prefill_two(reporter)
+        reporter.plan(10.0, IterationPlan((decode([first], (0, 1), {"r000": 1}, num_steps=5),)))
         extension = IterationPlan(lease_extensions=(LeaseExtension(3, 7),))
-        teller.tell(tokens(3, 0, "r000"), extension)
+        reporter.report(tokens(3, 0, "r000"), extension)
         for step in range(1, 5):
-            teller.tell(tokens(3, step, "r000"))
-        teller.tell(RequestArrived(10.5, timed_request(2, 6, 9)), IterationPlan(lease_ends=(LeaseEnd(3, 6),)))
+            reporter.report(tokens(3, step, "r000"))
+        reporter.report(
+            RequestArrived(10.5, timed_request(2, 6, 9)), IterationPlan(lease_ends=(LeaseEnd(3, 6),))
+        )
         for step in range(5, num_steps):
-            teller.tell(tokens(3, step, "r000"))
-        teller.tell(BatchFinished(12.0, 3, num_steps))
+            reporter.report(tokens(3, step, "r000"))
+        reporter.report(BatchFinished(12.0, 3, num_steps))
 
-    log = told(tmp_path / "log", THREE, script)
+    log = reported(tmp_path / "log", THREE, script)
     planned = [line for line in log if isinstance(line, PlannedLine) and line.extended_leases]
     assert [line.causes for line in planned] == [(Cause("lease_ending", batch_id=3),)]
     assert planned[0].extended_leases == (ExtendedLease(3, 7),)
@@ -247,18 +251,18 @@ def test_a_lease_that_went_on_is_cut_short_only_if_it_took_fewer_steps_than_it_c
     assert ("1 lease ends early: as r002 arrives." in text) == is_cut
 
 
-def test_offloading_and_a_failed_move_are_told(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        first, second = prefill_two(teller)
-        teller.plan(2.0, IterationPlan(migrations=(*move(first, 0, 3), *move(first, 1, 3))))
-        teller.plan(2.0, IterationPlan(migrations=move(second, 2, 0)))
-        teller.tell(MigrationFinished(3.0, 3, is_committed=True))
-        teller.tell(MigrationFinished(3.5, 4, is_committed=True))
-        teller.tell(MigrationFinished(4.0, 5, is_committed=False))
-        (first, second) = teller.state.snapshot(4.0).running
-        teller.plan(5.0, IterationPlan(migrations=move(second, 2, 1)))
+def test_offloading_and_a_failed_move_are_reported(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        first, second = prefill_two(reporter)
+        reporter.plan(2.0, IterationPlan(migrations=(*move(first, 0, 3), *move(first, 1, 3))))
+        reporter.plan(2.0, IterationPlan(migrations=move(second, 2, 0)))
+        reporter.report(MigrationFinished(3.0, 3, is_committed=True))
+        reporter.report(MigrationFinished(3.5, 4, is_committed=True))
+        reporter.report(MigrationFinished(4.0, 5, is_committed=False))
+        (first, second) = reporter.state.snapshot(4.0).running
+        reporter.plan(5.0, IterationPlan(migrations=move(second, 2, 1)))
 
-    log = told(tmp_path / "log", (*THREE, host_tier(3, 50)), script)
+    log = reported(tmp_path / "log", (*THREE, host_tier(3, 50)), script)
     routes = "3 tokens from instance 0 to host tier 3 and 3 tokens from instance 1 to host tier 3"
     assert f"KV moves, {routes}, in 1.50 s." in story(log, "r000")
     other = story(log, "r001")
@@ -266,17 +270,17 @@ def test_offloading_and_a_failed_move_are_told(tmp_path: Path) -> None:
     assert "KV moves, 6 tokens from instance 2 to instance 1; it is under way when the log ends." in other
 
 
-def test_a_preemption_is_told_with_the_room_and_who_takes_it(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        prefill_two(teller)
+def test_a_preemption_is_reported_with_the_room_and_who_takes_it(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        prefill_two(reporter)
         why = Decision(DecisionKind.PREEMPT, ("r000",), "r000, which came last")
-        teller.plan(2.0, IterationPlan(preemptions=(Preemption("r000"),), decisions=(why,)))
-        teller.tell(RequestArrived(2.0, timed_request(2, 6, 9)))
-        views = {view.request_id: view for view in teller.state.snapshot(2.0).waiting}
-        teller.plan(2.0, IterationPlan((prefill([views["r002"]], (1,)),)))
-        teller.plan(3.0, IterationPlan((prefill([views["r000"]], (0,)),)))
+        reporter.plan(2.0, IterationPlan(preemptions=(Preemption("r000"),), decisions=(why,)))
+        reporter.report(RequestArrived(2.0, timed_request(2, 6, 9)))
+        views = {view.request_id: view for view in reporter.state.snapshot(2.0).waiting}
+        reporter.plan(2.0, IterationPlan((prefill([views["r002"]], (1,)),)))
+        reporter.plan(3.0, IterationPlan((prefill([views["r000"]], (0,)),)))
 
-    text = story(told(tmp_path / "log", THREE, script), "r000")
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
     kv = "its KV, 6 tokens on instances 0 and 1 (3 tokens each), is dropped, to be computed again"
     assert f"It is preempted: {kv}. 48 of 60 tokens of KV were free; batch 3 starts there." in text
     assert "The policy on preemption: r000, which came last." in text
@@ -284,42 +288,42 @@ def test_a_preemption_is_told_with_the_room_and_who_takes_it(tmp_path: Path) -> 
     assert "Prefill again of 7 tokens (0 to 6) in one chunk on instance 0" in text
 
 
-def test_whoever_rests_is_told_what_ran_in_its_place(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        first, second = prefill_two(teller)
-        teller.tell(RequestArrived(1.0, timed_request(2, 6, 9)))
-        (third,) = teller.state.snapshot(1.0).waiting
-        teller.plan(1.0, IterationPlan((prefill([third], (1,)), decode([second], (2,), {"r001": 2}))))
-        teller.tell(TokensProduced(3.0, 3, 0, (ProducedToken("r002", 5),)))
-        teller.tell(BatchFinished(3.0, 3, 1))
-        teller.plan(3.0, IterationPlan((decode([first], (1, 0), {"r000": 1}),)))
+def test_whoever_rests_is_reported_what_ran_in_its_place(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        first, second = prefill_two(reporter)
+        reporter.report(RequestArrived(1.0, timed_request(2, 6, 9)))
+        (third,) = reporter.state.snapshot(1.0).waiting
+        reporter.plan(1.0, IterationPlan((prefill([third], (1,)), decode([second], (2,), {"r001": 2}))))
+        reporter.report(TokensProduced(3.0, 3, 0, (ProducedToken("r002", 5),)))
+        reporter.report(BatchFinished(3.0, 3, 1))
+        reporter.plan(3.0, IterationPlan((decode([first], (1, 0), {"r000": 1}),)))
 
-    text = story(told(tmp_path / "log", THREE, script), "r000")
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert "It rests once before a batch, 2.00 s in all, while batch 3 runs where its KV is." in text
 
 
 @pytest.mark.parametrize(("lost_id", "is_hit"), [(1, True), (2, False)])
-def test_a_lost_instance_is_told_to_those_that_had_kv_there(
+def test_a_lost_instance_is_reported_to_those_that_had_kv_there(
     tmp_path: Path, lost_id: int, is_hit: bool
 ) -> None:
-    def script(teller: Teller) -> None:
-        prefill_two(teller)
-        teller.tell(InstanceLost(2.0, lost_id, "it was silent"))
+    def script(reporter: EventReporter) -> None:
+        prefill_two(reporter)
+        reporter.report(InstanceLost(2.0, lost_id, "it was silent"))
 
-    text = story(told(tmp_path / "log", THREE, script), "r000")
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert ("is lost (it was silent), and all KV of this request with it" in text) == is_hit
     assert ("It still waits when the log ends" in text) == is_hit
 
 
 def test_a_batch_that_loses_an_instance_is_cut_off(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        first, _ = prefill_two(teller)
-        teller.plan(2.0, IterationPlan((decode([first], (0, 1, 2), {"r000": 1}, num_steps=5),)))
-        teller.tell(InstanceLost(3.0, 2))
-        waiting = teller.state.snapshot(3.0).request["r000"]
-        teller.plan(4.0, IterationPlan((prefill([waiting], (0, 1)),)))
+    def script(reporter: EventReporter) -> None:
+        first, _ = prefill_two(reporter)
+        reporter.plan(2.0, IterationPlan((decode([first], (0, 1, 2), {"r000": 1}, num_steps=5),)))
+        reporter.report(InstanceLost(3.0, 2))
+        waiting = reporter.state.snapshot(3.0).request["r000"]
+        reporter.plan(4.0, IterationPlan((prefill([waiting], (0, 1)),)))
 
-    text = story(told(tmp_path / "log", THREE, script), "r000")
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert "on instances 0, 1 and 2 (DoP 3): cut off." in text
     assert "Instance 2 is lost, and all KV of this request with it." in text
     assert "Having waited 1.00 s" in text
@@ -333,14 +337,14 @@ def test_a_batch_that_loses_an_instance_is_cut_off(tmp_path: Path) -> None:
         (FinishReason.ERROR, "It fails, after 2 tokens."),
     ],
 )
-def test_every_end_is_told(tmp_path: Path, reason: FinishReason, said: str) -> None:
-    def script(teller: Teller) -> None:
-        first, second = prefill_two(teller)
+def test_every_end_is_reported(tmp_path: Path, reason: FinishReason, said: str) -> None:
+    def script(reporter: EventReporter) -> None:
+        first, second = prefill_two(reporter)
         both = decode([first, second], (0, 1, 2), {"r000": 1, "r001": 2}, num_steps=5)
-        teller.plan(10.0, IterationPlan((both,)))
-        teller.tell(tokens(3, 0, "r000", reason=reason))
+        reporter.plan(10.0, IterationPlan((both,)))
+        reporter.report(tokens(3, 0, "r000", reason=reason))
 
-    text = story(told(tmp_path / "log", THREE, script), "r000")
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert (
         "Decode of 1 token in 1 lease on instances 0, 1 and 2 (DoP 3), beside 1 other request: 1.00 s" in text
     )
@@ -348,9 +352,9 @@ def test_every_end_is_told(tmp_path: Path, reason: FinishReason, said: str) -> N
     assert said in text
 
 
-def test_a_request_on_a_real_clock_is_told_with_the_date(tmp_path: Path) -> None:
+def test_a_request_on_a_real_clock_is_reported_with_the_date(tmp_path: Path) -> None:
     with decision_log(tmp_path / "log", clock_start=86400.0) as log:
-        Teller(log, THREE).tell(RequestArrived(1.0, timed_request(0, 6, 9, arrival_time=1.0)))
+        EventReporter(log, THREE).report(RequestArrived(1.0, timed_request(0, 6, 9, arrival_time=1.0)))
     text = story(read_log(tmp_path / "log"), "r000")
     assert "It came at 1.000 s of the run, 1970-01-02 00:00:01 UTC." in text
 
@@ -373,18 +377,18 @@ def test_a_first_token_that_takes_no_time_is_in_time() -> None:
 def test_a_choice_begins_with_the_prompt_that_another_has_computed(tmp_path: Path) -> None:
     request = replace(timed_request(0, 20, 6), num_choices=2)
     log = logged(tmp_path / "log", in_group(0, 1, chunk=10), THREE, [request])
-    told_of = story(log, "r000-1")
-    assert "It comes as another choice of r000, which computes the prompt of both." in told_of
-    assert "It never waited" in told_of
-    assert "Prefill" not in told_of
-    assert "Decode of 5 tokens" in told_of
+    reported_story = story(log, "r000-1")
+    assert "It comes as another choice of r000, which computes the prompt of both." in reported_story
+    assert "It never waited" in reported_story
+    assert "Prefill" not in reported_story
+    assert "Decode of 5 tokens" in reported_story
     assert "Prefill of 20 tokens" in story(log, "r000")
 
 
-def test_nothing_is_told_of_the_time_before_a_request_came(tmp_path: Path) -> None:
+def test_nothing_is_reported_the_time_before_a_request_came(tmp_path: Path) -> None:
     policy = make_policy("esp", PolicyConfig())
     index = indexed(logged(tmp_path / "log", policy, THREE, [timed_request(0, 9, 2, 0.5)]))
-    told_of = story_of(index, "r000")
-    summary = structs.replace(told_of.summary, arrived_at=told_of.summary.arrived_at + 1e-6)
-    late = structs.replace(told_of, summary=summary)
+    reported_story = story_of(index, "r000")
+    summary = structs.replace(reported_story.summary, arrived_at=reported_story.summary.arrived_at + 1e-6)
+    late = structs.replace(reported_story, summary=summary)
     assert [time for time, _ in words.chapters(late)][:2] == [0.0, 0.0]

@@ -53,18 +53,18 @@ def parsed(text: str) -> list[Any]:
     return [json.loads(event) for event in events if event != "[DONE]"]
 
 
-def assert_has(told: Any, shown: Any) -> None:
+def assert_has(reported: Any, shown: Any) -> None:
     """What is shown is told, by its names and kinds."""
     if isinstance(shown, dict):
         for name, value in shown.items():
-            assert name in told
-            assert_has(told[name], value)
+            assert name in reported
+            assert_has(reported[name], value)
     elif isinstance(shown, list):
-        assert len(told) == len(shown)
-        for one, other in zip(told, shown, strict=True):
+        assert len(reported) == len(shown)
+        for one, other in zip(reported, shown, strict=True):
             assert_has(one, other)
     else:
-        assert type(told) is type(shown)
+        assert type(reported) is type(shown)
 
 
 def test_every_endpoint_has_an_example() -> None:
@@ -77,8 +77,8 @@ def test_an_example_is_answered_as_shown(server: Served, method: str, path: str,
     shown = parsed(example.answer) if example.answer else []
     assert response.status_code == (400 if shown and "error" in shown[0] else 200), response.text
     if shown:
-        told = parsed(response.text)
-        assert len(told) == len(shown)
-        for one, other in zip(told, shown, strict=True):
+        reported = parsed(response.text)
+        assert len(reported) == len(shown)
+        for one, other in zip(reported, shown, strict=True):
             assert_has(one, other)
-        assert response.is_success or told == shown
+        assert response.is_success or reported == shown

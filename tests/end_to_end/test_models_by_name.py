@@ -21,9 +21,9 @@ ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 
 def answer(server: Served, model: str) -> str:
     """A greedy answer, which streamed is the same."""
     client = server.client.chat.completions
-    told = client.create(model=model, messages=ASKED, max_tokens=12, temperature=0)
+    reported = client.create(model=model, messages=ASKED, max_tokens=12, temperature=0)
     pieces = client.create(model=model, messages=ASKED, max_tokens=12, temperature=0, stream=True)
-    text = told.choices[0].message.content or ""
+    text = reported.choices[0].message.content or ""
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == text
     return text
 

@@ -226,7 +226,7 @@ def test_a_killed_worker_ends_streams_with_an_error_and_the_server_with_a_code(t
         assert_gone(workers)
 
 
-def test_a_worker_that_dies_idle_is_told_of_before_the_server_ends(tmp_path: Path) -> None:
+def test_a_worker_that_dies_idle_is_reported_before_the_server_ends(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "2") as server:
         workers = server.worker_pids()
         os.kill(workers[0], signal.SIGKILL)

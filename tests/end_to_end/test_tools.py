@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -36,7 +37,7 @@ def calls_of(message: ChatCompletionMessage) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "rate"}}])
 def test_a_forced_call_is_of_the_schema_streamed_or_not(server: Served, choice: object) -> None:
-    body = {
+    body: dict[str, Any] = {
         "model": "loong-tiny",
         "messages": MESSAGES,
         "tools": TOOLS,
@@ -46,11 +47,11 @@ def test_a_forced_call_is_of_the_schema_streamed_or_not(server: Served, choice: 
         "seed": 3,
         "n": 2,
     }
-    whole = server.client.chat.completions.create(**body)  # type: ignore[call-overload]  # as JSON
-    with server.client.chat.completions.stream(**body) as stream:  # type: ignore[arg-type]
-        told = stream.get_final_completion()
+    whole = server.client.chat.completions.create(**body)
+    with server.client.chat.completions.stream(**body) as stream:
+        reported = stream.get_final_completion()
     assert len(whole.choices) == 2
-    for choices in zip(whole.choices, told.choices, strict=True):
+    for choices in zip(whole.choices, reported.choices, strict=True):
         assert calls_of(choices[0].message) == calls_of(choices[1].message)
         ((name, arguments),) = calls_of(choices[0].message)
         assert name == "rate"
@@ -65,9 +66,42 @@ def test_results_are_taken_and_free_answers_are_as_without_a_stream(server: Serv
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "done"},
     ]
-    body = {"model": "loong-tiny", "messages": history, "tools": TOOLS, "max_tokens": 12, "temperature": 0}
-    whole = server.client.chat.completions.create(**body)  # type: ignore[call-overload]  # as JSON
-    stream = server.client.chat.completions.create(**body, stream=True)  # type: ignore[call-overload]
+    body: dict[str, Any] = {
+        "model": "loong-tiny",
+        "messages": history,
+        "tools": TOOLS,
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    whole = server.client.chat.completions.create(**body)
+    stream = server.client.chat.completions.create(**body, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == whole.choices[0].message.content
     assert "parser hermes (for a chat template that knows no tools" in server.log
+
+
+def test_a_response_calls_a_tool_and_writes_json_of_a_schema(server: Served) -> None:
+    tool = {"type": "function", "name": "rate", "parameters": PARAMETERS}
+    body: dict[str, Any] = {
+        "model": "loong-tiny",
+        "input": "Rate it.",
+        "max_output_tokens": 300,
+        "temperature": 0,
+    }
+    forced: dict[str, Any] = {
+        **body,
+        "tools": [tool],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    whole = server.client.responses.create(**forced)
+    with server.client.responses.stream(**forced) as stream:
+        reported = stream.get_final_response()
+    for response in (whole, reported):
+        (call,) = (item.to_dict() for item in response.output)
+        assert (call["type"], call["name"], response.status) == ("function_call", "rate", "completed")
+        jsonschema_rs.validate(PARAMETERS, json.loads(str(call["arguments"])))
+    text = {"format": {"type": "json_schema", "name": "rating", "schema": PARAMETERS}}
+    written = server.client.responses.create(**{**body, "text": text})
+    jsonschema_rs.validate(PARAMETERS, json.loads(written.output_text))
+    assert not written.store

@@ -10,7 +10,7 @@ import httpx
 from served import served
 
 
-def test_a_trace_tells_what_every_worker_did_and_where_it_began(tmp_path: Path) -> None:
+def test_a_trace_reports_what_every_worker_did_and_where_it_began(tmp_path: Path) -> None:
     arguments = ("--num-instances", "2", "--policy", "static-sp", "--trace-dir", "traces")
     with served(tmp_path, *arguments) as server:
         post(f"{server.url}/start_profile")
@@ -85,5 +85,5 @@ def test_a_short_trace_has_steps_of_all_workers_that_were_at_work(tmp_path: Path
 
 def post(url: str) -> Mapping[str, str]:
     with urlopen(Request(url, method="POST"), timeout=60) as answer:
-        told: Mapping[str, str] = json.load(answer)
-    return told
+        reported: Mapping[str, str] = json.load(answer)
+    return reported

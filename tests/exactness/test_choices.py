@@ -78,8 +78,8 @@ def test_a_prompt_is_computed_once_and_its_kv_is_there_once(cluster: Cluster) ->
     prompt = random_prompt(140, seed=1)  # of which the instance has no room for two
     request = family(5, prompt)
     cluster.run([request], plan)
-    told = [event for event in cluster.log if isinstance(event, RunBatch)]
-    assert sum(len(given.token_ids) for run in told for given in run.inputs) == 140 + 5 * (NUM_TOKENS - 1)
+    reported = [event for event in cluster.log if isinstance(event, RunBatch)]
+    assert sum(len(given.token_ids) for run in reported for given in run.inputs) == 140 + 5 * (NUM_TOKENS - 1)
     first = next(event for event in cluster.log if isinstance(event, TokensProduced))
     assert {t.request_id for t in first.tokens} == {choice.request_id for choice in request.choices()}
     assert 140 < most_used <= 140 + 5 * (NUM_TOKENS - 1)
@@ -93,8 +93,8 @@ def test_a_choice_that_leaves_disturbs_no_other(cluster: Cluster) -> None:
     leaving = {choice.request_id: n for choice, n in zip(again.choices(), (1, 3, 6), strict=False)}
     outputs = cluster.run([again], in_group(0, 1, num_steps=2), leaving=leaving)
     for choice, request_id in zip(again.choices(), ids, strict=True):
-        told = token_ids(outputs[choice.request_id])
-        assert told == token_ids(whole[request_id])[: len(told)]
+        reported = token_ids(outputs[choice.request_id])
+        assert reported == token_ids(whole[request_id])[: len(reported)]
     assert len(outputs[again.choices()[3].request_id]) == NUM_TOKENS
 
 
@@ -104,9 +104,9 @@ def test_a_choice_that_ends_with_its_first_token_leaves_the_prompt_to_the_others
     again = family(4, temperature=1.5, stop_token_ids=(firsts[0],))
     outputs = cluster.run([again], in_group(0))
     for choice, before, first in zip(again.choices(), request.choices(), firsts, strict=True):
-        told = token_ids(outputs[choice.request_id])
-        assert told == token_ids(drawn[before.request_id])[: len(told)]
-        assert (len(told) == 1) == (first == firsts[0])
+        reported = token_ids(outputs[choice.request_id])
+        assert reported == token_ids(drawn[before.request_id])[: len(reported)]
+        assert (len(reported) == 1) == (first == firsts[0])
 
 
 def test_a_choice_may_move_or_be_computed_again_while_the_others_go_on(cluster: Cluster) -> None:
@@ -144,8 +144,8 @@ def test_any_valid_plans_give_each_choice_the_tokens_of_its_seed(any_cluster: Cl
     leaving = {choice.request_id: random.randint(1, 8) for choice in choices if random.random() < 0.3}
     outputs = any_cluster.run(requests, chaos(seed), leaving=leaving)
     for choice in choices:
-        told = token_ids(outputs[choice.request_id])
+        reported = token_ids(outputs[choice.request_id])
         single = replace(choice, request_id=f"{choice.request_id}-alone")
         alone = any_cluster.run([single], in_group(0, 1))[single.request_id]
-        assert len(told) == leaving.get(choice.request_id, NUM_TOKENS)
-        assert told == token_ids(alone)[: len(told)]
+        assert len(reported) == leaving.get(choice.request_id, NUM_TOKENS)
+        assert reported == token_ids(alone)[: len(reported)]

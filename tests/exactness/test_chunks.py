@@ -84,5 +84,5 @@ def test_a_batch_may_carry_chunks_and_decode_tokens(
 
     requests = requests_of_lengths(7, 60, 20, num_tokens=8)
     assert_exact(folder, requests, cluster.run(requests, policy))
-    batches = [told for told in cluster.log if isinstance(told, RunBatch)]
+    batches = [reported for reported in cluster.log if isinstance(reported, RunBatch)]
     assert any({1, 9} <= {len(given.token_ids) for given in batch.inputs} for batch in batches)

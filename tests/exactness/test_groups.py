@@ -35,9 +35,9 @@ def pair(llama: Path) -> Iterator[Cluster]:
 
 def during(cluster: Cluster, group: tuple[InstanceId, ...], index: int = 0) -> list[RunBatch]:
     """The batches of other groups that began and finished while one batch of `group` ran."""
-    batches = [told for told in cluster.log if isinstance(told, RunBatch)]
+    batches = [reported for reported in cluster.log if isinstance(reported, RunBatch)]
     slow = [batch for batch in batches if batch.plan.group.instance_ids == group][index]
-    finished = [told.batch_id for told in cluster.log if isinstance(told, BatchFinished)]
+    finished = [reported.batch_id for reported in cluster.log if isinstance(reported, BatchFinished)]
     earlier = finished[: finished.index(slow.batch_id)]
     return [batch for batch in batches if batch.batch_id in earlier and batch.batch_id > slow.batch_id]
 

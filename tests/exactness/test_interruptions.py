@@ -114,5 +114,5 @@ def test_an_aborted_request_is_gone_and_its_neighbours_go_on(
     tokens, _ = expected(folder, victim.prompt_token_ids, NUM_OUTPUT_TOKENS)
     assert [token.token_id for token in produced] == tokens[: len(produced)]
     assert len(produced) < NUM_OUTPUT_TOKENS
-    (aborted,) = (told for told in any_cluster.log if isinstance(told, RequestAborted))
+    (aborted,) = (reported for reported in any_cluster.log if isinstance(reported, RequestAborted))
     assert aborted.request_id == victim.request_id

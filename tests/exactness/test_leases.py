@@ -21,10 +21,12 @@ PROMPTS = tuple(random_prompt(length, seed=length) for length in (21, 8, 33))
 
 def leases(cluster: Cluster) -> list[tuple[RunBatch, int, int]]:
     """The decode batches, with the steps of which tokens were told and those that each says it took."""
-    told = [what for what in cluster.log if isinstance(what, RunBatch) and what.inputs[0].num_output_tokens]
+    reported = [
+        what for what in cluster.log if isinstance(what, RunBatch) and what.inputs[0].num_output_tokens
+    ]
     taken = {what.batch_id: what.num_steps for what in cluster.log if isinstance(what, BatchFinished)}
     steps = {what.batch_id: what.step + 1 for what in cluster.log if isinstance(what, TokensProduced)}
-    return [(batch, steps[batch.batch_id], taken[batch.batch_id]) for batch in told]
+    return [(batch, steps[batch.batch_id], taken[batch.batch_id]) for batch in reported]
 
 
 @pytest.mark.parametrize("lengths", [(9, 9, 9), (2, 6, 10), (10, 3, 3)])
@@ -34,8 +36,8 @@ def test_a_group_takes_all_steps_by_itself_while_requests_end(
 ) -> None:
     requests = [greedy_request(prompt, count) for prompt, count in zip(PROMPTS, lengths, strict=True)]
     assert_exact(folder, requests, cluster.run(requests, in_group(*range(dop), num_steps=20)))
-    ((_, num_told, num_steps),) = leases(cluster)
-    assert num_told == num_steps == max(lengths) - 1
+    ((_, num_reported, num_steps),) = leases(cluster)
+    assert num_reported == num_steps == max(lengths) - 1
 
 
 def test_a_request_that_draws_a_stop_token_leaves_its_lease(any_cluster: Cluster, folder: Path) -> None:
@@ -72,8 +74,8 @@ def test_the_engine_ends_a_lease_at_a_coming_step(any_cluster: Cluster, folder: 
     )
     assert_exact(folder, [*requests, late], outputs)
     assert ends
-    for batch, num_told, num_steps in leases(any_cluster):
-        assert num_told == num_steps
+    for batch, num_reported, num_steps in leases(any_cluster):
+        assert num_reported == num_steps
         assert all(num_steps >= end.step for end in ends if end.batch_id == batch.batch_id)
 
 
@@ -101,7 +103,7 @@ def test_an_abort_ends_the_lease_that_computes_the_request(any_cluster: Cluster,
     outputs = any_cluster.run(requests, policy, leaving=leaving)
     assert_exact(folder, [requests[0], requests[2]], outputs)
     assert len(outputs[requests[1].request_id]) == 3
-    (stop,) = (told for told in any_cluster.log if isinstance(told, StopLease))
+    (stop,) = (reported for reported in any_cluster.log if isinstance(reported, StopLease))
     (first, _, num_steps), *_ = leases(any_cluster)
     assert stop.batch_id == first.batch_id
     assert num_steps >= stop.step

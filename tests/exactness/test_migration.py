@@ -68,8 +68,8 @@ def num_moves_beside_batches(cluster: Cluster) -> int:
     """Migrations that were told to begin together with a batch at one of their ends."""
     num_moves = 0
     ends: list[set[InstanceId]] = []
-    for told in cluster.log:
-        match told:
+    for reported in cluster.log:
+        match reported:
             case MoveKV(migration=migration):
                 ends.append({migration.segment.instance_id, migration.destination_id})
             case RunBatch(plan=plan):
@@ -127,7 +127,9 @@ def test_all_kv_goes_to_any_host_tier_and_comes_back_to_any_other_instance(
         request = greedy_request(random_prompt(95, seed=95), 5)
         outputs = any_cluster.run([request], offloaded_once(source_id, host_id, back_id))
         assert_exact(folder, [request], outputs)
-        committed = [told.is_committed for told in any_cluster.log if isinstance(told, MigrationFinished)]
+        committed = [
+            reported.is_committed for reported in any_cluster.log if isinstance(reported, MigrationFinished)
+        ]
         assert committed == [True, True]
 
 
@@ -152,5 +154,5 @@ def test_a_migration_that_fails_is_rolled_back_and_its_request_goes_on(
     request = greedy_request(random_prompt(36, seed=36), 6)
     outputs = short_of_room.run([request], moving_before_steps((0, 1), moves, {}))
     assert_exact(folder, [request], outputs)
-    finished = [told for told in short_of_room.log if isinstance(told, MigrationFinished)]
-    assert {told.is_committed for told in finished} == {True, False}
+    finished = [reported for reported in short_of_room.log if isinstance(reported, MigrationFinished)]
+    assert {reported.is_committed for reported in finished} == {True, False}

@@ -90,7 +90,7 @@ def test_a_preempted_request_has_each_entry_once(any_cluster: Cluster, folder: P
 
     run_exactly(any_cluster, folder, [request], policy)
     assert has_been
-    batches = [told for told in any_cluster.log if isinstance(told, RunBatch)]
+    batches = [reported for reported in any_cluster.log if isinstance(reported, RunBatch)]
     has_ended = [any(given.num_output_tokens for given in batch.inputs) for batch in batches]
     assert [isinstance(batch, RunScoredBatch) for batch in batches] == [not ended for ended in has_ended]
 
@@ -111,7 +111,7 @@ def test_any_plans_give_one_entry_a_position(any_cluster: Cluster, folder: Path,
     run_exactly(any_cluster, folder, requests, chaos(seed))
 
 
-def test_requests_that_ask_for_nothing_are_told_as_before(cluster: Cluster) -> None:
+def test_requests_that_ask_for_nothing_are_reported_as_before(cluster: Cluster) -> None:
     cluster.run([greedy_request(random_prompt(20, seed=1), 3)], in_group(0, 1))
-    assert {type(told) for told in cluster.log if isinstance(told, RunBatch)} == {RunBatch}
+    assert {type(reported) for reported in cluster.log if isinstance(reported, RunBatch)} == {RunBatch}
     assert not cluster.prompt_logprobs

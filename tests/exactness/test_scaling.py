@@ -50,7 +50,7 @@ def one_step(
 
 def groups_of(cluster: Cluster) -> list[Group]:
     """The groups that ran, in order."""
-    return [told.plan.group.instance_ids for told in cluster.log if isinstance(told, RunBatch)]
+    return [reported.plan.group.instance_ids for reported in cluster.log if isinstance(reported, RunBatch)]
 
 
 def run_one(cluster: Cluster, folder: Path, plan: StepPlan) -> None:

@@ -42,13 +42,13 @@ def dependent(master_id: InstanceId, *, grammar: Grammar | None = None, batch_id
     return RunBatch(batch_id, decode([VIEW], (0, 1), {"r": master_id}), (given,))
 
 
-def inputs_of(told: Sequence[Instruction | None]) -> Sequence[RequestInput]:
-    (run,) = told
+def inputs_of(reported: Sequence[Instruction | None]) -> Sequence[RequestInput]:
+    (run,) = reported
     assert isinstance(run, RunBatch)
     return run.inputs
 
 
-def test_a_batch_may_be_told_at_once_where_its_master_samples_what_it_follows() -> None:
+def test_a_batch_may_be_reported_at_once_where_its_master_samples_what_it_follows() -> None:
     held_instructions = HeldInstructions()
     assert held_instructions.take(prompt(1, 0)) == prompt(1, 0)
     assert held_instructions.take(dependent(0)) == dependent(0)
@@ -56,16 +56,16 @@ def test_a_batch_may_be_told_at_once_where_its_master_samples_what_it_follows() 
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [dependent(1), dependent(0, grammar=Grammar(GrammarKind.REGEX, "a"))],
     ids=["elsewhere", "grammar"],
 )
-def test_a_batch_waits_for_a_token_that_its_master_cannot_know(told: RunBatch) -> None:
+def test_a_batch_waits_for_a_token_that_its_master_cannot_know(reported: RunBatch) -> None:
     held_instructions = HeldInstructions()
     held_instructions.take(prompt(0))
-    assert held_instructions.take(told) is None
+    assert held_instructions.take(reported) is None
     (given,) = inputs_of(held_instructions.end(1, [TOKEN]))
-    assert given == told.inputs[0].with_token(TOKEN)
+    assert given == reported.inputs[0].with_token(TOKEN)
     assert given.token_ids == (60,)
     assert held_instructions.end(2) == []
 
@@ -108,17 +108,17 @@ def test_nobody_waits_for_what_is_known_by_now() -> None:
     assert held_instructions.take(dependent(1, batch_id=3)) == dependent(1, batch_id=3)
 
 
-@pytest.mark.parametrize("told", [StopLease(2, ESPGroup((0, 1)), 1), ExtendLease(2, ESPGroup((0, 1)), 9)])
-def test_what_is_said_of_a_batch_comes_after_it(told: Instruction) -> None:
+@pytest.mark.parametrize("reported", [StopLease(2, ESPGroup((0, 1)), 1), ExtendLease(2, ESPGroup((0, 1)), 9)])
+def test_what_is_said_of_a_batch_comes_after_it(reported: Instruction) -> None:
     held_instructions = HeldInstructions()
     held_instructions.take(prompt(0))
-    assert held_instructions.take(told) == told
+    assert held_instructions.take(reported) == reported
     held_instructions.take(dependent(1))
-    assert held_instructions.take(told) is None
+    assert held_instructions.take(reported) is None
     run, then = held_instructions.end(1, [TOKEN])
     assert isinstance(run, RunBatch)
-    assert then == told
-    assert held_instructions.take(told) == told
+    assert then == reported
+    assert held_instructions.take(reported) == reported
 
 
 def test_kv_moves_when_the_batch_that_makes_some_of_it_has_ended() -> None:

@@ -8,10 +8,10 @@ from loong.executor.processors import Processors
 
 def ends(processors: Processors) -> list[tuple[int, float]]:
     """What is left, in the order in which it ends."""
-    told = []
+    reported = []
     while (time := processors.next_end) < inf:
-        told.append((processors.end(), time))
-    return told
+        reported.append((processors.end(), time))
+    return reported
 
 
 def test_steps_on_devices_of_their_own_take_their_time() -> None:
@@ -50,17 +50,17 @@ def test_cores_do_all_the_work_and_no_more_than_they_can(
     steps: list[tuple[float, float, int]], num_cores: int
 ) -> None:
     processors, now = Processors(num_cores), 0.0
-    told: list[tuple[int, float]] = []
+    reported: list[tuple[int, float]] = []
     for batch_id, (gap, seconds, num_instances) in enumerate(steps):
         now += gap
         while (time := processors.next_end) <= now:
-            told.append((processors.end(), time))
+            reported.append((processors.end(), time))
         processors.start(batch_id, now, seconds, num_instances)
-    told += ends(processors)
-    assert sorted(batch_id for batch_id, _ in told) == list(range(len(steps)))
-    assert [time for _, time in told] == sorted(time for _, time in told)
+    reported += ends(processors)
+    assert sorted(batch_id for batch_id, _ in reported) == list(range(len(steps)))
+    assert [time for _, time in reported] == sorted(time for _, time in reported)
     work = sum(seconds * num_instances for _, seconds, num_instances in steps)
-    assert told[-1][1] * num_cores >= work * (1 - 1e-9)
-    for batch_id, time in told:
+    assert reported[-1][1] * num_cores >= work * (1 - 1e-9)
+    for batch_id, time in reported:
         start = sum(gap for gap, _, _ in steps[: batch_id + 1])
         assert time >= (start + steps[batch_id][1]) * (1 - 1e-9)

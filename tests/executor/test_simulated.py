@@ -123,7 +123,7 @@ def test_a_prefill_takes_its_predicted_time_and_samples_once_it_is_whole() -> No
     assert [token.token_id for token in last.tokens] == [0]
 
 
-def test_a_lease_tells_every_step_and_ends_with_its_requests() -> None:
+def test_a_lease_reports_every_step_and_ends_with_its_requests() -> None:
     stage = Stage([timed_request(0, 10, 3), timed_request(1, 10, 5)]).prefilled(2)
     stage.lease(16)
     events = stage.rest()
@@ -149,7 +149,7 @@ def test_a_stopped_lease_ends_before_the_step_named() -> None:
     assert [event.step for event in stage.rest() if isinstance(event, TokensProduced)] == [1, 2]
 
 
-def test_a_lease_stopped_too_late_ends_at_the_next_edge() -> None:
+def test_a_lease_stopped_too_late_ends_at_the_next_boundary() -> None:
     stage = Stage([timed_request(0, 10, 100)]).prefilled()
     stage.lease(16)
     for _ in range(4):
@@ -184,7 +184,7 @@ def test_a_migration_takes_its_predicted_time() -> None:
     assert stage.state.snapshot(0).running[0].placement.instance_ids == (0, 1)
 
 
-def test_an_abort_is_told_at_its_time() -> None:
+def test_an_abort_is_reported_at_its_time() -> None:
     stage = Stage([timed_request(0, 10, 100)], [RequestAborted(0.7, "r000")])
     assert [event.time for event in stage.rest()] == [0.0, 0.7]
     assert not stage.state.snapshot(0).request
@@ -247,8 +247,8 @@ def test_a_batch_that_was_to_start_on_a_lost_instance_never_does(lost_id: int) -
         stage.next_event()
     waiting = stage.state.snapshot(0).waiting
     stage.commit(IterationPlan(tuple(prefill((view,), (i,)) for i, view in enumerate(waiting))))
-    told = [event for event in stage.rest() if isinstance(event, TokensProduced)]
-    assert [token.request_id for event in told for token in event.tokens] == [f"r00{1 - lost_id}"]
+    reported = [event for event in stage.rest() if isinstance(event, TokensProduced)]
+    assert [token.request_id for event in reported for token in event.tokens] == [f"r00{1 - lost_id}"]
 
 
 @pytest.mark.parametrize("lost_id", [0, 1])
@@ -297,14 +297,14 @@ def predicted(stage: Stage, model: WorkCostModel = MODEL) -> tuple[float, float]
     return event.time, event.ends_at
 
 
-def test_an_end_is_foreseen_by_the_lead_before_it_is_predicted() -> None:
+def test_an_end_is_predicted_by_the_margin_before_it_is_predicted() -> None:
     time, ends_at = predicted(stage := Stage([timed_request(0, 100, 9)], lookahead=MARGIN))
     assert time == pytest.approx(ends_at - MARGIN.batch)
     produced, finished = stage.rest()
     assert produced.time == finished.time == pytest.approx(ends_at)
 
 
-def test_what_is_told_before_an_end_begins_with_it() -> None:
+def test_what_is_reported_before_an_end_begins_with_it() -> None:
     model = WorkCostModel(replace(MODEL.coefficients, batch=MARGIN.batch))
     stage = Stage([timed_request(0, 100, 9)], lookahead=MARGIN, model=model)
     _, ends_at = predicted(stage, model)
@@ -333,7 +333,7 @@ def test_kv_of_a_request_moves_when_its_batch_has_ended() -> None:
 
 @pytest.mark.parametrize("lost_id", [0, 1])
 @pytest.mark.parametrize("kind", ["begin", "held", "move"])
-def test_what_was_told_behind_a_batch_and_needs_an_instance_that_is_lost_is_never_done(
+def test_what_was_reported_behind_a_batch_and_needs_an_instance_that_is_lost_is_never_done(
     lost_id: int, kind: str
 ) -> None:
     seconds = MODEL.step_time(step_work(prefill([waiting("r000", 100)], (0,)), {"r000": Placement()}))

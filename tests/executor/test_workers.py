@@ -35,7 +35,7 @@ from loong.wire import (
 )
 
 
-async def told_of(num_steps: Iterable[int]) -> Sequence[Event]:
+async def reports_of(num_steps: Iterable[int]) -> Sequence[Event]:
     """What an executor tells, or raises, when the workers of batch 7 have taken these numbers of steps."""
     with executor_and_reports() as (executor, reports):
         executor.submit([RunBatch(7, BatchPlan(ESPGroup((0, 1)), (), ()), ())])
@@ -43,47 +43,47 @@ async def told_of(num_steps: Iterable[int]) -> Sequence[Event]:
             reports.send(encode(BatchDone(7, instance_id, tp_rank, count)))
         reading, events = asyncio.create_task(executor.read_reports()), list[Event]()
         while not any(isinstance(event, BatchFinished) for event in events):
-            telling = asyncio.create_task(executor.next_events())
-            await asyncio.wait((telling, reading), return_when=asyncio.FIRST_COMPLETED)
-            if not telling.done():
-                telling.cancel()
+            reporting = asyncio.create_task(executor.next_events())
+            await asyncio.wait((reporting, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not reporting.done():
+                reporting.cancel()
                 await reading
-            events += telling.result()
+            events += reporting.result()
         reading.cancel()
         return events
 
 
-async def steps_told(bursts: Iterable[int]) -> list[int]:
+async def steps_reported(bursts: Iterable[int]) -> list[int]:
     """The steps that an executor tells when workers report so many at once, each time it waits for more."""
     with executor_and_reports() as (executor, reports):
         executor.submit([batch(7, 0, 1)])
         reading = asyncio.create_task(executor.read_reports())
-        told: list[int] = []
+        reported: list[int] = []
         for count in bursts:
-            stop = len(told) + count
-            for step in range(len(told), stop):
+            stop = len(reported) + count
+            for step in range(len(reported), stop):
                 reports.send(encode(StepDone(7, step, ())))
-            while len(told) < stop:
+            while len(reported) < stop:
                 for event in await executor.next_events():
                     if isinstance(event, BatchStarted):
                         continue
                     assert isinstance(event, TokensProduced)
-                    told.append(event.step)
+                    reported.append(event.step)
         reading.cancel()
         await asyncio.wait([reading])
-        return told
+        return reported
 
 
-def test_every_report_is_told_in_its_order_in_whatever_bursts_they_come() -> None:
-    assert asyncio.run(steps_told((1, 100, 1, 1, 30))) == list(range(133))
+def test_every_report_is_reported_in_its_order_in_whatever_bursts_they_come() -> None:
+    assert asyncio.run(steps_reported((1, 100, 1, 1, 30))) == list(range(133))
 
 
-async def test_what_masters_tell_together_of_one_step_is_one_event() -> None:
+async def test_what_masters_report_together_of_one_step_is_one_event() -> None:
     tokens = {master: (ProducedToken(master, 5),) for master in "abcdef"}
-    told = ((7, 0, "a"), (7, 0, "b"), (7, 1, "c"), (8, 1, "d"), (7, 1, "e"), (7, 1, "f"))
+    reported = ((7, 0, "a"), (7, 0, "b"), (7, 1, "c"), (8, 1, "d"), (7, 1, "e"), (7, 1, "f"))
     with executor_and_reports() as (executor, _):
         executor.submit([batch(7, 0, 1), batch(8, 0, 1)])
-        for batch_id, step, master in told:
+        for batch_id, step, master in reported:
             executor.receive(encode(StepDone(batch_id, step, tokens[master])))
         events = [event for event in await executor.next_events() if isinstance(event, TokensProduced)]
     masters = [(e.batch_id, e.step, "".join(token.request_id for token in e.tokens)) for e in events]
@@ -91,7 +91,7 @@ async def test_what_masters_tell_together_of_one_step_is_one_event() -> None:
     assert [event.time for event in events] == sorted(event.time for event in events)
 
 
-async def test_tokens_that_come_with_the_end_of_a_batch_are_told_before_it_as_each_worker_ends() -> None:
+async def test_tokens_that_come_with_the_end_of_a_batch_are_reported_before_it_as_each_worker_ends() -> None:
     tokens = {(0, 0): (ProducedToken("a", 5),), (1, 0): (ProducedToken("b", 6), ProducedToken("c", 7))}
     with executor_and_reports() as (executor, _):
         executor.submit([RunBatch(7, BatchPlan(ESPGroup((0, 1)), (), ()), ())])
@@ -100,10 +100,10 @@ async def test_tokens_that_come_with_the_end_of_a_batch_are_told_before_it_as_ea
             executor.receive(encode(BatchDone(7, *worker_id, 1, tokens.get(worker_id, ()))))
         *events, finished = await executor.next_events()
     assert [event.batch_id for event in events if isinstance(event, BatchStarted)] == [7]
-    told = [event for event in events if isinstance(event, TokensProduced)]
-    assert {(event.batch_id, event.step) for event in told} == {(7, 0)}
-    assert [[token.request_id for token in event.tokens] for event in told] == [["a"], ["b", "c"]]
-    assert events[2] == told[0]  # before the next worker has ended
+    reported = [event for event in events if isinstance(event, TokensProduced)]
+    assert {(event.batch_id, event.step) for event in reported} == {(7, 0)}
+    assert [[token.request_id for token in event.tokens] for event in reported] == [["a"], ["b", "c"]]
+    assert events[2] == reported[0]  # before the next worker has ended
     assert isinstance(finished, BatchFinished)
 
 
@@ -170,7 +170,7 @@ async def test_there_are_no_events_after_the_last() -> None:
 
 
 def test_a_batch_is_finished_when_all_its_workers_are() -> None:
-    [started, event] = asyncio.run(told_of((5, 5, 5, 5)))
+    [started, event] = asyncio.run(reports_of((5, 5, 5, 5)))
     assert isinstance(started, BatchStarted)  # whoever did not say so
     assert isinstance(event, BatchFinished)
     assert (event.batch_id, event.num_steps) == (7, 5)
@@ -210,14 +210,14 @@ def test_workers_that_took_different_numbers_of_steps_are_an_error(odd: int) -> 
         f"batch 7 took 5 steps on rank 0 of instance 0, but 6 on rank {tp_rank} of instance {instance_id}"
     )
     with pytest.raises(InvalidEventError, match=message):
-        asyncio.run(told_of(num_steps))
+        asyncio.run(reports_of(num_steps))
 
 
 def batch(batch_id: int, *group: int, predicted_time: float | None = 0.0) -> RunBatch:
     return RunBatch(batch_id, BatchPlan(ESPGroup(group), (), (), predicted_time=predicted_time), ())
 
 
-async def test_a_batch_starts_after_those_that_its_instances_were_told_before() -> None:
+async def test_a_batch_starts_after_those_that_its_instances_were_reported_before() -> None:
     with executor_and_reports() as (executor, _):
         executor.submit([batch(1, 0), batch(2, 0, 1)])
         executor.receive(encode(StepDone(2, 0, ())))  # of instance 1, before 0 has said anything
@@ -226,7 +226,7 @@ async def test_a_batch_starts_after_those_that_its_instances_were_told_before() 
     assert [event.batch_id for event in events] == [1, 2]
 
 
-async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_comes() -> None:
+async def test_an_end_is_predicted_once_a_batch_has_begun_and_only_before_it_comes() -> None:
     with executor_and_reports(LookaheadMargin()) as (executor, _):
         executor.submit([batch(1, 0), batch(2, 0, 1), batch(3, 1, predicted_time=3600.0)])
         (predicted,) = await executor.next_events()
@@ -249,7 +249,7 @@ async def test_an_end_is_foreseen_once_a_batch_has_begun_and_only_before_it_come
 
 
 @pytest.mark.parametrize(("lookahead", "kinds"), [(LookaheadMargin(), [BatchEndPredicted]), (None, [])])
-async def test_nothing_is_foreseen_without_a_lead(
+async def test_nothing_is_predicted_without_a_margin(
     lookahead: LookaheadMargin | None, kinds: list[type[Event]]
 ) -> None:
     with executor_and_reports(lookahead) as (executor, _):

@@ -122,7 +122,7 @@ def turn_until_one_is_gone(rank: int, directory: Path, how: signal.Signals) -> s
 )
 def test_a_process_that_is_killed_or_stopped_is_an_error(how: signal.Signals, what: str) -> None:
     with tempfile.TemporaryDirectory(prefix="loong-") as directory:
-        told, gone = run_on_ranks(turn_until_one_is_gone, 2, Path(directory), how)
-    assert isinstance(told, str)
-    assert what in told
+        reported, gone = run_on_ranks(turn_until_one_is_gone, 2, Path(directory), how)
+    assert isinstance(reported, str)
+    assert what in reported
     assert gone == KILLED

@@ -33,7 +33,7 @@ def expect_too_little(fabric: SocketFabric, instance_id: int, tp_rank: int) -> N
         fabric.ring_step((0, 1), x, x[0].clone()).wait()
 
 
-def test_a_message_of_another_size_than_expected_is_told() -> None:
+def test_a_message_of_another_size_than_expected_is_reported() -> None:
     run_in_world(expect_too_little, World(2, 1))
 
 

@@ -16,7 +16,7 @@ def use_every_verb(sockets: SocketFabric, instance_id: int, tp_rank: int) -> lis
         round_the_ring, exchanged = torch.full((2,), torch.nan), torch.full((2,), torch.nan)
         fabric.ring_step((0, 1), own, round_the_ring).wait()
         fabric.exchange({peer_id: own + 10}, {peer_id: exchanged}, Channel.QUERIES).wait()
-        told = fabric.exchange_control((0, 1), torch.tensor([instance_id]))
+        reported = fabric.exchange_control((0, 1), torch.tensor([instance_id]))
     segment = torch.full((2,), 20.0 + instance_id)
     with fabric.migration(1, peer_id):
         if instance_id == 0:
@@ -24,7 +24,7 @@ def use_every_verb(sockets: SocketFabric, instance_id: int, tp_rank: int) -> lis
         else:
             fabric.receive_segment(segment).wait()
     assert fabric.traffic.snapshot() == sockets.traffic.snapshot()
-    found = [round_the_ring, exchanged, torch.cat([told[0], told[1]]), segment]
+    found = [round_the_ring, exchanged, torch.cat([reported[0], reported[1]]), segment]
     return [tensor.tolist() for tensor in found]
 
 

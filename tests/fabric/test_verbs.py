@@ -219,7 +219,7 @@ def agree(
     return heard, fabric.traffic.snapshot()[Channel.CONTROL]
 
 
-def test_control_tells_every_process_what_rank_0_of_each_instance_said(carrier: Carrier) -> None:
+def test_control_reports_every_process_what_rank_0_of_each_instance_said(carrier: Carrier) -> None:
     groups = [(0, 1), (1, 0)]
     heard = [{i: [i, 0, batch_id] for i in group} for batch_id, group in enumerate(groups)]
     speaker, listener = (heard, Sent(6, 6 * 24)), (heard, Sent())
@@ -302,5 +302,5 @@ def misuse_a_migration(fabric: Fabric, peer_id: int, x: torch.Tensor) -> None:
         pass
 
 
-def test_a_caller_that_breaks_a_rule_is_told_which(carrier: Carrier) -> None:
+def test_a_caller_that_breaks_a_rule_is_reported_which(carrier: Carrier) -> None:
     run_in_world(misuse, World(2, 1), carrier=carrier)

@@ -35,8 +35,8 @@ def of_schema(schema: object) -> Grammar:
 def allowed(request_id: str, grammar: Grammar, output: list[int]) -> list[int]:
     words = constraints().allowed(request_id, grammar, output, STOPS)
     bits = (words.unsqueeze(1) >> torch.arange(32, dtype=torch.int32)) & 1
-    told = bits.flatten()[: CONFIG.vocab_size].tolist()
-    return [token_id for token_id, bit in enumerate(told) if bit]
+    reported = bits.flatten()[: CONFIG.vocab_size].tolist()
+    return [token_id for token_id, bit in enumerate(reported) if bit]
 
 
 def random_output(grammar: Grammar, seed: int) -> bytes:

@@ -31,7 +31,7 @@ async def test_hundreds_of_idle_connections_delay_no_one_and_are_closed(serving:
     await until(lambda: num_descriptors() <= before)
 
 
-async def test_a_connection_too_many_is_told_so_and_there_is_room_again_when_one_goes(
+async def test_a_connection_too_many_is_reported_and_there_is_room_again_when_one_goes(
     serving: Serving,
 ) -> None:
     async with serving(ScriptedEngine(), max_connections=2, retry_after=7) as url:
@@ -42,7 +42,7 @@ async def test_a_connection_too_many_is_told_so_and_there_is_room_again_when_one
             for _ in range(2 * MAX_REFUSED):  # also when more come than can be told
                 async with raw_connection(url):
                     pass
-            await until_told(url)
+            await until_reported(url)
         refused = 503
         while refused == 503:  # until the server has seen them leave
             async with raw_connection(url) as connection:
@@ -51,15 +51,15 @@ async def test_a_connection_too_many_is_told_so_and_there_is_room_again_when_one
         assert refused == 200
 
 
-async def until_told(url: str) -> None:
+async def until_reported(url: str) -> None:
     """Connect until the server says why it refuses."""
-    told = b""
-    while not told:
+    reported = b""
+    while not reported:
         async with raw_connection(url) as connection:
             with suppress(ConnectionError):
                 await connection.send(completion_request(prompt="a", max_tokens=1))
-                told = await connection.reader.read()
-    head, _, body = told.partition(b"\r\n\r\n")
+                reported = await connection.reader.read()
+    head, _, body = reported.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 7" in head
     assert b"X-Request-Id: " in head

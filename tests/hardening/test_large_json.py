@@ -22,7 +22,7 @@ values = st.recursive(
 )
 
 
-def told(read: Any, *arguments: Any) -> object:
+def reported(read: Any, *arguments: Any) -> object:
     """What is read, or the status that refuses it."""
     try:
         return repr(read(*arguments))
@@ -35,7 +35,7 @@ def test_a_large_body_says_what_it_says_to_the_usual_parser(
     value: object, ensure_ascii: bool, indent: int | str | None
 ) -> None:
     body = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent).encode()
-    assert told(read_large_json, body, SMALL) == told(read_json, body)
+    assert reported(read_large_json, body, SMALL) == reported(read_json, body)
 
 
 @given(st.data())
@@ -48,12 +48,12 @@ def test_a_damaged_body_says_what_it_says_to_the_usual_parser(data: st.DataObjec
                 [b"", b'"', b"\\", b"[", b"]", b",", b"-", b"0", b"\xff", b"\\ud83d", b"\\udc00", b"\n"]
             )
         )
-    assert told(read_large_json, bytes(body), SMALL) == told(read_json, bytes(body))
+    assert reported(read_large_json, bytes(body), SMALL) == reported(read_json, bytes(body))
 
 
 @given(st.binary(max_size=50))
 def test_any_bytes_say_what_they_say_to_the_usual_parser(body: bytes) -> None:
-    assert told(read_large_json, body, SMALL) == told(read_json, body)
+    assert reported(read_large_json, body, SMALL) == reported(read_json, body)
 
 
 def test_too_many_values_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

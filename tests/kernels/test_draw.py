@@ -97,7 +97,7 @@ def test_tokens_equal_the_definition_and_those_of_the_worker(
     assert torch.equal(tokens[random_rows], of_worker)
 
 
-def test_rows_of_invalid_logits_are_told_by_their_largest(device: torch.device) -> None:
+def test_rows_of_invalid_logits_are_reported_by_their_largest(device: torch.device) -> None:
     logits = random_values(1, 4, 30, dtype=torch.float32, device=device)
     logits[0, 3], logits[1, 4], logits[2] = torch.nan, torch.inf, -torch.inf
     _, largest = drawn(logits, params_of(ROWS[:4], 30, device))

@@ -122,7 +122,7 @@ def test_any_group_gets_the_attention_of_all_its_members(
         assert result[1].tolist() == [0, 0]
 
 
-def test_who_waits_in_vain_gives_up_says_for_whom_and_tells_nobody_what_it_made(tmp_path: Path) -> None:
+def test_who_waits_in_vain_gives_up_says_for_whom_and_reports_nobody_what_it_made(tmp_path: Path) -> None:
     other = mailbox(arena(tmp_path, 1), 2, 2)
     (result,) = run_on_ranks(take_steps, 1, tmp_path, [(1, 2)], [2], SHORT)
     assert isinstance(result, tuple)
@@ -132,14 +132,14 @@ def test_who_waits_in_vain_gives_up_says_for_whom_and_tells_nobody_what_it_made(
     assert not other.part_flags.any()
 
 
-@pytest.mark.parametrize(("opened", "told"), [((7, 5), [0, 0]), ((7, 4), [6 * EPOCHS - 1, 21])])
-def test_all_members_are_waited_for_and_nobody_else(opened: tuple[int, int], told: list[int]) -> None:
+@pytest.mark.parametrize(("opened", "reported"), [((7, 5), [0, 0]), ((7, 4), [6 * EPOCHS - 1, 21])])
+def test_all_members_are_waited_for_and_nobody_else(opened: tuple[int, int], reported: list[int]) -> None:
     flags = torch.tensor([opened[0], 0, opened[1]]) * EPOCHS
     deadline = Deadline(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), SHORT)
     addresses, ranks = torch.tensor([1, 0, 1]), torch.tensor([11, 0, 21])
     epoch = torch.tensor([5 * EPOCHS + 3])  # in the midst of batch 5
     await_members(flags, Peers(addresses, torch.zeros(3).long(), ranks, epoch), deadline)
-    assert deadline.word.tolist() == told
+    assert deadline.word.tolist() == reported
 
 
 def test_what_a_mailbox_has_no_room_for_is_refused() -> None:

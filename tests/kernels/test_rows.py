@@ -7,7 +7,7 @@ from loong.kernels.rows import copy_rows
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (3, 80), (8, 128), (32, 128)])
-def test_rows_are_gathered_scattered_and_both(
+def test_rows_are_consolidated_scattered_and_both(
     shape: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> None:
     source = random_values(1, 19, 2, *shape, dtype=dtype, device=device)
@@ -23,7 +23,7 @@ def test_rows_are_gathered_scattered_and_both(
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 9])
-def test_only_so_many_rows_are_copied_as_the_device_is_told(num_rows: int, device: torch.device) -> None:
+def test_only_so_many_rows_are_copied_as_the_device_is_reported(num_rows: int, device: torch.device) -> None:
     source = random_values(1, 19, 2, 8, 128, dtype=torch.float32, device=device)
     rows = torch.tensor([18, 0, 7, 7, 3], device=device)
     places = torch.tensor([2, 5, -1, 0, 9], device=device)
@@ -31,9 +31,9 @@ def test_only_so_many_rows_are_copied_as_the_device_is_told(num_rows: int, devic
         actual = poisoned(size, 2, 8, 128, dtype=torch.float32, device=device)
         found = []
         for copy in (copy_rows, reference.copy_rows):
-            target, told = actual.clone(), torch.tensor([num_rows], device=device)
+            target, reported = actual.clone(), torch.tensor([num_rows], device=device)
             given = source if source_rows is not None else source[:5]
-            copy(given, target, source_rows=source_rows, target_rows=target_rows, num_rows=told)
+            copy(given, target, source_rows=source_rows, target_rows=target_rows, num_rows=reported)
             found.append(target)
         torch.testing.assert_close(*found, atol=0, rtol=0, equal_nan=True)
 

@@ -64,8 +64,10 @@ async def two_processes(folder: Path, engine: ScriptedEngine) -> AsyncIterator[S
     failures: list[BaseException] = []
 
     def process_config(socket_path: str) -> ApiProcessConfig:
-        told_of = RemoteCluster(socket_path, has_dashboard=True, has_spans=False)
-        return ApiProcessConfig(settings, engine.limits, str(folder), CONFIG.eos_token_ids, told_of, "text")
+        remote_cluster = RemoteCluster(socket_path, has_dashboard=True, has_spans=False)
+        return ApiProcessConfig(
+            settings, engine.limits, str(folder), CONFIG.eos_token_ids, remote_cluster, "text"
+        )
 
     client = LocalEngineClient(engine, cluster.admission)
     async with AsyncExitStack() as stack:

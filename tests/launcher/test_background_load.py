@@ -43,20 +43,20 @@ def test_what_we_started_is_ours_while_it_runs_and_when_it_has_ended() -> None:
     assert before.ours < during.ours <= after.ours
 
 
-def test_a_little_other_work_is_not_told() -> None:
+def test_a_little_background_load_is_not_reported() -> None:
     assert background_load_note({"esp": [0.02, None], "tp": [None]}) is None
 
 
-def test_much_other_work_is_told_with_whose_runs_it_met() -> None:
-    told = background_load_note({"esp": [0.4, 0.55], "static-sp": [0.03], "tp": [None]})
-    assert told is not None
-    assert told.startswith(
+def test_much_background_load_is_reported_with_whose_runs_it_met() -> None:
+    reported = background_load_note({"esp": [0.4, 0.55], "static-sp": [0.03], "tp": [None]})
+    assert reported is not None
+    assert reported.startswith(
         "Other processes took 3 to 55 % of this machine's processors, 40 to 55 % while esp was measured and "
         "3 % while static-sp was. Times"
     )
 
 
-def test_other_work_that_met_all_alike_is_told_once() -> None:
-    told = background_load_note({"esp": [0.4], "tp": [0.42]})
-    assert told is not None
-    assert told.startswith("Other processes took 40 to 42 % of this machine's processors. Times")
+def test_background_load_that_met_all_alike_is_reported_once() -> None:
+    reported = background_load_note({"esp": [0.4], "tp": [0.42]})
+    assert reported is not None
+    assert reported.startswith("Other processes took 40 to 42 % of this machine's processors. Times")

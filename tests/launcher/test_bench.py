@@ -45,9 +45,9 @@ def test_two_policies_are_measured_compared_and_drawn(
 ) -> None:
     (tmp_path / "notes.txt").touch()
     code = run_bench(*QUICK, "--policy", "esp,static-sp", "--output-dir", str(tmp_path))
-    printed, told = capsys.readouterr()
-    assert "notes.txt" not in told
-    assert f"{tmp_path}/server-esp.log, {tmp_path}/server-static-sp.log\n" in told
+    printed, reported = capsys.readouterr()
+    assert "notes.txt" not in reported
+    assert f"{tmp_path}/server-esp.log, {tmp_path}/server-static-sp.log\n" in reported
     assert code == 0
     assert printed.count("Serving Benchmark Result") == 2
     assert printed.startswith(

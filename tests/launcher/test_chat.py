@@ -84,11 +84,11 @@ async def test_an_error_is_one_line_and_leaves_no_trace(tmp_path: Path) -> None:
         assert "max_tokens" in await take(session, "hello")
 
 
-async def test_a_wrong_key_or_address_is_told(tmp_path: Path) -> None:
+async def test_a_wrong_key_or_address_is_reported(tmp_path: Path) -> None:
     async with talking(tmp_path, ScriptedEngine(), api_keys=("k",)) as session:
-        told = await take(session, "hello")
-        assert "needs an API key" in told
-        assert "give --api-key" in told
+        reported = await take(session, "hello")
+        assert "needs an API key" in reported
+        assert "give --api-key" in reported
         served = ChatServer(session.server.base_url + "/v1", "k")
         assert await asyncio.to_thread(served.model) == "tiny"
     with pytest.raises(
@@ -99,7 +99,7 @@ async def test_a_wrong_key_or_address_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", '{"data": []}'])
-async def test_a_server_of_another_kind_is_told(text: str) -> None:
+async def test_a_server_of_another_kind_is_reported(text: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=text)
 
@@ -111,9 +111,9 @@ async def test_a_server_of_another_kind_is_told(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "told"), [('{"error": "too busy"}', "too busy"), ("5", "streams 5, which is no event")]
+    ("event", "reported"), [('{"error": "too busy"}', "too busy"), ("5", "streams 5, which is no event")]
 )
-async def test_what_a_server_of_another_kind_streams_is_told_in_a_line(event: str, told: str) -> None:
+async def test_what_a_server_of_another_kind_streams_is_reported_in_a_line(event: str, reported: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=f"data: {event}\n\n")
 
@@ -123,11 +123,11 @@ async def test_what_a_server_of_another_kind_streams_is_told_in_a_line(event: st
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
     async with TestServer(app) as server:
-        with pytest.raises(ChatError, match=told):
+        with pytest.raises(ChatError, match=reported):
             await asyncio.to_thread(read, str(server.make_url("")).rstrip("/"))
 
 
-async def test_an_answer_that_breaks_off_is_told_in_a_line() -> None:
+async def test_an_answer_that_breaks_off_is_reported_in_a_line() -> None:
     async def break_off(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -140,12 +140,12 @@ async def test_an_answer_that_breaks_off_is_told_in_a_line() -> None:
     app.router.add_post("/v1/chat/completions", break_off)
     async with TestServer(app) as server:
         session = Session(ChatServer(str(server.make_url("")).rstrip("/")), {}, out=io.StringIO())
-        told = await take(session, "hello")
-    assert "error: the answer broke off: the server hung up" in told
+        reported = await take(session, "hello")
+    assert "error: the answer broke off: the server hung up" in reported
     assert not session.messages
 
 
-async def test_a_refusal_without_a_reason_is_told_by_its_status() -> None:
+async def test_a_refusal_without_a_reason_is_reported_by_its_status() -> None:
     async def refuse(_: web.Request) -> web.Response:
         return web.Response(status=502, text="<html>Bad Gateway</html>")
 
@@ -180,7 +180,7 @@ def test_what_is_no_address_is_named(url: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["clé", "a\nb"])
-def test_a_key_that_no_header_can_hold_is_refused_and_not_told(key: str) -> None:
+def test_a_key_that_no_header_can_hold_is_refused_and_not_reported(key: str) -> None:
     with pytest.raises(ConfigError, match="--api-key") as refused:
         ChatServer("http://localhost:8000", key)
     assert key not in str(refused.value)

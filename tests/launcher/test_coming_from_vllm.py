@@ -61,8 +61,8 @@ def test_fields_that_are_said_to_be_taken_are_and_the_others_are_refused() -> No
             assert found <= HARMLESS
         else:
             assert found <= fields
-    told = {name for names, _ in rows("API fields") for name in NAME.findall(names)}
-    assert fields <= told | {"model"}
+    reported = {name for names, _ in rows("API fields") for name in NAME.findall(names)}
+    assert fields <= reported | {"model"}
 
 
 def test_endpoints_that_are_said_to_be_here_are() -> None:

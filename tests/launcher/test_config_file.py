@@ -20,14 +20,23 @@ def parsed(tmp_path: Path, text: str, *typed: str, command: str = "serve") -> di
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
-    told = parsed(tmp_path, "port: 9001\nnum_instances: 2\nmodel: ./m\n", "--port", "9002")
-    assert (told["port"], told["num_instances"], told["model"], told["host"]) == (9002, 2, "./m", "127.0.0.1")
+    reported = parsed(tmp_path, "port: 9001\nnum_instances: 2\nmodel: ./m\n", "--port", "9002")
+    assert (reported["port"], reported["num_instances"], reported["model"], reported["host"]) == (
+        9002,
+        2,
+        "./m",
+        "127.0.0.1",
+    )
     assert parsed(tmp_path, "model: ./m\n", "./other")["model"] == "./other"
 
 
 def test_values_are_those_of_the_command_line(tmp_path: Path) -> None:
-    told = parsed(tmp_path, "max-model-len: 25.6k\nrecalibrate: false\nevent-log-prompts: true\n")
-    assert (told["max_model_len"], told["recalibrate"], told["event_log_prompts"]) == (25600, False, True)
+    reported = parsed(tmp_path, "max-model-len: 25.6k\nrecalibrate: false\nevent-log-prompts: true\n")
+    assert (reported["max_model_len"], reported["recalibrate"], reported["event_log_prompts"]) == (
+        25600,
+        False,
+        True,
+    )
     assert parsed(tmp_path, "event-log-prompts: false\n")["event_log_prompts"] is False
 
 
@@ -55,7 +64,9 @@ def test_a_flag_of_several_values_takes_a_list(tmp_path: Path) -> None:
         ("config: other.yaml\n", "no flag 'config'"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line_that_names_the_file(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_be_is_reported_in_one_line_that_names_the_file(
+    tmp_path: Path, text: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as refusal:
         parsed(tmp_path, text)
     (line,) = str(refusal.value).splitlines()

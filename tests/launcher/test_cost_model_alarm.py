@@ -45,7 +45,7 @@ class Loop:
             observer.on_event(BatchFinished(ended_at, 1, 1))
 
 
-def test_a_model_that_stays_wrong_is_told_of_with_its_factor_and_a_remedy(
+def test_a_model_that_stays_wrong_is_reported_with_its_factor_and_a_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = Loop(is_applied=False)
@@ -61,7 +61,7 @@ def test_a_model_that_stays_wrong_is_told_of_with_its_factor_and_a_remedy(
     assert "--cost-model FILE" in record.message
 
 
-def test_it_is_told_of_again_every_minute_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_reported_again_every_minute_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop(is_applied=False)
     for second in range(WINDOW + 125):
         loop.run(0.2, ended_at=float(second))
@@ -100,7 +100,7 @@ def test_batches_that_are_as_long_as_predicted_in_most_cases_are_no_reason_to_wa
 
 
 @pytest.mark.parametrize("ratios", [(0.5, 0.5, 50.0, 0.005), (LARGEST_FACTOR * 3,)])
-def test_an_error_that_no_factor_corrects_is_told_of(
+def test_an_error_that_no_factor_corrects_is_reported(
     ratios: tuple[float, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = Loop(is_applied=True)

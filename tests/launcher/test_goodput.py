@@ -42,7 +42,7 @@ def test_the_goodput_is_as_near_as_was_asked_for_wherever_the_search_begins(
 
 
 @pytest.mark.parametrize("first_rate", [1.0, 1e9])
-def test_what_is_out_of_reach_is_told_as_a_bound(first_rate: float) -> None:
+def test_what_is_out_of_reach_is_reported_as_a_bound(first_rate: float) -> None:
     never = found(0.0, first_rate)
     assert (never.best, never.rate, len(never.points)) == (None, 0.0, MAX_DOUBLINGS + 1)
     assert never.too_high_rate == first_rate / 2**MAX_DOUBLINGS

@@ -28,7 +28,7 @@ def gpu(free_bytes: int) -> Gpu:
     return Gpu("NVIDIA H200", free_bytes)
 
 
-def test_the_driver_tells_names_and_memory_of_all_gpus(
+def test_the_driver_reports_names_and_memory_of_all_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_driver(tmp_path, monkeypatch, "NVIDIA H200, 143000", "NVIDIA A100-SXM4-80GB, 3")
@@ -93,7 +93,7 @@ def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
         host_gpus()
 
 
-def test_a_driver_that_does_not_tell_the_memory_is_quoted(
+def test_a_driver_that_does_not_report_the_memory_is_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_driver(tmp_path, monkeypatch, "NVIDIA H200, [N/A]")

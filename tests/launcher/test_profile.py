@@ -96,7 +96,7 @@ def test_leases_of_one_request_and_of_many_are_measured_at_every_dop(measured: S
         assert min(sizes) == 1
 
 
-def test_the_same_seed_tells_the_same_stories() -> None:
+def test_the_same_seed_reports_the_same_stories() -> None:
     first, again = (measured_scenarios(PRIOR, seed=3) for _ in range(2))
     assert [m.sample for m in first] == [m.sample for m in again]
 

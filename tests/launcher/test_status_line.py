@@ -5,7 +5,7 @@ from loong.core.snapshot import ClusterStats, Snapshot
 from loong.launcher.status_line import status_line
 
 
-def test_the_line_tells_what_happened_in_between() -> None:
+def test_the_line_reports_what_happened_in_between() -> None:
     instances = (ElasticInstance(0, 1, InstanceKind.FULL, 100, kv_used=25),)
     before = Snapshot(10.0, instances, stats=ClusterStats(num_output_tokens=5, num_batches_by_dop={1: 3}))
     stats = ClusterStats(num_computed_tokens=400, num_output_tokens=25, num_batches_by_dop={1: 3, 4: 2})

@@ -49,7 +49,7 @@ def test_tiles_and_the_rest_attend_what_the_whole_does(tasks: Sequence[AttendTas
 
 
 @pytest.mark.parametrize("num_queries", [512, 600, 1000, 5000])
-def test_rectangles_are_merged_with_one_another_and_tell_what_others_need_to_merge_them(
+def test_rectangles_are_merged_with_one_another_and_report_what_others_need_to_merge_them(
     num_queries: int,
 ) -> None:
     q = torch.randn(num_queries, 8, 128, dtype=torch.bfloat16, device="cuda:0")
@@ -65,7 +65,7 @@ def test_rectangles_are_merged_with_one_another_and_tell_what_others_need_to_mer
     assert_close(*found)
 
 
-def test_a_square_that_is_merged_with_nothing_tells_what_others_need_to_merge_it() -> None:
+def test_a_square_that_is_merged_with_nothing_reports_what_others_need_to_merge_it() -> None:
     cuda, tasks = CudaDevice(0, torch.bfloat16), [AttendTask.causal(0, range(8192), 0, range(8192))]
     q = torch.randn(8192, 8, 128, dtype=torch.bfloat16, device="cuda:0")
     kv = torch.randn(8192, 2, 2, 128, dtype=torch.bfloat16, device="cuda:0")

@@ -79,7 +79,7 @@ def test_tiles_have_only_shapes_that_are_planned(tasks: list[AttendTask]) -> Non
 
 
 @given(st.lists(st.one_of(full_tasks, causal_tasks), max_size=3))
-def test_no_query_is_twice_in_the_rest_and_who_is_merged_is_told(tasks: list[AttendTask]) -> None:
+def test_no_query_is_twice_in_the_rest_and_who_is_merged_is_reported(tasks: list[AttendTask]) -> None:
     _, found = cut(tasks)
     in_rest, in_tiles = queries_of(found.rest), queries_of(found.tiles)
     assert len(set(in_rest)) == len(in_rest)

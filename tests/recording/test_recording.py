@@ -176,7 +176,7 @@ def test_a_replay_learns_the_same_corrections_of_the_cost_model(tmp_path: Path) 
     assert asyncio.run(replay(run)).difference is not None
 
 
-def test_another_policy_differs_and_both_plans_are_told(tmp_path: Path) -> None:
+def test_another_policy_differs_and_both_plans_are_reported(tmp_path: Path) -> None:
     run = recorded(tmp_path / "log")
     run.setting = replace_setting(policy="replicas")
     result = asyncio.run(replay(run))

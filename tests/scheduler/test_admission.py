@@ -88,7 +88,7 @@ def test_no_order_at_all_makes_fewer_late(prefills: list[PrefillCandidate], now:
 
 @given(prompts, st.integers(0, 5), st.sampled_from([0.5, 1.0, 2.0]), st.sets(st.integers(0, 6)))
 @example([prompt(0, 1.0, 1.9), prompt(1, 3.0, 2.0)], 0, 1.0, {0})  # the first to go is not enough
-def test_those_on_time_are_and_those_put_off_come_after_them_by_arrival(
+def test_those_on_time_are_and_those_deferred_come_after_them_by_arrival(
     prefills: list[PrefillCandidate], now: int, speed: float, missed: set[int]
 ) -> None:
     for number in missed.intersection(range(len(prefills))):
@@ -102,13 +102,13 @@ def test_those_on_time_are_and_those_put_off_come_after_them_by_arrival(
     assert ids(late) == sorted(ids(late))
 
 
-def test_one_that_has_missed_its_deadline_is_put_off_before_one_not_much_longer() -> None:
+def test_one_that_has_missed_its_deadline_is_deferred_before_one_not_much_longer() -> None:
     for work, late in ((MISSED_DEADLINE_WEIGHT - 1.0, "r0"), (MISSED_DEADLINE_WEIGHT + 1.0, "r1")):
         missed, fresh = prompt(0, 1.0, work + 0.5, missed_deadline=True), prompt(1, work, work + 0.5)
         assert [p.view.request_id for p in by_deadline([missed, fresh], 0.0, 1.0) if p.is_deferred] == [late]
 
 
-def test_by_arrival_nobody_is_put_off() -> None:
+def test_by_arrival_nobody_is_deferred() -> None:
     prefills = [prompt(0, 9.0, 1.0, arrival=2.0), prompt(1, 9.0, 5.0, arrival=1.0)]
     ordered = by_arrival(prefills, 0.0, 1.0)
     assert ids(ordered) == ["r1", "r0"]
@@ -221,7 +221,7 @@ def test_of_a_great_crowd_the_oldest_and_the_newest_are_weighed() -> None:
         assert len(admission_of(snapshot_of([99_999], others, now=1.0), config).prefills) == len(others)
 
 
-def test_of_those_put_off_only_one_holds_kv() -> None:
+def test_of_those_deferred_only_one_holds_kv() -> None:
     views = [waiting(name, 5000, 2, slo=SLO(0.3 + number / 10, 1.0)) for number, name in enumerate("abcd")]
     found = admission_of(snapshot_of([99_999], views))
     assert [p.is_deferred for p in found.prefills] == [False] * (len(found.prefills) - 1) + [True]

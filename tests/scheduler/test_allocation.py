@@ -250,7 +250,7 @@ def test_groups_that_go_on_with_prompts_are_not_batched_anew() -> None:
 
 
 @pytest.mark.parametrize("is_deferred", [False, True])
-def test_a_prompt_waits_for_what_is_due_before_it_but_not_for_what_was_put_off(is_deferred: bool) -> None:
+def test_a_prompt_waits_for_what_is_due_before_it_but_not_for_what_was_deferred(is_deferred: bool) -> None:
     found = make_planning_view(snapshot_of([H200_CAPACITY], [waiting("a", 50_000), waiting("b", 50_000)]))
     first, second = PrefillAdmission(found, H200, PolicyConfig(), by_deadline).admit().prefills
     first.is_deferred = is_deferred

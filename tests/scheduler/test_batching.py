@@ -231,7 +231,7 @@ def late_prompts(num_others: int, num_tokens: int) -> list[RequestView]:
     return [*others, waiting("late", 200_000)]
 
 
-def test_one_that_was_put_off_has_its_share_of_a_full_step() -> None:
+def test_one_that_was_deferred_has_its_share_of_a_full_step() -> None:
     views = late_prompts(8, 4000)
     shares = []
     for deferred_share in (0.0, 0.1, 0.5):
@@ -243,7 +243,7 @@ def test_one_that_was_put_off_has_its_share_of_a_full_step() -> None:
     assert shares[0] == 0
 
 
-def test_one_that_was_put_off_has_all_that_the_others_leave() -> None:
+def test_one_that_was_deferred_has_all_that_the_others_leave() -> None:
     alone = batch_of(snapshot_of([10**6], late_prompts(0, 1)), late_ids=["late"])
     assert seconds_of(alone) > 0.09
     beside = batch_of(snapshot_of([10**6], late_prompts(2, 500), now=1.0), late_ids=["late"])

@@ -67,7 +67,7 @@ def test_what_a_family_shares_counts_once_until_the_last_of_it_ends() -> None:
     assert future_of(family).peak == 100 + max(9 + 6 + 3, 9 + 6, 9)
 
 
-def test_a_prompt_with_forks_is_to_come_to_what_all_of_them_will() -> None:
+def test_a_prompt_with_siblings_is_to_come_to_what_all_of_them_will() -> None:
     lone, prompt = waiting("b", 50, max_tokens=10), replace(waiting("a", 100, max_tokens=10), num_siblings=3)
     assert prompt.num_final_tokens == 100 + 4 * 9
     assert future_of([prompt]).peak == 99 + 4 * 10

@@ -49,7 +49,7 @@ spread_views = st.lists(
 
 
 @given(spread_views, st.sampled_from([CPU, H200, DEAR]), st.integers(0, 60_000))
-def test_what_is_gathered_is_all_of_one_request_on_an_instance_with_room(
+def test_what_is_consolidated_is_all_of_one_request_on_an_instance_with_room(
     views: list[RequestView], cost_model: CostModel, num_free: int
 ) -> None:
     used = [sum(view.placement.tokens_by_instance()[i] for view in views) for i in range(4)]
@@ -94,7 +94,7 @@ def test_room_is_left_for_the_leases_of_all(num_spared: int, expected: int) -> N
     assert not gathered(snapshot_of([500 + num_spared - 1] * 2, [view]))
 
 
-def test_one_request_is_gathered_at_a_time_and_the_rest_of_the_unit_decodes_on() -> None:
+def test_one_request_is_consolidated_at_a_time_and_the_rest_of_the_unit_decodes_on() -> None:
     views = [decoding("a", 1000, (0, 1), 4000), decoding("b", 1000, (0, 1), 4000)]
     plan = plan_esp(snapshot_of([H200_CAPACITY] * 2, views), H200, PolicyConfig())
     assert {move.segment.owner_id for move in plan.migrations} == {"a"}
@@ -121,7 +121,7 @@ def test_nothing_moves_over_a_slow_link() -> None:
     st.integers(300, 8000),
     st.sampled_from([0.01, 0.02, 0.1]),
 )
-def test_a_decode_whose_exchange_is_dear_is_gathered_beside_prompts_within_what_room_there_is(
+def test_a_decode_whose_exchange_is_dear_is_consolidated_beside_prompts_within_what_room_there_is(
     num_held: int, lengths: list[int], num_free: int, exchange: float
 ) -> None:
     views = [decoding("tying", num_held, (0, 1), 4000), *(waiting(f"p{n}", k) for n, k in enumerate(lengths))]
@@ -131,7 +131,7 @@ def test_a_decode_whose_exchange_is_dear_is_gathered_beside_prompts_within_what_
     check_plan(snapshot, plan_esp(snapshot, model, PolicyConfig()))
 
 
-def test_a_decode_is_gathered_beside_prompts_only_where_its_exchange_is_dear() -> None:
+def test_a_decode_is_consolidated_beside_prompts_only_where_its_exchange_is_dear() -> None:
     views = [decoding("tying", 5000, (0, 1), 400), waiting("prompt", 9000)]
     snapshot = snapshot_of([H200_CAPACITY] * 2, views)
     dear = replace(H200, coefficients=replace(H200.coefficients, exchange=0.05))

@@ -183,7 +183,7 @@ def test_decodes_beside_a_prompt_launch_kernels_of_their_own() -> None:
     assert both - seconds(alone, prompt, model=model) == pytest.approx(8e-3)
 
 
-def test_a_batch_is_told_once_and_a_lease_settles_at_every_step() -> None:
+def test_a_batch_is_reported_once_and_a_lease_settles_at_every_step() -> None:
     views = [decoding_view(name, 100, (0, 1)) for name in "ab"]
     placements = {view.request_id: view.placement for view in views}
     lease = batch_of(ESPGroup((0, 1)), [decode_part(view, 0, 4) for view in views], 4)

@@ -123,7 +123,7 @@ def test_short_prompts_wait_a_step_where_a_long_one_took_all_before_they_came() 
     assert run.ttft(long) <= 1.5 * alone.ttft(long)
 
 
-def test_a_long_prompt_stops_at_a_chunks_edge_for_urgent_ones_and_goes_on_after_them() -> None:
+def test_a_long_prompt_stops_at_a_chunk_boundary_for_urgent_ones_and_goes_on_after_them() -> None:
     long = timed_request(0, 200_000, 8)
     urgent = [replace(timed_request(n, 4000, 8, 1.0), slo=SLO(0.6, 1.0)) for n in range(1, 17)]
     run = simulate("esp", [H200_CAPACITY] * 4, [long, *urgent], cost_model=H200)
@@ -143,7 +143,7 @@ def test_a_long_prompt_stops_at_a_chunks_edge_for_urgent_ones_and_goes_on_after_
 
 
 @pytest.mark.parametrize(("deferred_share", "is_served"), [(0.2, True), (0.0, False)])
-def test_a_prompt_that_was_put_off_ends_though_short_ones_alone_fill_the_cluster(
+def test_a_prompt_that_was_deferred_ends_though_short_ones_alone_fill_the_cluster(
     deferred_share: float, is_served: bool
 ) -> None:
     shorts = [timed_request(n, 8000, 4, n / 13) for n in range(1, 130)]

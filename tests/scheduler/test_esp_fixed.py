@@ -91,7 +91,7 @@ def test_default_targets_are_those_of_esp() -> None:
     assert ttfts[0] == ttfts[1]
 
 
-def test_of_a_crowd_those_that_no_plan_considers_are_told_so() -> None:
+def test_of_a_crowd_those_that_no_plan_considers_are_reported() -> None:
     crowd = [waiting(f"w{n:04}", 10, arrival_time=n * 1e-6) for n in range(MAX_CONSIDERED + 3)]
     plan = make_policy("esp-fixed-1", PolicyConfig())(snapshot_of([9000] * 2, crowd, now=1.0), CPU)
     (left_out,) = [d for d in plan.decisions if d.chosen == Refusal.NOT_CONSIDERED.value]

@@ -76,12 +76,12 @@ def test_coefficients_are_recovered_from_samples_without_noise(seed: int) -> Non
         assert getattr(found.model.coefficients, name) == tolerance, name
 
 
-def test_what_the_samples_do_not_tell_stays_and_is_named() -> None:
+def test_what_the_samples_do_not_report_stays_and_is_named() -> None:
     truth = another_model(1)
     alone = [s for s in samples_of(truth, 1) if isinstance(s, BatchSample) and s.steps[0][0].group.dop == 1]
     found = fit(PRIOR, alone)
-    untold = {"member", "settle", "ring", "exchange", "ring_key", "sent_query", "message", "moved_key"}
-    assert untold < set(found.undetermined)
+    unreported = {"member", "settle", "ring", "exchange", "ring_key", "sent_query", "message", "moved_key"}
+    assert unreported < set(found.undetermined)
     for name in found.undetermined:
         assert getattr(found.model.coefficients, name) == getattr(PRIOR.coefficients, name)
 
@@ -100,7 +100,7 @@ def test_a_tenth_of_samples_that_stalled_changes_little(seed: int) -> None:
     assert typical_error(fit(PRIOR, stalled), samples_of(truth, UNSEEN)) < 0.05
 
 
-def test_samples_that_contradict_each_other_tell_nothing() -> None:
+def test_samples_that_contradict_each_other_report_nothing() -> None:
     seconds = [10.0**exponent for exponent in range(-3, 4)]
     found = fit(PRIOR, [MigrationSample(1000, 0, 1, each) for each in seconds])
     assert set(found.undetermined) == set(NAMES)

@@ -37,7 +37,7 @@ def test_the_policies_to_compare_with_exist() -> None:
     assert POLICIES.keys() >= COMPARED
 
 
-def test_the_page_of_policies_tells_of_each_and_of_each_flag() -> None:
+def test_the_page_of_policies_reports_each_and_of_each_flag() -> None:
     page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
     flags = {f"`--{field.name.replace('_', '-')} " for field in fields(PolicyConfig)}
     assert [name for name in POLICIES if f"`{name}`" not in page] == []

@@ -39,7 +39,7 @@ def begins(plan: IterationPlan) -> bool:
     return not {view.request_id for view in DECODES} >= set(batch.request_ids)
 
 
-def test_to_tell_of_decodes_takes_a_batch_and_each_of_its_requests_once() -> None:
+def test_to_report_decodes_takes_a_batch_and_each_of_its_requests_once() -> None:
     costs = DEAR.coefficients
     for num_decodes in (1, 7, 300):
         expected = costs.batch + costs.sent_request * num_decodes
@@ -50,7 +50,7 @@ def test_a_chat_that_has_just_come_waits_for_a_lease_of_many_decodes() -> None:
     assert not begins(planned(prompt(100)))
 
 
-def test_it_waits_until_telling_has_its_share_at_most() -> None:
+def test_it_waits_until_reporting_has_its_share_at_most() -> None:
     assert 0.05 < TELLING / LEASE_START_SHARE < MAX_BATCHING_WAIT * CONFIG.target_ttft
     assert not begins(planned(prompt(100, waited=0.7 * TELLING / LEASE_START_SHARE)))
     assert begins(planned(prompt(100, waited=TELLING / LEASE_START_SHARE)))

@@ -67,12 +67,12 @@ class Recording:
     ) -> None:
         self.took.append((events, snapshot, plan, instructions))
 
-    def tell(self, observer: Observer) -> None:
-        for told in self.took:
-            if isinstance(told, tuple):
-                observer.on_plan(*told)
+    def report(self, observer: Observer) -> None:
+        for reported in self.took:
+            if isinstance(reported, tuple):
+                observer.on_plan(*reported)
             else:
-                observer.on_event(told)
+                observer.on_event(reported)
 
 
 def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
@@ -121,20 +121,20 @@ def test_long_leases_are_predicted_with_the_kv_that_they_make() -> None:
 def test_whoever_replays_events_and_plans_learns_the_same() -> None:
     first, recording, again = Recalibration(BASE), Recording(), Recalibration(BASE)
     run(SLOWER, [first, recording])
-    recording.tell(again)
+    recording.report(again)
     assert again.calibration == first.calibration != Calibration()
 
 
 def test_a_batch_that_lost_an_instance_teaches_nothing() -> None:
     recording, recalibration = Recording(), Recalibration(BASE)
     run(SLOWER, [recording], REQUESTS[:1])
-    started = next(told for told in recording.took if isinstance(told, tuple) and told[3])
+    started = next(reported for reported in recording.took if isinstance(reported, tuple) and reported[3])
     recalibration.on_plan(*started)
     for instance_id in (0, 1):
         recalibration.on_event(InstanceLost(1.0, instance_id))
-    for told in recording.took:
-        if not isinstance(told, tuple):
-            recalibration.on_event(told)
+    for reported in recording.took:
+        if not isinstance(reported, tuple):
+            recalibration.on_event(reported)
     assert recalibration.calibration == Calibration()
 
 

@@ -42,11 +42,11 @@ class Crowd:
 
     def arrivals(self) -> Iterator[Request]:
         """Those before it, it, and those after it, each drawn when the one before has come."""
-        is_told = False
+        is_reported = False
         for number in count(1):
             time = number * self.gap
-            if not is_told and time >= self.one.arrival_time:
-                is_told = True
+            if not is_reported and time >= self.one.arrival_time:
+                is_reported = True
                 yield self.one
             if self.is_over or time > self.limit:
                 return

@@ -29,13 +29,13 @@ def only(values: dict[frozenset[tuple[str, str]], float]) -> float:
 
 
 async def test_rates_and_increases_are_of_what_was_asked(serving: Serving) -> None:
-    told = await scrapes(serving)
+    reported = await scrapes(serving)
     of_model = '{model_name="tiny"}'
-    assert only(told.answer(f"rate(vllm:prompt_tokens_total{of_model}[1m])")) == 3 * 5 / SECONDS
-    assert only(told.answer(f"rate(vllm:generation_tokens_total{of_model}[1m])")) == 3 * 8 / SECONDS
-    ended = told.answer(f"sum by(finished_reason) (increase(vllm:request_success_total{of_model}[1m]))")
+    assert only(reported.answer(f"rate(vllm:prompt_tokens_total{of_model}[1m])")) == 3 * 5 / SECONDS
+    assert only(reported.answer(f"rate(vllm:generation_tokens_total{of_model}[1m])")) == 3 * 8 / SECONDS
+    ended = reported.answer(f"sum by(finished_reason) (increase(vllm:request_success_total{of_model}[1m]))")
     assert ended == {frozenset({("finished_reason", "length")}): 3}
-    lengths = told.answer(f"sum by(le) (increase(vllm:request_prompt_tokens_bucket{of_model}[1m]))")
+    lengths = reported.answer(f"sum by(le) (increase(vllm:request_prompt_tokens_bucket{of_model}[1m]))")
     assert max(lengths.values()) == 3
     assert lengths[frozenset({("le", "2.0")})] == 0
     assert lengths[frozenset({("le", "5.0")})] == 3
@@ -43,27 +43,27 @@ async def test_rates_and_increases_are_of_what_was_asked(serving: Serving) -> No
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
 async def test_quantiles_and_means_are_within_what_happened(serving: Serving, name: str) -> None:
-    told = await scrapes(serving)
+    reported = await scrapes(serving)
     series = f"vllm:{name}"
     mean = only(
-        told.answer(
+        reported.answer(
             f'rate({series}_sum{{model_name="tiny"}}[1m]) / rate({series}_count{{model_name="tiny"}}[1m])'
         )
     )
     assert 0 < mean < 30
     quantiles = [
-        only(told.answer(f"histogram_quantile({share}, sum by(le) (rate({series}_bucket[1m])))"))
+        only(reported.answer(f"histogram_quantile({share}, sum by(le) (rate({series}_bucket[1m])))"))
         for share in (0.5, 0.9, 0.99)
     ]
     assert quantiles == sorted(quantiles)
     assert all(math.isfinite(value) for value in quantiles)
 
 
-async def test_another_models_series_are_not_told(serving: Serving) -> None:
-    told = await scrapes(serving)
+async def test_another_models_series_are_not_reported(serving: Serving) -> None:
+    reported = await scrapes(serving)
     for query in (
         'vllm:num_requests_running{model_name="other"}',
         'vllm:kv_cache_usage_perc{model_name!="tiny"}',
     ):
-        assert told.answer(query) == {}
-    assert only(told.answer('vllm:num_requests_running{model_name=~"ti.+"}')) == 0
+        assert reported.answer(query) == {}
+    assert only(reported.answer('vllm:num_requests_running{model_name=~"ti.+"}')) == 0

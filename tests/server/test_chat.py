@@ -195,7 +195,7 @@ async def test_each_unknown_key_of_messages_is_logged_once_and_only_so_many(
     assert "further keys are not logged" in warnings[-1]
 
 
-async def test_a_stream_tells_the_role_and_then_the_same_text(serving: Serving) -> None:
+async def test_a_stream_reports_the_role_and_then_the_same_text(serving: Serving) -> None:
     body = {"messages": MESSAGES, "stop": "ok", "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
     async with serving(ScriptedEngine(say(TEXT))) as url:
         whole = (await post(url, PATH, **body)).json()
@@ -214,7 +214,7 @@ async def test_a_stream_tells_the_role_and_then_the_same_text(serving: Serving) 
     assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "ok")
 
 
-async def test_logprobs_tell_the_bytes_of_each_token(serving: Serving) -> None:
+async def test_logprobs_report_the_bytes_of_each_token(serving: Serving) -> None:
     async with serving(ScriptedEngine(say("é"))) as url:
         answer = (await post(url, PATH, messages=MESSAGES, logprobs=True, top_logprobs=1)).json()
     first, second = answer["choices"][0]["logprobs"]["content"]
@@ -223,12 +223,12 @@ async def test_logprobs_tell_the_bytes_of_each_token(serving: Serving) -> None:
     assert bytes(first["bytes"] + second["bytes"]).decode() == "é"
 
 
-async def test_logprobs_without_alternatives_are_told_when_asked(serving: Serving) -> None:
+async def test_logprobs_without_alternatives_are_reported_when_asked(serving: Serving) -> None:
     async with serving(ScriptedEngine(say("a"))) as url:
-        told = (await post(url, PATH, messages=MESSAGES, logprobs=True)).json()["choices"][0]["logprobs"]
-        untold = (await post(url, PATH, messages=MESSAGES)).json()["choices"][0]["logprobs"]
-    assert told["content"][0]["top_logprobs"] == []
-    assert untold is None
+        reported = (await post(url, PATH, messages=MESSAGES, logprobs=True)).json()["choices"][0]["logprobs"]
+        unreported = (await post(url, PATH, messages=MESSAGES)).json()["choices"][0]["logprobs"]
+    assert reported["content"][0]["top_logprobs"] == []
+    assert unreported is None
 
 
 async def test_the_official_client_chats(serving: Serving) -> None:

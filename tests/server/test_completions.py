@@ -60,10 +60,10 @@ async def test_several_prompts_have_a_choice_each(serving: Serving, prompt: obje
     assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
     assert len({request.request_id for request in engine.requests}) == 4
     for choice in choices:
-        told = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
-        assert "".join(part["text"] for part in told) == choice["text"]
-        assert [*chain.from_iterable(part["token_ids"] for part in told)] == choice["token_ids"]
-        assert [part["finish_reason"] for part in told] == [None] * 3 + ["length"]
+        reported = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in reported) == choice["text"]
+        assert [*chain.from_iterable(part["token_ids"] for part in reported)] == choice["token_ids"]
+        assert [part["finish_reason"] for part in reported] == [None] * 3 + ["length"]
 
 
 async def test_the_counts_of_a_stream_are_of_all_choices(serving: Serving) -> None:
@@ -201,7 +201,7 @@ async def test_no_stop_string_ends_what_must_be_longer(serving: Serving) -> None
     assert choice["text"] == "foo and f"
 
 
-async def test_a_beginning_of_a_stop_string_at_the_end_is_told(serving: Serving) -> None:
+async def test_a_beginning_of_a_stop_string_at_the_end_is_reported(serving: Serving) -> None:
     async with serving(ScriptedEngine(say("one ST"))) as url:
         choice = (await post(url, PATH, prompt="x", max_tokens=100, stop="STOP")).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("one ST", "length")
@@ -259,8 +259,8 @@ async def test_the_chosen_token_is_among_the_likeliest_of_completions_but_not_of
         completion = (await post(url, PATH, prompt="x", logprobs=len(top))).json()["choices"][0]
         body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": len(top)}
         chat = (await post(url, "/v1/chat/completions", **body)).json()["choices"][0]
-    (told,) = completion["logprobs"]["top_logprobs"]
-    assert [*told.items()] == [*expected.items()]
+    (reported,) = completion["logprobs"]["top_logprobs"]
+    assert [*reported.items()] == [*expected.items()]
     assert [entry["logprob"] for entry in chat["logprobs"]["content"][0]["top_logprobs"]] == [
         p for _, p in top
     ]
@@ -274,8 +274,8 @@ async def test_tokens_of_one_text_do_not_hide_one_another() -> None:
     engine = ScriptedEngine(lambda request: [0], top_logprobs=lambda token_id: top)
     async with serving_with(Tokenizer(backend))(engine) as url:
         answer = (await post(url, PATH, prompt=[1], logprobs=4, max_tokens=1)).json()
-    (told,) = answer["choices"][0]["logprobs"]["top_logprobs"]
-    assert told == {"token_id:2": -0.1, "b": -0.2, "token_id:3": -0.3, "": -4.0, "a": -0.5}
+    (reported,) = answer["choices"][0]["logprobs"]["top_logprobs"]
+    assert reported == {"token_id:2": -0.1, "b": -0.2, "token_id:3": -0.3, "": -4.0, "a": -0.5}
 
 
 async def test_an_engine_that_gives_a_request_up_says_so(serving: Serving) -> None:
@@ -294,13 +294,13 @@ async def test_an_engine_that_gives_a_request_up_says_so(serving: Serving) -> No
         ({"continuous_usage_stats": True}, [None, None]),
     ],
 )
-async def test_a_stream_tells_counts_when_asked(
+async def test_a_stream_reports_counts_when_asked(
     serving: Serving, options: dict[str, bool], usages: list[int | None]
 ) -> None:
     async with serving(ScriptedEngine(say("ab"))) as url:
         events = events_of(await post(url, PATH, prompt="x", stream=True, stream_options=options))
-    told: list[dict[str, Any] | None] = [event.get("usage") for event in events]
-    assert [usage and usage["completion_tokens"] for usage in told] == usages
+    reported: list[dict[str, Any] | None] = [event.get("usage") for event in events]
+    assert [usage and usage["completion_tokens"] for usage in reported] == usages
     assert (events[-1]["choices"] == []) == ("include_usage" in options)
     assert all(("usage" in event) == ("include_usage" in options) for event in events)
 

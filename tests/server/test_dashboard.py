@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-from decision_logs import Teller, prefill_two
+from decision_logs import EventReporter, prefill_two
 from http_answers import get_json
 from scripted_engine import ScriptedEngine, Serving
 
@@ -44,10 +44,10 @@ def source() -> RequestObservers:
 
 def two_requests(source: RequestObservers) -> Snapshot:
     """One under way and one that has left, as the source was told of them."""
-    teller = Teller(DecisionLog(None, listeners=[source.recent, source.runs]), INSTANCES)
-    prefill_two(teller)
-    teller.tell(RequestAborted(2.0, "r001"))
-    return teller.state.snapshot(300.0)
+    reporter = EventReporter(DecisionLog(None, listeners=[source.recent, source.runs]), INSTANCES)
+    prefill_two(reporter)
+    reporter.report(RequestAborted(2.0, "r001"))
+    return reporter.state.snapshot(300.0)
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def first(url: str, number: int, **headers: str) -> Sequence[dict[str, Any
         return [await anext(events) for _ in range(number)]
 
 
-async def test_a_proxy_is_told_not_to_hold_events_back(serving: Serving) -> None:
+async def test_a_proxy_is_reported_not_to_hold_events_back(serving: Serving) -> None:
     async with (
         serving(ScriptedEngine(), source()) as url,
         httpx.AsyncClient(timeout=30) as client,
@@ -74,7 +74,7 @@ async def test_a_proxy_is_told_not_to_hold_events_back(serving: Serving) -> None
         assert response.headers["X-Accel-Buffering"] == "no"
 
 
-async def test_a_page_is_told_what_is_and_then_what_is_new(serving: Serving) -> None:
+async def test_a_page_is_reported_what_is_and_then_what_is_new(serving: Serving) -> None:
     dashboard = source()
     engine = ScriptedEngine(cluster=two_requests(dashboard), past=ClusterHistory((OLD, NEW)))
     async with serving(engine, dashboard) as url:
@@ -92,7 +92,7 @@ async def test_a_page_is_told_what_is_and_then_what_is_new(serving: Serving) -> 
     assert not later["over"]
 
 
-async def test_a_request_tells_its_story(serving: Serving) -> None:
+async def test_a_request_reports_its_story(serving: Serving) -> None:
     dashboard = source()
     async with serving(ScriptedEngine(cluster=two_requests(dashboard)), dashboard) as url:
         story = await get_json(url, "/dashboard/requests/r000")
@@ -110,22 +110,22 @@ async def test_a_batch_names_its_requests(serving: Serving) -> None:
         assert (await get_json(url, "/dashboard/batches/8"))["error"]["code"] == "batch_not_found"
 
 
-async def test_a_batch_tells_what_it_computes_how_long_that_takes_and_why(serving: Serving) -> None:
+async def test_a_batch_reports_what_it_computes_how_long_that_takes_and_why(serving: Serving) -> None:
     dashboard = source()
     async with serving(ScriptedEngine(cluster=two_requests(dashboard)), dashboard) as url:
         index = index_of(dashboard.recent.written())
         for batch_id, (_, planned) in index.batches.items():
-            told = await get_json(url, f"/dashboard/batches/{batch_id}")
-            assert told["instances"] == list(planned.instance_ids)
-            assert told["predicted_seconds"] == planned.predicted_seconds
-            assert [part["id"] for part in told["parts"]] == [
+            reported = await get_json(url, f"/dashboard/batches/{batch_id}")
+            assert reported["instances"] == list(planned.instance_ids)
+            assert reported["predicted_seconds"] == planned.predicted_seconds
+            assert [part["id"] for part in reported["parts"]] == [
                 *(chunk.request_id for chunk in planned.chunks),
                 *(decode.request_id for decode in planned.decodes),
             ]
-            assert all(part["prompt"] == 6 for part in told["parts"])
+            assert all(part["prompt"] == 6 for part in reported["parts"])
             end = index.batch_ends.get(batch_id)
-            assert told["seconds"] == (None if end is None else end.seconds)
-            assert told["why"][0].startswith("Planned as ")
+            assert reported["seconds"] == (None if end is None else end.seconds)
+            assert reported["why"][0].startswith("Planned as ")
 
 
 async def test_the_bare_address_leads_to_the_dashboard_and_is_open(serving: Serving) -> None:
@@ -143,7 +143,7 @@ async def test_the_bare_address_leads_to_the_dashboard_and_is_open(serving: Serv
             assert answer.status_code == 200, link
 
 
-async def test_a_page_is_told_the_past_and_who_was_in_time(serving: Serving) -> None:
+async def test_a_page_is_reported_the_past_and_who_was_in_time(serving: Serving) -> None:
     dashboard = source()
     async with serving(ScriptedEngine(cluster=two_requests(dashboard)), dashboard) as url:
         hello, tick = await first(url, 2)

@@ -72,7 +72,7 @@ def test_long_runs_of_invalid_bytes_read_the_same(seed_bytes: list[int], period:
 
 
 @given(st.text(max_size=40))
-def test_no_character_is_told_before_it_is_whole(text: str) -> None:
+def test_no_character_is_reported_before_it_is_whole(text: str) -> None:
     tokenizer, _ = TOKENIZERS["byte-level"]
     pieces = _pieces(tokenizer, _ids_of_bytes(text.encode()))
     assert "".join(pieces) == text
@@ -81,7 +81,7 @@ def test_no_character_is_told_before_it_is_whole(text: str) -> None:
 
 
 @given(st.text(alphabet=st.characters(blacklist_characters="�", blacklist_categories=["Cs"]), max_size=40))
-def test_a_whole_character_is_told_at_once(text: str) -> None:
+def test_a_whole_character_is_reported_at_once(text: str) -> None:
     tokenizer, _ = TOKENIZERS["byte-level"]
     detokenizer = IncrementalDetokenizer(tokenizer)
     for character in text:

@@ -96,14 +96,14 @@ async def busy_server(serving: Serving) -> AsyncIterator[str]:
         yield url
 
 
-async def told(url: str, accept: str = "") -> httpx.Response:
+async def reported(url: str, accept: str = "") -> httpx.Response:
     async with httpx.AsyncClient(timeout=30) as client:
         return await client.get(f"{url}/metrics", headers={"Accept": accept})
 
 
 async def families(serving: Serving) -> list[Metric]:
     async with busy_server(serving) as url:
-        return list(parse_text((await told(url)).text))
+        return list(parse_text((await reported(url)).text))
 
 
 async def test_vllms_board_finds_every_series_and_label_it_asks_for(serving: Serving) -> None:
@@ -116,7 +116,7 @@ async def test_vllms_board_finds_every_series_and_label_it_asks_for(serving: Ser
         assert not name.endswith(("_sum", "_count")) or found[0].value > 0, name
 
 
-async def test_times_of_a_request_are_told_apart(serving: Serving) -> None:
+async def test_times_of_a_request_are_distinguished(serving: Serving) -> None:
     values = {
         (sample.name, sample.labels.get("latency"), sample.labels.get("outcome")): sample.value
         for family in await families(serving)
@@ -140,7 +140,7 @@ async def test_refusals_are_counted_by_code(serving: Serving) -> None:
 
 async def by_reason(url: str, family: str) -> dict[str, float]:
     """The samples of a family by their reason."""
-    (found,) = (one for one in parse_text((await told(url)).text) if one.name == family)
+    (found,) = (one for one in parse_text((await reported(url)).text) if one.name == family)
     return {
         sample.labels["reason"]: sample.value
         for sample in found.samples
@@ -164,7 +164,7 @@ async def test_rejections_at_admission_are_counted_by_reason(serving: Serving) -
     assert counted == dict.fromkeys(reasons, 0) | {"queue_full": 1}
 
 
-async def test_requests_that_wait_are_told_apart_by_reason(serving: Serving) -> None:
+async def test_requests_that_wait_are_distinguished_by_reason(serving: Serving) -> None:
     """Of four, one is deferred, one was but has been preempted since, one has no place, one
     gave no reason.
     """
@@ -211,7 +211,7 @@ async def test_the_exposition_keeps_the_rules_of_prometheus(serving: Serving) ->
 @pytest.mark.parametrize("accept", ["application/openmetrics-text; version=1.0.0", "text/plain", ""])
 async def test_who_asks_for_openmetrics_gets_it(serving: Serving, accept: str) -> None:
     async with busy_server(serving) as url:
-        answer = await told(url, accept)
+        answer = await reported(url, accept)
     is_open = accept.startswith("application/openmetrics-text")
     assert answer.headers["Content-Type"].startswith(
         "application/openmetrics-text" if is_open else "text/plain"

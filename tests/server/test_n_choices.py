@@ -44,7 +44,7 @@ async def test_choices_are_one_request_whose_seeds_count_up(serving: Serving) ->
 
 
 @pytest.mark.parametrize("path", [PATH, CHAT])
-async def test_a_stream_tells_every_choice_what_the_whole_answer_does(serving: Serving, path: str) -> None:
+async def test_a_stream_reports_every_choice_what_the_whole_answer_does(serving: Serving, path: str) -> None:
     prompt = {"prompt": "abc"} if path == PATH else {"messages": [{"role": "user", "content": "abc"}]}
     logprobs: dict[str, object] = {"logprobs": 1} if path == PATH else {"logprobs": True, "top_logprobs": 1}
     body = {**prompt, **logprobs, "n": 3, "seed": 7, "max_tokens": 40, "return_token_ids": True}
@@ -56,8 +56,8 @@ async def test_a_stream_tells_every_choice_what_the_whole_answer_does(serving: S
         parts = parts_of(events, choice["index"])
         if path == PATH:
             assert "".join(part["text"] for part in parts) == choice["text"]
-            told = [token for part in parts for token in part["logprobs"]["tokens"]]
-            assert told == choice["logprobs"]["tokens"]
+            reported = [token for part in parts for token in part["logprobs"]["tokens"]]
+            assert reported == choice["logprobs"]["tokens"]
         else:
             assert parts[0]["delta"] == {"role": "assistant", "content": ""}
             assert "".join(part["delta"]["content"] for part in parts) == choice["message"]["content"]
@@ -89,8 +89,8 @@ async def test_each_of_several_prompts_has_n_choices(serving: Serving) -> None:
     async with serving(asked) as url:
         body = {"prompt": ["ab", "c"], "n": 2, "max_tokens": 4, "echo": True, "return_token_ids": True}
         answer = (await post(url, PATH, **body)).json()
-    told = [(choice["index"], choice["text"]) for choice in answer["choices"]]
-    assert told == [(0, "abab"), (1, "abab"), (2, "ccc"), (3, "ccc")]
+    reported = [(choice["index"], choice["text"]) for choice in answer["choices"]]
+    assert reported == [(0, "abab"), (1, "abab"), (2, "ccc"), (3, "ccc")]
     prompts = [choice["prompt_token_ids"] for choice in answer["choices"]]
     assert prompts == [[256, 97, 98]] * 2 + [[256, 99]] * 2
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}

@@ -57,12 +57,12 @@ async def test_the_events_of_an_echo_make_the_whole_answer(
         *events, counts = events_of(await post(url, PATH, stream=True, stream_options=options, **body))
     assert counts["usage"] == whole["usage"]
     for choice in whole["choices"]:
-        told = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
-        assert "".join(part["text"] for part in told) == choice["text"]
+        reported = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in reported) == choice["text"]
         for name, values in choice["logprobs"].items():
-            parts = [part["logprobs"][name] for part in told]
+            parts = [part["logprobs"][name] for part in reported]
             assert [*chain.from_iterable(parts)] == values
-        assert told[-1]["finish_reason"] == choice["finish_reason"]
+        assert reported[-1]["finish_reason"] == choice["finish_reason"]
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

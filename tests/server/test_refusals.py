@@ -122,7 +122,7 @@ async def test_chats_that_cannot_be_served_are_refused_by_name(
         (PATH, "messages", None),
     ],
 )
-async def test_a_field_that_is_nearly_another_is_told_which(
+async def test_a_field_that_is_nearly_another_is_reported_which(
     serving: Serving, path: str, name: str, meant: str | None
 ) -> None:
     body = {"prompt": "a"} if path == PATH else {"messages": MESSAGES}
@@ -231,7 +231,7 @@ async def test_a_best_of_that_is_n_asks_for_nothing(serving: Serving) -> None:
     assert len(answer["choices"]) == 2
 
 
-async def test_unknown_paths_and_methods_are_told_alike(serving: Serving) -> None:
+async def test_unknown_paths_and_methods_are_reported_alike(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         missing = await client.get(f"{url}/nothing")
         wrong = await client.get(f"{url}{PATH}")
@@ -352,7 +352,7 @@ async def test_a_key_guards_all_but_the_probes(serving: Serving) -> None:
             assert (await client.post(url + PATH, json={"prompt": "a"}, headers=known)).status_code == 200
 
 
-async def test_several_keys_are_told_apart_and_each_is_bounded(serving: Serving) -> None:
+async def test_several_keys_are_distinguished_and_each_is_bounded(serving: Serving) -> None:
     engine = ScriptedEngine(pause_at=0)
     settings = {"api_keys": ("one", "two"), "max_requests_per_key": 1, "retry_after": 3}
 

@@ -68,7 +68,7 @@ async def test_a_completion_is_called_by_its_own_id(serving: Serving, path: str)
 
 
 @pytest.mark.parametrize("given", [b"", b"a" * 129, b"\xc3\xa9", b"a\tb"])
-async def test_an_id_that_a_header_or_a_log_cannot_hold_is_not_told_back(
+async def test_an_id_that_a_header_or_a_log_cannot_hold_is_not_reported_back(
     serving: Serving, given: bytes
 ) -> None:
     async with serving(ScriptedEngine()) as url:

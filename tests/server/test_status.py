@@ -104,7 +104,7 @@ async def test_a_client_may_name_the_server_in_its_request_line(serving: Serving
         assert await connection.status() == 200
 
 
-async def test_version_load_and_model_are_told(serving: Serving) -> None:
+async def test_version_load_and_model_are_reported(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         assert await get_json(url, "/version") == {"version": loong.__version__}
         assert await get_json(url, "/load") == {"server_load": 0}

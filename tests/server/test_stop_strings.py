@@ -9,14 +9,14 @@ LETTERS = st.text("ab", max_size=30)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
-def _told(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
+def _reported(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
     matcher = StopStrings(stops)
-    told = ""
+    reported = ""
     for piece in pieces:
-        told += matcher.add(piece)
+        reported += matcher.add(piece)
         if matcher.matched is not None:
-            return told, matcher.matched
-    return told + matcher.finish(), None
+            return reported, matcher.matched
+    return reported + matcher.finish(), None
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 30)))
@@ -25,30 +25,30 @@ def test_how_the_text_is_cut_into_pieces_does_not_matter(
 ) -> None:
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[a:b] for a, b in pairwise(edges)]
-    assert _told(pieces, stops) == _told(list(text), stops) == _told([text], stops)
+    assert _reported(pieces, stops) == _reported(list(text), stops) == _reported([text], stops)
 
 
 @given(st.lists(LETTERS), STOPS)
-def test_no_stop_string_is_ever_told(pieces: list[str], stops: list[str]) -> None:
-    told, matched = _told(pieces, stops)
+def test_no_stop_string_is_ever_reported(pieces: list[str], stops: list[str]) -> None:
+    reported, matched = _reported(pieces, stops)
     text = "".join(pieces)
-    assert not any(stop in told for stop in stops)
-    assert (matched is None) == (told == text)
-    assert text.startswith(told + (matched or ""))
+    assert not any(stop in reported for stop in stops)
+    assert (matched is None) == (reported == text)
+    assert text.startswith(reported + (matched or ""))
 
 
 @given(st.lists(LETTERS), STOPS)
 def test_only_the_beginning_of_a_stop_string_is_held_back(pieces: list[str], stops: list[str]) -> None:
     matcher = StopStrings(stops)
-    taken = told = ""
+    taken = reported = ""
     for piece in pieces:
-        taken, told = taken + piece, told + matcher.add(piece)
+        taken, reported = taken + piece, reported + matcher.add(piece)
         if matcher.matched is not None:
             return
-        held = taken[len(told) :]
+        held = taken[len(reported) :]
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
 def test_the_first_match_to_end_cuts_the_text() -> None:
-    assert _told(["xxabcd"], ["abcd", "bc"]) == ("xxa", "bc")
-    assert _told(["xxabcd"], ["bcd", "abcd"]) == ("xx", "abcd")
+    assert _reported(["xxabcd"], ["abcd", "bc"]) == ("xxa", "bc")
+    assert _reported(["xxabcd"], ["bcd", "abcd"]) == ("xx", "abcd")

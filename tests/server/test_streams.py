@@ -53,9 +53,9 @@ async def test_a_late_failure_is_an_event_before_the_end(
     serving: Serving, path: str, body: dict[str, object]
 ) -> None:
     async with serving(ScriptedEngine(fail_at=2)) as url:
-        *told, error = events_of(await post(url, path, stream=True, **body))
+        *reported, error = events_of(await post(url, path, stream=True, **body))
         refused = await error_of(url, path, 500, **body)
-    assert any(event["choices"] for event in told)
+    assert any(event["choices"] for event in reported)
     assert error == {"error": refused}
     assert refused["message"] == "instance 3 is lost"
     assert refused["type"] == "server_error"
@@ -63,7 +63,7 @@ async def test_a_late_failure_is_an_event_before_the_end(
 
 @BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_bug_is_told_as_an_error_object_and_only_the_log_says_what(
+async def test_a_bug_is_reported_as_an_error_object_and_only_the_log_says_what(
     serving: Serving, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     def forget(request: Request) -> Sequence[TokenId]:
@@ -71,8 +71,8 @@ async def test_a_bug_is_told_as_an_error_object_and_only_the_log_says_what(
 
     async with serving(ScriptedEngine(forget)) as url:
         if stream:
-            (told,) = events_of(await post(url, PATH, prompt="abc", stream=True))
-            error = told["error"]
+            (reported,) = events_of(await post(url, PATH, prompt="abc", stream=True))
+            error = reported["error"]
         else:
             error = await error_of(url, PATH, 500, prompt="abc")
     assert (error["type"], error["code"]) == ("server_error", "internal_error")

@@ -77,7 +77,7 @@ def test_a_batch_names_its_phase_and_its_kv_on_every_instance() -> None:
     assert (first["kv_reserved"], first["kv_used"], first["request_ids"]) == (9, 10, ["r1", "r2"])
 
 
-def test_counters_tell_the_kv_of_each_instance() -> None:
+def test_counters_report_the_kv_of_each_instance() -> None:
     counters = [(event["ts"], event["args"]) for event in events_of() if event["ph"] == "C"]
     assert (1.5e6, {"instance 0": 9}) in counters
     assert (2.0e6, {"instance 1": 20}) in counters

@@ -21,10 +21,12 @@ from loong.worker.runner import BatchRunner
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A lease is to end before `step`; the instance is told so during its step number `told_in`, from 1."""
+    """A lease is to end before `step`; the instance is told so during its step number
+    `reported_in`, from 1.
+    """
 
     step: int
-    told_in: int = 1
+    reported_in: int = 1
 
 
 @dataclass(slots=True)
@@ -37,8 +39,8 @@ class Told:
 
     def step(self) -> int:
         self.num_asked += 1
-        is_told = self.stop is not None and self.num_asked >= self.stop.told_in
-        return self.stop.step if self.stop is not None and is_told else self.num_steps
+        is_reported = self.stop is not None and self.num_asked >= self.stop.reported_in
+        return self.stop.step if self.stop is not None and is_reported else self.num_steps
 
     def wait_for_room(self, num_steps: int) -> None:
         """There is."""

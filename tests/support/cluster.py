@@ -62,9 +62,9 @@ class Recorder:
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Let the executor carry these out."""
-        told = tuple(instructions)
-        self.log += told
-        self._executor.submit(told)
+        reported = tuple(instructions)
+        self.log += reported
+        self._executor.submit(reported)
 
 
 class Cluster:

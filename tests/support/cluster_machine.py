@@ -69,7 +69,7 @@ class ToyBatch:
     num_steps_taken: int = 0
     num_computed: dict[RequestId, int] = field(default_factory=dict)  # steps in which it took part
     left: set[RequestId] = field(default_factory=set)
-    told: set[RequestId] = field(default_factory=set)  # have got a token
+    reported: set[RequestId] = field(default_factory=set)  # have got a token
     void: set[RequestId] = field(default_factory=set)  # were in a batch before that is lost
 
     @property
@@ -358,7 +358,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def token(self, batch: ToyBatch, request_id: RequestId, random: Random) -> ProducedToken:
         token_id, outputs = random.randint(STOP_TOKEN, 12), self.outputs[request_id]
-        batch.told.add(request_id)
+        batch.reported.add(request_id)
         request = self.requests[request_id]
         if request.num_prompt_logprobs is not None:  # with the first token all of the prompt is scored
             all_positions = {*range(1, len(request.prompt_token_ids))}
@@ -437,7 +437,7 @@ class ClusterMachine(RuleBasedStateMachine):
         """Whether a batch that is ending is to give a request a token."""
         ending = (self.workers.batches[batch.batch_id] for batch in self.view().ending)
         return request_id not in self.ended and any(
-            request_id in batch.sampled and request_id not in batch.told for batch in ending
+            request_id in batch.sampled and request_id not in batch.reported for batch in ending
         )
 
     def teardown(self) -> None:

@@ -68,14 +68,14 @@ def logged(
     return read_log(path)
 
 
-class Teller:
+class EventReporter:
     """A loop without policy or executor: a test tells its events and plans. Batches start when planned."""
 
     def __init__(self, log: DecisionLog, instances: Iterable[ElasticInstance]) -> None:
         self.state = ClusterState(tuple(instances))
         self._log = log
 
-    def tell(self, event: Event, plan: IterationPlan | None = None) -> None:
+    def report(self, event: Event, plan: IterationPlan | None = None) -> None:
         """Let an event happen, and on it a plan (the empty one, unless given)."""
         self.state.apply(event)
         self._log.on_event(event)
@@ -85,33 +85,33 @@ class Teller:
             self._log.on_plan([event], snapshot, made, instructions)
             for instruction in instructions:
                 if isinstance(instruction, RunBatch):
-                    self.tell(BatchStarted(event.time, instruction.batch_id))
+                    self.report(BatchStarted(event.time, instruction.batch_id))
 
     def plan(self, time: float, plan: IterationPlan) -> None:
         """Make a plan on an event that changes nothing: who is not there leaves."""
-        self.tell(RequestAborted(time, "nobody"), plan)
+        self.report(RequestAborted(time, "nobody"), plan)
 
 
-def told(
-    path: Path, instances: Iterable[ElasticInstance], script: Callable[[Teller], None]
+def reported(
+    path: Path, instances: Iterable[ElasticInstance], script: Callable[[EventReporter], None]
 ) -> tuple[Line, ...]:
     """The log of what a script tells, read back from `path`."""
     with decision_log(path) as log:
-        script(Teller(log, instances))
+        script(EventReporter(log, instances))
     return read_log(path)
 
 
-def prefill_two(teller: Teller) -> tuple[RequestView, RequestView]:
+def prefill_two(reporter: EventReporter) -> tuple[RequestView, RequestView]:
     """Two requests of 6 prompt and 9 output tokens, with their first tokens at second 1.
 
     The KV of r000 is on instances 0 and 1, that of r001 on instance 2.
     """
     for number in range(2):
-        teller.tell(RequestArrived(0.0, timed_request(number, 6, 9)))
-    first, second = teller.state.snapshot(0.0).waiting
-    teller.plan(0.0, IterationPlan((prefill([first], (0, 1)), prefill([second], (2,)))))
+        reporter.report(RequestArrived(0.0, timed_request(number, 6, 9)))
+    first, second = reporter.state.snapshot(0.0).waiting
+    reporter.plan(0.0, IterationPlan((prefill([first], (0, 1)), prefill([second], (2,)))))
     for batch_id, request_id in ((1, "r000"), (2, "r001")):
-        teller.tell(TokensProduced(1.0, batch_id, 0, (ProducedToken(request_id, 5),)))
-        teller.tell(BatchFinished(1.0, batch_id, 1))
-    first, second = teller.state.snapshot(1.0).running
+        reporter.report(TokensProduced(1.0, batch_id, 0, (ProducedToken(request_id, 5),)))
+        reporter.report(BatchFinished(1.0, batch_id, 1))
+    first, second = reporter.state.snapshot(1.0).running
     return first, second

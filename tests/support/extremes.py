@@ -11,6 +11,7 @@ from json_places import Json, Place, bodies, places
 PLAIN: Mapping[str, Mapping[str, object]] = {  # what each address answers with 200
     "/v1/completions": {"prompt": "a", "max_tokens": 2, "temperature": 0},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
     "/generate": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
     "/generate_stream": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
     "/tokenize": {"prompt": "a"},

@@ -10,6 +10,7 @@ from families import write_tiny_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 _BLOCK: dict[str, object] = {
     "hidden_size": 64,
@@ -59,6 +60,24 @@ def write_gguf(
     (reference / "config.json").write_text(json.dumps(config))
     save_file(dequantized, reference / "model.safetensors", metadata={"format": "pt"})
     return path, reference
+
+
+def write_reference(path: Path, config: LlamaConfig, folder: Path) -> Path:
+    """Write the tensors of a llama's GGUF file, as `gguf` reads them, in Hugging Face's format."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    own_names = {}
+    for name in LlamaForCausalLM(config).state_dict():
+        own_names[names.get_name(name, (".weight", ".bias"))] = name
+    tensors = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        name = own_names[tensor.name]
+        if "q_proj" in name or "k_proj" in name:
+            values = _halved(values, config.hidden_size // config.num_attention_heads)
+        tensors[name] = torch.from_numpy(np.array(values, np.float32))
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def finish(writer: gguf.GGUFWriter) -> None:

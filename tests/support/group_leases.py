@@ -38,15 +38,15 @@ class Story:
             for prompt, length in zip(PROMPTS, lengths, strict=False)
         ]
         self.commands: list[RunBatch | ReleaseKV] = []
-        self._tell(prefill([live.view() for live in self.lives], group), 1)
+        self._report(prefill([live.view() for live in self.lives], group), 1)
 
     def lease(self, lease: Lease) -> None:
         """Go on with a lease, which takes all its steps."""
         masters = {live.request.request_id: i for live, i in zip(self.lives, lease.masters, strict=True)}
         views = [live.view() for live in self.lives]
-        self._tell(decode(views, lease.group, masters, num_steps=lease.num_steps), lease.num_steps)
+        self._report(decode(views, lease.group, masters, num_steps=lease.num_steps), lease.num_steps)
 
-    def _tell(self, plan: BatchPlan, num_steps: int) -> None:
+    def _report(self, plan: BatchPlan, num_steps: int) -> None:
         inputs = tuple(live.input_for(plan) for live in self.lives)
         self.commands.append(RunBatch(1 + len(self.commands), plan, inputs))
         for live in self.lives:

@@ -82,15 +82,15 @@ class ThreadCopyStream:
 
     def signal(self, members: int, offset: int, epoch: int) -> None:
         """See CopyStream."""
-        told = [address for rank, address in enumerate(self._arena.host_addresses) if members >> rank & 1]
+        reported = [address for rank, address in enumerate(self._arena.host_addresses) if members >> rank & 1]
         value = torch.tensor([epoch])
 
-        def tell() -> None:
+        def report() -> None:
             if self._patience.stop < epoch:
-                for address in told:
+                for address in reported:
                     memmove(address + offset, value.data_ptr(), value.nbytes)
 
-        self._do(tell)
+        self._do(report)
 
     def wait(self, offset: int, epoch: int, source: int) -> None:
         """See CopyStream."""

@@ -59,7 +59,7 @@ def places(
         return
     within += (reference,) if reference else ()
     found = resolved(schema, document)
-    options = found.get("anyOf")
+    options = found.get("anyOf", found.get("oneOf"))
     if options is not None:
         for option in options:
             yield from places(option, document, path, within)

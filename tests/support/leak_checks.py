@@ -49,7 +49,7 @@ def _fill_tiers(
     homes = {r.request_id: i.instance_id for r, i in zip(requests, instances, strict=False)}
     tier_ids = {r.request_id: i.instance_id for r, i in zip(requests, tiers, strict=True)}
     cluster.run(requests, _prefilling_and_offloading(cluster, homes, tier_ids))
-    committed = [told.is_committed for told in cluster.log if isinstance(told, MigrationFinished)]
+    committed = [reported.is_committed for reported in cluster.log if isinstance(reported, MigrationFinished)]
     assert committed == [True] * len(tiers), "slots of host tiers have leaked"
 
 

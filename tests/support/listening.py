@@ -88,5 +88,7 @@ async def _app_apart(
     await client.open(theirs)
     stack.push_async_callback(connection.has_ended.wait)
     stack.callback(client.close)
-    told_of = RemoteCluster(str(path), has_dashboard=request_observers is not None, has_spans=has_spans)
-    return create_remote_app(client, tokenizer, settings, cluster.registry, told_of)
+    remote_cluster = RemoteCluster(
+        str(path), has_dashboard=request_observers is not None, has_spans=has_spans
+    )
+    return create_remote_app(client, tokenizer, settings, cluster.registry, remote_cluster)

@@ -47,7 +47,7 @@ class RecordedRun:
         _events: Sequence[Event],
         _snapshot: Snapshot,
         plan: IterationPlan,
-        _told: Sequence[Instruction],
+        _reported: Sequence[Instruction],
         /,
     ) -> None:
         """Keep the digest of a plan."""

@@ -82,7 +82,7 @@ def test_groups_that_change_between_leases_give_the_tokens_of_transformers_and_o
     for live in story.lives:
         name = live.request.request_id
         for by_rank in (launched, captured):
-            outcomes = [outcome for told in zip(*by_rank, strict=True) for outcome in told]
+            outcomes = [outcome for reported in zip(*by_rank, strict=True) for outcome in reported]
             tokens = [token.token_id for o in outcomes for _, token in o.tokens if token.request_id == name]
             assert tokens == live.output_token_ids
     for ours, theirs in zip(captured, launched, strict=True):

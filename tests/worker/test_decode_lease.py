@@ -93,14 +93,22 @@ def run(
     return outcomes
 
 
-def told(outcome: Outcome) -> list[tuple[int, int, FinishReason | None]]:
+def reported(outcome: Outcome) -> list[tuple[int, int, FinishReason | None]]:
     def without_id(step: int, token: ProducedToken) -> tuple[int, int, FinishReason | None]:
         return step, token.token_id, token.finish_reason
 
     return [without_id(step, token) for step, token in outcome.tokens]
 
 
-ENDS = [None, Stop(1), Stop(4), Stop(2, told_in=5), Stop(20), Stop(17, told_in=11), Stop(19, told_in=12)]
+ENDS = [
+    None,
+    Stop(1),
+    Stop(4),
+    Stop(2, reported_in=5),
+    Stop(20),
+    Stop(17, reported_in=11),
+    Stop(19, reported_in=12),
+]
 
 
 @pytest.mark.parametrize("stop", ENDS, ids=str)
@@ -109,21 +117,21 @@ def test_steps_that_do_not_wait_give_the_same_tokens_and_end_with_the_same_slots
     fabric: SocketFabric, folder: Path, stop: Stop | None, num_tokens: tuple[int, ...]
 ) -> None:
     waiting, not_waiting = run(fabric, folder, stop, num_tokens)
-    assert told(not_waiting) == told(waiting)
+    assert reported(not_waiting) == reported(waiting)
     assert not_waiting.num_steps == waiting.num_steps
     live = [n for n in num_tokens if n - 1 > waiting.num_steps]
     if len(live) == len(num_tokens):
         assert not_waiting.num_slots_used == waiting.num_slots_used
 
 
-@pytest.mark.parametrize("stop", [None, Stop(25, told_in=3)], ids=str)
+@pytest.mark.parametrize("stop", [None, Stop(25, reported_in=3)], ids=str)
 def test_a_request_that_ends_by_a_token_leaves_and_the_others_go_on(
     fabric: SocketFabric, folder: Path, stop: Stop | None
 ) -> None:
     stops = tuple(range(0, 97, 9))
     waiting, not_waiting = run(fabric, folder, stop, (30, 30, 30), stop_token_ids=stops)
     assert any(token.finish_reason is FinishReason.STOP for _, token in waiting.tokens)
-    assert told(not_waiting) == told(waiting)
+    assert reported(not_waiting) == reported(waiting)
 
 
 KINDS: Mapping[str, Mapping[str, object]] = {
@@ -150,7 +158,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
 
 
 @pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("stop", [None, Stop(4), Stop(17, told_in=11)], ids=str)
+@pytest.mark.parametrize("stop", [None, Stop(4), Stop(17, reported_in=11)], ids=str)
 def test_whatever_requests_ask_for_comes_without_waiting(
     fabric: SocketFabric,
     folder: Path,
@@ -161,7 +169,7 @@ def test_whatever_requests_ask_for_comes_without_waiting(
 ) -> None:
     waiting, not_waiting = run(fabric, folder, stop, (30, 8, 13), tokenizer=tokenizer, **params)
     assert len(leases) == 1
-    assert told(not_waiting) == told(waiting)
+    assert reported(not_waiting) == reported(waiting)
     assert_same_logprobs(not_waiting, waiting)
 
 
@@ -172,7 +180,7 @@ def test_requests_that_ask_for_different_things_share_a_lease(
     num_tokens = tuple(range(9, 9 + 2 * len(each), 2))
     waiting, not_waiting = run(fabric, folder, None, num_tokens, *each, tokenizer=tokenizer)
     assert len(leases) == 1
-    assert told(not_waiting) == told(waiting)
+    assert reported(not_waiting) == reported(waiting)
     assert_same_logprobs(not_waiting, waiting)
 
 
@@ -183,7 +191,7 @@ def test_a_request_whose_schema_nothing_can_keep_to_fails_alone(
     begun = {"grammar": SCHEMA, "temperature": 0.0}
     waiting, not_waiting = run(fabric, folder, None, (13, 13), begun, {"seed": 1})
     assert len(leases) == 1
-    assert told(not_waiting) == told(waiting)
+    assert reported(not_waiting) == reported(waiting)
     reasons = Counter(token.finish_reason for _, token in not_waiting.tokens)
     assert reasons == {FinishReason.STUCK: 1, FinishReason.LENGTH: 1, None: 11}
 
@@ -202,7 +210,7 @@ def assert_same_logprobs(one: Outcome, other: Outcome) -> None:
 
 
 @pytest.mark.parametrize("takes_leases", [False, True])
-def test_forks_hold_the_slots_of_their_prompt_until_the_last_has_gone(
+def test_siblings_hold_the_slots_of_their_prompt_until_the_last_has_gone(
     fabric: SocketFabric, folder: Path, takes_leases: bool
 ) -> None:
     instance = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases))
@@ -232,4 +240,4 @@ def test_a_lease_whose_lists_of_slots_are_too_long_waits_for_the_host(
     monkeypatch.setattr(decode_graph, "_LISTS_A_SLOT", 0.1)
     monkeypatch.setattr(DecodeLease, "_take_steps", None)  # nobody asks it
     waiting, not_waiting = run(fabric, folder, None, (30, 40, 50))
-    assert told(not_waiting) == told(waiting)
+    assert reported(not_waiting) == reported(waiting)

@@ -15,8 +15,11 @@ from loong.core.request import FinishReason
 from loong.fabric.traffic import Channel
 
 
-def told(outcomes: Sequence[Outcome]) -> list[list[tuple[int, ProducedToken]]]:
-    return [sorted(outcome.tokens, key=lambda told: (told[0], told[1].request_id)) for outcome in outcomes]
+def reported(outcomes: Sequence[Outcome]) -> list[list[tuple[int, ProducedToken]]]:
+    return [
+        sorted(outcome.tokens, key=lambda reported: (reported[0], reported[1].request_id))
+        for outcome in outcomes
+    ]
 
 
 def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: Path) -> None:
@@ -34,7 +37,7 @@ def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: 
         run_commands(folder, 4, story.commands, takes_leases=way) for way in (False, True)
     )
     for ours, theirs in zip(not_waiting, waiting, strict=True):
-        assert told(ours) == told(theirs)
+        assert reported(ours) == reported(theirs)
         assert [o.num_steps for o in ours] == [o.num_steps for o in theirs]
         assert [o.num_slots_used for o in ours] == [o.num_slots_used for o in theirs]
     for live in story.lives:
@@ -69,7 +72,7 @@ def test_groups_give_what_requests_ask_for(folder: Path, params: Mapping[str, ob
         run_commands(folder, 4, story.commands, takes_leases=way) for way in (False, True)
     )
     for ours, theirs in zip(not_waiting, waiting, strict=True):
-        assert told(without_logprobs(ours)) == told(without_logprobs(theirs))
+        assert reported(without_logprobs(ours)) == reported(without_logprobs(theirs))
 
 
 def without_logprobs(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -87,11 +90,11 @@ def without_logprobs(outcomes: Sequence[Outcome]) -> list[Outcome]:
     [
         (Stop(1), 2),  # the second step had begun
         (Stop(4), 4),
-        (Stop(2, told_in=5), 6),
-        (Stop(7, told_in=3), 7),
+        (Stop(2, reported_in=5), 6),
+        (Stop(7, reported_in=3), 7),
         (Stop(12), 8),  # all requests are over before
         (None, 8),
-        (Stop(30, told_in=2), 8),
+        (Stop(30, reported_in=2), 8),
     ],
 )
 def test_all_members_end_at_one_step_which_the_leader_names_or_nobody_is_left(
@@ -114,7 +117,7 @@ def test_all_members_end_at_one_step_which_the_leader_names_or_nobody_is_left(
         assert (outcome.tokens[-1][1].finish_reason is FinishReason.LENGTH) == is_over
 
 
-@pytest.mark.parametrize("stop", [Stop(16), Stop(11, told_in=3), Stop(90, told_in=5)], ids=str)
+@pytest.mark.parametrize("stop", [Stop(16), Stop(11, reported_in=3), Stop(90, reported_in=5)], ids=str)
 def test_a_lease_goes_on_as_long_as_the_leader_says_if_it_hears_of_it_before_the_last_step(
     folder: Path, stop: Stop
 ) -> None:
@@ -126,7 +129,7 @@ def test_a_lease_goes_on_as_long_as_the_leader_says_if_it_hears_of_it_before_the
     )
     num_steps = min(stop.step, NUM_TOKENS - 1)
     for ours, theirs in zip(not_waiting, waiting, strict=True):
-        assert told(ours) == told(theirs)
+        assert reported(ours) == reported(theirs)
         assert ours[1].num_steps == theirs[1].num_steps == num_steps
     for live, (_, outcome) in zip(story.lives, not_waiting, strict=True):
         tokens, _ = expected(folder, live.request.prompt_token_ids, NUM_TOKENS)
@@ -137,7 +140,7 @@ def test_a_lease_goes_on_as_long_as_the_leader_says_if_it_hears_of_it_before_the
 def test_a_lease_that_hears_in_its_last_step_that_it_may_go_on_ends(folder: Path) -> None:
     story = Story(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))
     story.lease(Lease((0, 1), (0, 1), 7))
-    by_rank = run_commands(folder, 2, story.commands, {0: Stop(15, told_in=7)}, takes_leases=True)
+    by_rank = run_commands(folder, 2, story.commands, {0: Stop(15, reported_in=7)}, takes_leases=True)
     assert [outcomes[1].num_steps for outcomes in by_rank] == [7, 7]
     assert [outcomes[1].num_slots_used - outcomes[0].num_slots_used for outcomes in by_rank] == [7, 7]
 
@@ -158,11 +161,11 @@ def test_all_ranks_of_all_members_take_the_same_steps(folder: Path, group: tuple
     """Though only rank 0 of the leader is told to stop in time."""
     story = Story(folder, group, (NUM_TOKENS, NUM_TOKENS))
     story.lease(Lease(group, (group[-1], group[0]), 9))
-    stops = {group[0]: Stop(4, told_in=2)}
+    stops = {group[0]: Stop(4, reported_in=2)}
     by_rank = run_commands(folder, 2, story.commands, stops, takes_leases=True, tp_size=2)
     members = [outcomes[1] for rank, outcomes in enumerate(by_rank) if rank // 2 in group]
     assert [outcome.num_steps for outcome in members] == [4] * len(members)
-    told = [token for outcome in members for _, token in outcome.tokens]
+    reported = [token for outcome in members for _, token in outcome.tokens]
     for live in story.lives:
-        tokens = [token.token_id for token in told if token.request_id == live.request.request_id]
+        tokens = [token.token_id for token in reported if token.request_id == live.request.request_id]
         assert sorted(tokens) == sorted(2 * live.output_token_ids[1:5])  # each rank of its master tells them

@@ -15,7 +15,7 @@ def lease(batch_id: int, num_steps: int) -> RunBatch:
     return RunBatch(batch_id, BatchPlan(ESPGroup((0,)), (), (), num_steps), ())
 
 
-def test_a_lease_ends_after_its_last_step_unless_it_is_told_otherwise() -> None:
+def test_a_lease_ends_after_its_last_step_unless_it_is_reported_otherwise() -> None:
     ends = LeaseEnds(deadline=0.0)
     end, other = ends.of(lease(1, 16)), ends.of(lease(2, 9))
     assert (end.step(), other.step()) == (16, 9)

@@ -36,10 +36,12 @@ def test_groups_that_change_between_leases_give_the_tokens_of_transformers(folde
         story.lease(lease)
     world, carrier = World(3, 1), Carrier.ARENAS
     by_rank = cast("list[list[Outcome]]", run_in_world(run, world, folder, story.commands, carrier=carrier))
-    told = [token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens]
+    reported = [
+        token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens
+    ]
     for live in story.lives:
         name = live.request.request_id
-        assert [token.token_id for token in told if token.request_id == name] == live.output_token_ids
+        assert [token.token_id for token in reported if token.request_id == name] == live.output_token_ids
     traffic = [outcome.traffic[Channel.QUERIES] for outcomes in by_rank for outcome in outcomes]
     assert all(sent.messages == 0 for sent in traffic)  # what kernels put is no message
 

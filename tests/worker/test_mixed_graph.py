@@ -53,20 +53,20 @@ class Story:
         num_replays = self._backend.num_replays
         inputs = tuple(live.input_for(plan) for live in lives)
         scored = tuple(chunk for live in lives if (chunk := live.scored_chunk(plan)) is not None)
-        told: list[list[ProducedToken]] = []
+        reported: list[list[ProducedToken]] = []
         found: list[tuple[PromptLogprobs, ...]] = []
         for instance in self._instances:
             self._num_batches += 1
             outcome = instance.carry_out(RunScoredBatch(self._num_batches, plan, inputs, scored))
-            told.append([token for _, token in outcome.tokens])
+            reported.append([token for _, token in outcome.tokens])
             found.append(outcome.prompt_logprobs)
-        assert [token.token_id for token in told[0]] == [token.token_id for token in told[1]]
-        assert chosen(told[0]) == pytest.approx(chosen(told[1]), abs=1e-5)
+        assert [token.token_id for token in reported[0]] == [token.token_id for token in reported[1]]
+        assert chosen(reported[0]) == pytest.approx(chosen(reported[1]), abs=1e-5)
         assert [part.request_id for part in found[0]] == [chunk.request_id for chunk in scored]
         for part, other in zip(*found, strict=True):
             assert (part.positions, part.ranks, part.top_ids) == (other.positions, other.ranks, other.top_ids)
             assert part.chosen == pytest.approx(other.chosen, abs=1e-5)
-        tokens = {token.request_id: token.token_id for token in told[0]}
+        tokens = {token.request_id: token.token_id for token in reported[0]}
         for live in lives:
             live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
             if live.request.request_id in tokens:

@@ -49,11 +49,11 @@ class Story:
 
     def check(self, by_rank: Sequence[Sequence[Outcome]]) -> None:
         """All tokens came, and were right."""
-        told = [
+        reported = [
             token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens
         ]
         for live in self.lives:
-            its = [token for token in told if token.request_id == live.request.request_id]
+            its = [token for token in reported if token.request_id == live.request.request_id]
             tokens, logprobs = expected(self._folder, live.request.prompt_token_ids, 9)
             num_tokens = len(live.output_token_ids)
             assert num_tokens > 0

@@ -31,8 +31,8 @@ async def test_a_worker_that_fails_says_why_once(tmp_path: Path, capfd: pytest.C
             events += await executor.next_events()
     event = losses[0]
     assert (event.instance_id, event.reason) == (0, "KeyError: 'nobody'")
-    told = capfd.readouterr().err
-    assert told.count("Traceback") == 1, told
+    reported = capfd.readouterr().err
+    assert reported.count("Traceback") == 1, reported
 
 
 @pytest.mark.parametrize("victim", range(3))

@@ -69,7 +69,7 @@ class Told:
         ]
         self.commands: list[RunBatch] = []
 
-    def tell(self, plan: BatchPlan) -> None:
+    def report(self, plan: BatchPlan) -> None:
         """Run a batch, which takes all its steps."""
         concerned = [live for live in self.lives if live.request.request_id in plan.request_ids]
         inputs = tuple(live.input_for(plan) for live in concerned)
@@ -87,20 +87,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def told(folder: Path) -> Told:
+def reported(folder: Path) -> Told:
     """Prompts beside decodes, of groups that change; in the last prompt, too many rows for puts travel."""
-    told = Told(folder, 20, 14, 7, 30)
-    a, b, c, d = told.lives
-    told.tell(prefill([a.view(), b.view()], (0, 1), num_tokens=9))
-    told.tell(prefill([a.view(), b.view()], (2, 0, 1), masters=(1, 2), transfer=Transfer.QUERY))
+    reported = Told(folder, 20, 14, 7, 30)
+    a, b, c, d = reported.lives
+    reported.report(prefill([a.view(), b.view()], (0, 1), num_tokens=9))
+    reported.report(prefill([a.view(), b.view()], (2, 0, 1), masters=(1, 2), transfer=Transfer.QUERY))
     masters = {a.request.request_id: 2, b.request.request_id: 0}
     chunk = prefill([c.view()], (1, 0, 2), masters=(0, 1), transfer=Transfer.QUERY)
-    told.tell(both(chunk, decode([a.view(), b.view()], (1, 0, 2), masters)))
-    told.tell(
+    reported.report(both(chunk, decode([a.view(), b.view()], (1, 0, 2), masters)))
+    reported.report(
         decode([a.view(), b.view(), c.view()], (0, 2, 1), {**masters, c.request.request_id: 1}, num_steps=2)
     )
-    told.tell(prefill([d.view()], (0, 1), transfer=Transfer.QUERY))
-    return told
+    reported.report(prefill([d.view()], (0, 1), transfer=Transfer.QUERY))
+    return reported
 
 
 def run(
@@ -117,13 +117,13 @@ def run(
     "carrier", [Carrier.ARENAS, pytest.param(Carrier.GPU_ARENAS, marks=pytest.mark.multigpu)]
 )
 def test_prompts_and_decodes_in_groups_that_change_have_the_tokens_of_transformers(
-    folder: Path, told: Told, carrier: Carrier
+    folder: Path, reported: Told, carrier: Carrier
 ) -> None:
     by_rank = cast(
-        "list[list[Outcome]]", run_in_world(run, World(3, 1), folder, told.commands, carrier=carrier)
+        "list[list[Outcome]]", run_in_world(run, World(3, 1), folder, reported.commands, carrier=carrier)
     )
     tokens = [token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens]
-    for live in told.lives:
+    for live in reported.lives:
         name = live.request.request_id
         assert [token.token_id for token in tokens if token.request_id == name] == live.output_token_ids
     messages = [[outcome.traffic[Channel.QUERIES].messages for outcome in outcomes] for outcomes in by_rank]
@@ -144,9 +144,9 @@ def lose_a_member(
     return str(raised.value)
 
 
-def test_a_step_ends_at_once_when_a_member_is_lost(folder: Path, told: Told) -> None:
+def test_a_step_ends_at_once_when_a_member_is_lost(folder: Path, reported: Told) -> None:
     survivors = run_in_world(
-        lose_a_member, World(3, 1), folder, told.commands, carrier=Carrier.ARENAS, num_victims=1
+        lose_a_member, World(3, 1), folder, reported.commands, carrier=Carrier.ARENAS, num_victims=1
     )
     assert all(
         str(survivors[i]).endswith("batch 2: instance 1 (tensor-parallel rank 0) is lost") for i in (0, 2)

@@ -40,13 +40,13 @@ class Story:
 
     def check(self, by_rank: Sequence[Sequence[Outcome]]) -> None:
         """Each prompt's first token came once, and was right."""
-        told = [
+        reported = [
             (token.request_id, token.token_id)
             for outcomes in by_rank
             for outcome in outcomes
             for _, token in outcome.tokens
         ]
-        assert sorted(told) == sorted(
+        assert sorted(reported) == sorted(
             (live.request.request_id, expected(self._folder, live.request.prompt_token_ids, 1)[0][0])
             for live in self.lives
         )

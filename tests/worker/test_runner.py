@@ -72,8 +72,8 @@ def test_retention_by_any_instances_costs_no_message_and_no_byte(folder: Path) -
     [
         (Stop(1), 1),
         (Stop(4), 4),
-        (Stop(2, told_in=5), 5),  # known too late
-        (Stop(7, told_in=3), 7),
+        (Stop(2, reported_in=5), 5),  # known too late
+        (Stop(7, reported_in=3), 7),
         (Stop(12), 9),  # all requests are over before
         (None, 9),
     ],

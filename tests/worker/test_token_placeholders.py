@@ -65,12 +65,12 @@ class LateBackend(CpuBackend):
 
     def __init__(self, *, takes_leases: bool) -> None:
         super().__init__(takes_leases=takes_leases)
-        self.told: SimpleQueue[RunBatch | None] = SimpleQueue()
+        self.reported: SimpleQueue[RunBatch | None] = SimpleQueue()
         self.story: list[int | None] = []  # a batch that was told to be done, or None: a step was asked for
 
     def read(self, *tensors: Tensor) -> Reading:
         self.story.append(None)
-        return LateReading(super().read(*tensors), self.told.empty)
+        return LateReading(super().read(*tensors), self.reported.empty)
 
 
 class OverlappingInstance(BareInstance):
@@ -84,9 +84,9 @@ class OverlappingInstance(BareInstance):
         """The tokens of each batch."""
         loop = BatchLoop(0, 0, self._runner, LeaseEnds(1.0), self._send, lambda: None)
         for command in commands:
-            self._backend.told.put(command)
+            self._backend.reported.put(command)
         while commands[-1].batch_id not in self._backend.story:
-            loop.turn(self._backend.told)
+            loop.turn(self._backend.reported)
         return [
             [
                 token
@@ -120,7 +120,7 @@ class Chain:
         self._masters: dict[RequestId, InstanceId] = {}
         self._unknown: set[RequestId] = set()  # got a token in the batch before
 
-    def tell(
+    def report(
         self,
         group: Sequence[InstanceId],
         num_present: int | None = None,
@@ -137,9 +137,9 @@ class Chain:
             transfer = Transfer.QUERY if keep_on is None else Transfer.KV
             chunks = prefill(prompts, group, num_tokens=CHUNK, keep_on=keep_on, transfer=transfer)
             plan = both(chunks, plan)
-        self._tell(plan, lives)
+        self._report(plan, lives)
 
-    def _tell(self, plan: BatchPlan, lives: Sequence[LiveRequest]) -> None:
+    def _report(self, plan: BatchPlan, lives: Sequence[LiveRequest]) -> None:
         batch_id = 1 + len(self.known)
         known = [live.input_for(plan) for live in lives]
         predicted = [
@@ -181,18 +181,20 @@ def all_tokens(instance: BareInstance, lives: Sequence[LiveRequest]) -> Tokens:
     """What requests get that are computed at once, and decoded by a lease."""
     lives = [LiveRequest(live.request) for live in lives]
     plan = prefill([live.view() for live in lives], (0,))
-    told = instance.carry_out(RunBatch(1, plan, tuple(live.input_for(plan) for live in lives))).tokens
-    for live, (_, token) in zip(lives, told, strict=True):
+    reported = instance.carry_out(RunBatch(1, plan, tuple(live.input_for(plan) for live in lives))).tokens
+    for live, (_, token) in zip(lives, reported, strict=True):
         live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
         live.output_token_ids.append(token.token_id)
     masters = {live.request.request_id: 0 for live in lives}
     plan = decode([live.view() for live in lives], (0,), masters, num_steps=MAX_TOKENS - 1)
     lease = RunBatch(2, plan, tuple(live.input_for(plan) for live in lives))
-    told += instance.carry_out(lease).tokens
+    reported += instance.carry_out(lease).tokens
     for live in lives:
         instance.carry_out(ReleaseKV(live.request.request_id, (0,)))
     return {
-        live.request.request_id: [token for _, token in told if token.request_id == live.request.request_id]
+        live.request.request_id: [
+            token for _, token in reported if token.request_id == live.request.request_id
+        ]
         for live in lives
     }
 
@@ -200,12 +202,12 @@ def all_tokens(instance: BareInstance, lives: Sequence[LiveRequest]) -> Tokens:
 def all_ways_of_going_on(lives: Sequence[LiveRequest], tokens: Tokens) -> Chain:
     """Chunks of prompts alone and beside decodes, decodes alone, and leases."""
     chain = Chain(lives, tokens)
-    chain.tell((0,), num_present=3)
+    chain.report((0,), num_present=3)
     for _ in range(4):
-        chain.tell((0,))
-    chain.tell((0,), num_steps=3)
-    chain.tell((0,))
-    chain.tell((0,))
+        chain.report((0,))
+    chain.report((0,), num_steps=3)
+    chain.report((0,))
+    chain.report((0,))
     return chain
 
 
@@ -224,19 +226,19 @@ def by_batch(outcomes: Sequence[Outcome]) -> list[list[ProducedToken]]:
 
 
 @pytest.mark.parametrize("takes_leases", [False, True])
-def test_batches_told_before_tokens_are_known_give_the_same_tokens(
+def test_batches_reported_before_tokens_are_known_give_the_same_tokens(
     fabric: SocketFabric, folder: Path, takes_leases: bool
 ) -> None:
     instance = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases))
     lives = live_requests(*PENALIZED)
     chain = all_ways_of_going_on(lives, all_tokens(instance, lives))
     assert any(given.depends_on_batch_id is not None for batch in chain.predicted for given in batch.inputs)
-    told = []
+    reported = []
     for number, commands in enumerate((chain.known, chain.predicted)):
-        told.append([instance.carry_out(later(command, 10 + 10 * number)) for command in commands])
+        reported.append([instance.carry_out(later(command, 10 + 10 * number)) for command in commands])
         for live in lives:
             instance.carry_out(ReleaseKV(live.request.request_id, (0,)))
-    known, predicted = told
+    known, predicted = reported
     assert_same(by_batch(predicted), by_batch(known))
     assert [o.num_slots_used for o in predicted] == [o.num_slots_used for o in known]
 
@@ -256,13 +258,13 @@ def later(command: RunBatch, difference: int) -> RunBatch:
 def test_so_they_do_on_groups(fabric: SocketFabric, folder: Path, takes_leases: bool) -> None:
     lives = live_requests(*PENALIZED)
     chain = Chain(lives, all_tokens(BareInstance(fabric, 0, folder, None, CpuBackend()), lives))
-    chain.tell((0, 1), num_present=3)
-    chain.tell((1, 0))
-    chain.tell((0, 1))
-    chain.tell((0, 1))
-    chain.tell((0, 1))
-    chain.tell((1, 0), num_steps=3)
-    chain.tell((0, 1))
+    chain.report((0, 1), num_present=3)
+    chain.report((1, 0))
+    chain.report((0, 1))
+    chain.report((0, 1))
+    chain.report((0, 1))
+    chain.report((1, 0), num_steps=3)
+    chain.report((0, 1))
     known, predicted = (
         run_commands(folder, 2, commands, takes_leases=takes_leases)
         for commands in (chain.known, chain.predicted)
@@ -278,11 +280,11 @@ def test_a_group_may_shrink_to_the_one_that_samples(
 ) -> None:
     lives = live_requests({"temperature": 0.0})
     chain = Chain(lives, all_tokens(BareInstance(fabric, 0, folder, None, CpuBackend()), lives))
-    chain.tell((0, 1), keep_on=(0,))
-    chain.tell((0, 1))
-    chain.tell((0,))
-    chain.tell((0,))
-    chain.tell((0, 1))
+    chain.report((0, 1), keep_on=(0,))
+    chain.report((0, 1))
+    chain.report((0,))
+    chain.report((0,))
+    chain.report((0, 1))
     assert [batch.inputs[0].depends_on_batch_id for batch in chain.predicted] == [None, 1, 2, 3, 4]
     (ours, _), (theirs, _) = (
         run_commands(folder, 2, commands, takes_leases=takes_leases)
@@ -303,8 +305,8 @@ def test_a_batch_that_begins_before_the_one_before_has_ended_gives_the_same_toke
     backend = LateBackend(takes_leases=takes_leases)
     overlapping = OverlappingInstance(fabric, folder, backend)
     backend.story.clear()
-    told = overlapping.carry_out_all([later(command, 20) for command in chain.predicted])
-    assert_same(told, by_batch(outcomes))
+    reported = overlapping.carry_out_all([later(command, 20) for command in chain.predicted])
+    assert_same(reported, by_batch(outcomes))
     assert overlapping.num_slots_used == outcomes[-1].num_slots_used
     done = [batch_id for batch_id in backend.story if batch_id is not None]
     assert done == [20 + command.batch_id for command in chain.predicted]
@@ -320,13 +322,13 @@ def test_so_do_chunks_that_sample_nothing(fabric: SocketFabric, folder: Path) ->
     tokens = all_tokens(BareInstance(fabric, 0, folder, None, CpuBackend()), [live])
     chain = Chain([live], tokens)
     for _ in range(5):
-        chain.tell((0,))
+        chain.report((0,))
     backend = LateBackend(takes_leases=True)
-    told = OverlappingInstance(fabric, folder, backend).carry_out_all(
+    reported = OverlappingInstance(fabric, folder, backend).carry_out_all(
         [later(command, 10) for command in chain.predicted]
     )
-    assert [len(batch) for batch in told] == [0, 0, 1, 1, 1]
-    assert of_request(live, told) == tokens[live.request.request_id][:3]
+    assert [len(batch) for batch in reported] == [0, 0, 1, 1, 1]
+    assert of_request(live, reported) == tokens[live.request.request_id][:3]
     assert [batch_id for batch_id in backend.story if batch_id is not None] == [11, 12, 13, 14, 15]
 
 
@@ -343,22 +345,22 @@ def test_a_request_that_ended_by_its_token_ends_with_one_more_and_others_go_on(
     ending.request = replace(ending.request, sampling_params=params)
     chain = Chain(lives, tokens)
     for _ in range(3):
-        chain.tell((0,))
-    chain.tell((0,), num_steps=num_steps)
+        chain.report((0,))
+    chain.report((0,), num_steps=num_steps)
     commands = [later(command, 10) for command in chain.predicted]
     if is_overlapping:
-        told = OverlappingInstance(fabric, folder, LateBackend(takes_leases=True)).carry_out_all(commands)
+        reported = OverlappingInstance(fabric, folder, LateBackend(takes_leases=True)).carry_out_all(commands)
     else:
-        told = by_batch([serial.carry_out(command) for command in commands])
-    reasons = [token.finish_reason for token in of_request(ending, told)]
+        reported = by_batch([serial.carry_out(command) for command in commands])
+    reasons = [token.finish_reason for token in of_request(ending, reported)]
     assert reasons == [None, None, FinishReason.STOP, FinishReason.LENGTH]
     for live, num_tokens in ((first, 3 + num_steps), (second, 1 + num_steps)):
         expected = tokens[live.request.request_id][:num_tokens]
-        assert [t[:3] for t in of_request(live, told)] == [t[:3] for t in expected]
+        assert [t[:3] for t in of_request(live, reported)] == [t[:3] for t in expected]
 
 
-def of_request(live: LiveRequest, told: Sequence[Sequence[ProducedToken]]) -> list[ProducedToken]:
-    return [token for batch in told for token in batch if token.request_id == live.request.request_id]
+def of_request(live: LiveRequest, reported: Sequence[Sequence[ProducedToken]]) -> list[ProducedToken]:
+    return [token for batch in reported for token in batch if token.request_id == live.request.request_id]
 
 
 @pytest.mark.parametrize("depends_on_batch_id", [1, 3])
@@ -369,7 +371,7 @@ def test_who_is_to_follow_another_batch_than_the_last_is_refused(
     lives = live_requests({"temperature": 0.0})
     chain = Chain(lives, all_tokens(BareInstance(fabric, 0, folder, None, CpuBackend()), lives))
     for _ in range(3):
-        chain.tell((0,))
+        chain.report((0,))
     first, second, third = (later(command, 10) for command in chain.predicted)
     instance.carry_out(first)
     instance.carry_out(second)
@@ -388,8 +390,8 @@ def test_who_is_to_follow_a_batch_that_did_not_sample_it_is_refused(
     serial = BareInstance(fabric, 0, folder, None, CpuBackend())
     lives = live_requests({"temperature": 0.0}, {"temperature": 0.0})
     chain = Chain(lives, all_tokens(serial, lives))
-    chain.tell((0,))
-    chain.tell((0,), num_present=1)
+    chain.report((0,))
+    chain.report((0,), num_present=1)
     first, second = (later(command, 10) for command in chain.predicted)
     only_the_other = BatchPlan(first.plan.group, first.plan.queries[1:], first.plan.writes[1:])
     first = replace(first, plan=only_the_other, inputs=first.inputs[1:])

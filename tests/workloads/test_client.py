@@ -103,11 +103,13 @@ async def test_a_bound_on_concurrency_is_used_up_and_never_exceeded() -> None:
     assert all(record.is_completed for record in records)
 
 
-async def test_every_record_is_told_once_as_it_is_made() -> None:
-    told: list[RequestRecord] = []
+async def test_every_record_is_reported_once_as_it_is_made() -> None:
+    reported: list[RequestRecord] = []
     async with serve_script(answer) as base_url:
-        records = await run_load(target(base_url), [make_request() for _ in range(3)], on_record=told.append)
-    assert sorted(map(id, told)) == sorted(map(id, records))
+        records = await run_load(
+            target(base_url), [make_request() for _ in range(3)], on_record=reported.append
+        )
+    assert sorted(map(id, reported)) == sorted(map(id, records))
 
 
 async def test_comments_and_other_fields_are_not_tokens() -> None:
@@ -271,11 +273,11 @@ async def test_a_kept_connection_that_the_server_has_closed_costs_no_request() -
 
 
 async def test_a_hopeless_run_is_cut_off_and_says_so_of_every_request_that_is_left() -> None:
-    num_told = 0
+    num_reported = 0
 
     def count(_record: RequestRecord) -> None:
-        nonlocal num_told
-        num_told += 1
+        nonlocal num_reported
+        num_reported += 1
 
     async def some(body: dict[str, Any], response: web.StreamResponse) -> None:
         if len(body["prompt"]) == 9:
@@ -285,8 +287,8 @@ async def test_a_hopeless_run_is_cut_off_and_says_so_of_every_request_that_is_le
     requests = [make_request(n, at=at) for n, at in ((4, 0.0), (9, 0.0), (4, 0.01), (4, 3600.0))]
     async with serve_script(some) as base_url:
         records = await run_load(
-            target(base_url), requests, on_record=count, is_hopeless=lambda _: num_told == 2
+            target(base_url), requests, on_record=count, is_hopeless=lambda _: num_reported == 2
         )
     assert [record.error for record in records] == [None, CUT_OFF, None, CUT_OFF]
     assert [record.request for record in records] == requests
-    assert num_told == 2
+    assert num_reported == 2

@@ -31,27 +31,32 @@ def test_a_spread_has_mean_deviation_ends_and_quantiles() -> None:
 
 
 def test_requests_are_counted_with_their_users_times_and_kv() -> None:
-    told = describe(SENT)
-    assert (told.num_requests, told.num_users, told.duration, told.request_rate) == (4, 2, 3.0, 1.0)
-    assert told.input.mean == (1_000 + 6_010 + 6_020 + 200_000) / 4
-    assert told.gap is not None
-    assert told.gap.mean == 1.0
-    assert (told.num_sharing, told.num_shared_tokens) == (1, 6_000)
-    assert told.most_kv_tokens == 200_010
-    assert told.num_kv_tokens == 1_010 + 6_020 + 6_040 + 200_010
-    assert told.num_unique_kv_tokens == told.num_kv_tokens - 6_000
+    reported = describe(SENT)
+    assert (reported.num_requests, reported.num_users, reported.duration, reported.request_rate) == (
+        4,
+        2,
+        3.0,
+        1.0,
+    )
+    assert reported.input.mean == (1_000 + 6_010 + 6_020 + 200_000) / 4
+    assert reported.gap is not None
+    assert reported.gap.mean == 1.0
+    assert (reported.num_sharing, reported.num_shared_tokens) == (1, 6_000)
+    assert reported.most_kv_tokens == 200_010
+    assert reported.num_kv_tokens == 1_010 + 6_020 + 6_040 + 200_010
+    assert reported.num_unique_kv_tokens == reported.num_kv_tokens - 6_000
 
 
 def test_buckets_of_lengths_hold_every_request_and_token_once() -> None:
-    told = describe(SENT)
-    assert [(b.name, b.num_requests, b.num_input_tokens) for b in told.buckets] == [
+    reported = describe(SENT)
+    assert [(b.name, b.num_requests, b.num_input_tokens) for b in reported.buckets] == [
         ("< 4k", 1, 1_000),
         ("4-32k", 2, 12_030),
         ("32-128k", 0, 0),
         ("> 128k", 1, 200_000),
     ]
-    assert [b.num_shared_tokens for b in told.buckets] == [0, 6_000, 0, 0]
-    assert sum(b.num_output_tokens for b in told.buckets) == 11 + 11 + 21 + 11
+    assert [b.num_shared_tokens for b in reported.buckets] == [0, 6_000, 0, 0]
+    assert sum(b.num_output_tokens for b in reported.buckets) == 11 + 11 + 21 + 11
 
 
 def test_the_edges_of_buckets_shrink_with_the_lengths() -> None:
@@ -64,8 +69,8 @@ def test_the_edges_of_buckets_shrink_with_the_lengths() -> None:
 
 
 def test_one_request_has_no_gap_and_no_rate() -> None:
-    told = describe(SENT[:1])
-    assert (told.gap, told.request_rate) == (None, None)
+    reported = describe(SENT[:1])
+    assert (reported.gap, reported.request_rate) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.svg"])

@@ -120,7 +120,7 @@ def test_a_stricter_slo_is_met_by_fewer(tmp_path: Path) -> None:
     assert (shares[0.25], shares[0.5], shares[1.0], shares[2.0]) == (0.0, 25.0, 50.0, 75.0)
 
 
-def test_goodput_is_told_beside_its_bar() -> None:
+def test_goodput_is_reported_beside_its_bar() -> None:
     bars = [GoodputBar("esp", 4.25, is_at_least=True), GoodputBar("tp", 0.5), GoodputBar("replicas", 0.0)]
     with house_style():
         text = svg_of(
@@ -140,7 +140,7 @@ def test_a_policy_looks_the_same_whatever_it_is_drawn_with() -> None:
     assert len(set(styles.values())) == len(names)
 
 
-def test_all_policies_are_told_apart() -> None:
+def test_all_policies_are_distinguished() -> None:
     assert len(set(POLICY_STYLES.values())) == len(POLICY_STYLES)
 
 

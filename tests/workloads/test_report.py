@@ -80,7 +80,7 @@ def test_policies_stand_side_by_side_in_aligned_columns() -> None:
     assert row.split()[-2:] == ["250.00", "750.00"]
 
 
-def test_repeated_runs_are_told_by_their_median_and_range() -> None:
+def test_repeated_runs_are_reported_by_their_median_and_range() -> None:
     repeats = [make_metrics(ttft=ttft) for ttft in (0.25, 1.0, 0.5)]
     text = format_comparison({"esp": repeats})
     [row] = [line for line in text.splitlines() if line.startswith("TTFT median")]

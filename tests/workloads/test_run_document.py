@@ -75,7 +75,7 @@ def test_simulated_runs_are_marked_beside_measured_ones(tmp_path: Path) -> None:
     assert measured(alone).policies == ["esp (simulated)"]
 
 
-def test_what_differs_between_machines_is_told_of_each(tmp_path: Path) -> None:
+def test_what_differs_between_machines_is_reported_each(tmp_path: Path) -> None:
     machine = {"processor": "another", "num_cores": "2", "git_commit": "0123abc"}
     both = merged([write_run(tmp_path, [run_row("esp")]), write_run(tmp_path, [], machine=machine)])
     assert both is not None

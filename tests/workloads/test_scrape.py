@@ -11,7 +11,7 @@ from loong.workloads.scrape import Scraper
 @pytest.mark.parametrize(
     ("status", "hint"), [(401, "set OPENAI_API_KEY to a key of it"), (404, "is this an OpenAI-style API")]
 )
-async def test_a_server_that_does_not_tell_its_models_is_named_with_what_may_help(
+async def test_a_server_that_does_not_report_its_models_is_named_with_what_may_help(
     status: int, hint: str
 ) -> None:
     async def refuse(_request: web.Request) -> web.Response:
@@ -25,7 +25,7 @@ async def test_a_server_that_does_not_tell_its_models_is_named_with_what_may_hel
             await Scraper(url).served_model(None)
 
 
-async def test_why_a_server_cannot_be_reached_is_told_in_words() -> None:
+async def test_why_a_server_cannot_be_reached_is_reported_in_words() -> None:
     with socket.socket() as silent:  # it has its port, and does not listen
         silent.bind(("127.0.0.1", 0))
         url = "http://{}:{}".format(*silent.getsockname())

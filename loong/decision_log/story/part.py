@@ -68,7 +68,7 @@ def _num_steps_to(ended: EndedLine, ran: Ran, num_prompt_tokens: int) -> int:
 
 def _cut_short_by(index: LogIndex, ran: Ran) -> tuple[Cause, ...]:
     """On which events its lease was ended early, if that came in time."""
-    told, end = index.lease_ends.get(ran.batch.batch_id), index.batch_ends.get(ran.batch.batch_id)
-    if told is None or end is None or end.num_steps >= index.max_steps(ran.batch):
+    reported, end = index.lease_ends.get(ran.batch.batch_id), index.batch_ends.get(ran.batch.batch_id)
+    if reported is None or end is None or end.num_steps >= index.max_steps(ran.batch):
         return ()
-    return told.causes
+    return reported.causes

@@ -82,8 +82,8 @@ def holdings(kv: Mapping[int, int]) -> str:
 def happenings(causes: Sequence[Cause]) -> str:
     """What called for a plan, to follow "as". Where a batch ends, so do its requests."""
     over_ids = {cause.batch_id for cause in causes if cause.event == "batch_finished"}
-    told = [c for c in causes if c.event != "tokens_produced" or c.batch_id not in over_ids]
-    return some_of(list(map(_happening, told)))
+    reported = [c for c in causes if c.event != "tokens_produced" or c.batch_id not in over_ids]
+    return some_of(list(map(_happening, reported)))
 
 
 def _happening(cause: Cause) -> str:

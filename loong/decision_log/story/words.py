@@ -20,7 +20,7 @@ _TIME_WIDTH = 11
 _INDENT = " " * (_TIME_WIDTH + 2)
 
 
-def told(story: Story) -> str:
+def reported(story: Story) -> str:
     """The story, at most 110 columns wide."""
     lines = [_filled(sentence) for sentence in heading(story)]
     lines.append("")

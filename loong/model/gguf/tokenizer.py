@@ -56,9 +56,9 @@ def named_tokens(metadata: Metadata) -> dict[str, str]:
 
 def adds_bos(metadata: Metadata) -> bool:
     """Return whether a prompt begins with the first token: what the file says, else what its kind does."""
-    is_told = metadata.optional(f"{_PREFIX}.add_bos_token", bool)
-    if is_told is not None:
-        return is_told
+    is_reported = metadata.optional(f"{_PREFIX}.add_bos_token", bool)
+    if is_reported is not None:
+        return is_reported
     return (
         metadata.values.get(f"{_PREFIX}.model") == "llama"
         or metadata.values.get(f"{_PREFIX}.pre") in ADDING_BOS

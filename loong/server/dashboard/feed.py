@@ -114,8 +114,8 @@ class Feed:
         self._cluster, self._request_observers, self._past = cluster, request_observers, past
         batches = self._cluster.engine.history().batches
         self._longest_prompt = max((batch.longest_prompt for batch in batches), default=0)
-        self._told_to = self._cluster.engine.snapshot().now - WINDOW_SECONDS
-        self._told_run_at = -inf
+        self._sent_to = self._cluster.engine.snapshot().now - WINDOW_SECONDS
+        self._reported_run_at = -inf
 
     def hello(self) -> Hello:
         """To begin with."""
@@ -131,9 +131,9 @@ class Feed:
         """What is, and what is new."""
         engine, request_observers = self._cluster.engine, self._request_observers
         snapshot, history, health = engine.snapshot(), engine.history(), engine.health()
-        told_to, self._told_to = self._told_to, snapshot.now
-        batches = takewhile(lambda batch: batch.ended_at > told_to, reversed(history.batches))
-        moves = takewhile(lambda move: move.ended_at > told_to, reversed(history.moves))
+        sent_to, self._sent_to = self._sent_to, snapshot.now
+        batches = takewhile(lambda batch: batch.ended_at > sent_to, reversed(history.batches))
+        moves = takewhile(lambda move: move.ended_at > sent_to, reversed(history.moves))
         ended = [_ended(batch) for batch in islice(batches, MAX_BATCHES)]
         begun = (batch for batch in (*snapshot.ending, *snapshot.batches) if batch.has_started)
         running = [_running(batch, snapshot) for batch in begun]
@@ -162,12 +162,12 @@ class Feed:
 
     def _new_runs(self) -> list[RequestRun]:
         """Those that are over since the last tick, oldest first."""
-        told = self._told_run_at
+        reported = self._reported_run_at
         new = list(
-            takewhile(lambda run: (run.ended_at or 0.0) > told, reversed(self._request_observers.over))
+            takewhile(lambda run: (run.ended_at or 0.0) > reported, reversed(self._request_observers.over))
         )
         if new:
-            self._told_run_at = new[0].ended_at or told
+            self._reported_run_at = new[0].ended_at or reported
         return new[::-1]
 
     def _run(self, run: RequestRun, snapshot: Snapshot) -> FeedRun:

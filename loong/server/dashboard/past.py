@@ -28,7 +28,7 @@ class Past:
         self._values = array("d")
         self._max_values = max_bytes // self._values.itemsize // NUM_FIELDS * NUM_FIELDS
         self.num_judged = self.num_met = 0
-        request_observers.runs.tell(self._judge)
+        request_observers.runs.subscribe(self._judge)
 
     def sample(self, snapshot: Snapshot) -> None:
         """Keep the numbers of a cluster as they are now, in the place of the oldest ones."""

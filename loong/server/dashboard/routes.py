@@ -79,7 +79,7 @@ async def events(http: web.Request) -> web.StreamResponse:
 async def batch(http: web.Request) -> web.Response:
     """A batch with its requests, how long it takes, and why it was planned."""
     batch_id = int(http.match_info["batch_id"])
-    story = await _told(http, lambda index: story_of_batch(index, batch_id)) or _bare(http, batch_id)
+    story = await _reported(http, lambda index: story_of_batch(index, batch_id)) or _bare(http, batch_id)
     if story is None:
         raise ApiError(404, f"batch {batch_id} is not known any more", "batch_not_found")
     return json_response(msgspec.to_builtins(story))
@@ -88,18 +88,18 @@ async def batch(http: web.Request) -> web.Response:
 async def request(http: web.Request) -> web.Response:
     """A request's story, as `loong explain` tells it."""
     request_id = http.match_info["request_id"]
-    story = await _told(http, lambda index: _story(index, request_id))
+    story = await _reported(http, lambda index: _story(index, request_id))
     if story is None:
         message = f"nothing is known of request {request_id!r}, or nothing any more"
         raise ApiError(404, message, "request_not_found")
     return json_response(story)
 
 
-async def _told(http: web.Request, tell: Callable[[LogIndex], T]) -> T:
+async def _reported(http: web.Request, report: Callable[[LogIndex], T]) -> T:
     """What the decisions that are kept tell, read in a thread."""
     async with http.app[_TELLING]:
         written = http.app[_REQUEST_OBSERVERS].recent.written()  # here, where nobody adds a line meanwhile
-        return await asyncio.to_thread(lambda: tell(index_of(written)))
+        return await asyncio.to_thread(lambda: report(index_of(written)))
 
 
 def _bare(http: web.Request, batch_id: int) -> BatchStory | None:
@@ -117,8 +117,8 @@ def _story(index: LogIndex, request_id: RequestId) -> dict[str, object] | None:
     if request_id not in index.arrivals:
         return None
     story = story_of(index, request_id)
-    told = [{"time": time, "sentences": list(sentences)} for time, sentences in chapters(story)]
-    return {"id": request_id, "heading": list(heading(story)), "chapters": told}
+    reported = [{"time": time, "sentences": list(sentences)} for time, sentences in chapters(story)]
+    return {"id": request_id, "heading": list(heading(story)), "chapters": reported}
 
 
 def _file(name: str) -> web.Response:

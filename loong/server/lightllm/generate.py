@@ -41,7 +41,7 @@ class GenerateShape(AnswerShape):
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
         """Return lists of what the answers have if there are several, except for their texts."""
-        choices = [self.whole_choice(told) for told in self.by_choice(deltas)]
+        choices = [self.whole_choice(reported) for reported in self.by_choice(deltas)]
         columns: dict[str, list[object]] = {name: [choice[name] for choice in choices] for name in choices[0]}
         fields: Json = {"prompt_tokens": self.asked.num_prompt_tokens}
         if len(choices) > 1:
@@ -105,10 +105,10 @@ def _lightllms_names() -> Iterator[None]:
     try:
         yield
     except (ApiError, InvalidRequestError) as error:
-        told = as_api_error(error)
-        message = _NAME.sub(lambda found: _NAMES[found[1]], told.message).replace(
+        reported = as_api_error(error)
+        message = _NAME.sub(lambda found: _NAMES[found[1]], reported.message).replace(
             "prompt must", "inputs must"
         )
-        is_inputs = told.param in ("prompt", "inputs")
-        param = told.param and ("inputs" if is_inputs else "parameters")
-        raise ApiError(told.status, message, told.code, param, told.headers) from error
+        is_inputs = reported.param in ("prompt", "inputs")
+        param = reported.param and ("inputs" if is_inputs else "parameters")
+        raise ApiError(reported.status, message, reported.code, param, reported.headers) from error

@@ -69,19 +69,19 @@ class ApiConnection:
                 self._channel.abort()
                 return
             self._num_unanswered += 1  # of questions, not of seconds: this process may stand still itself
-            self._tell(AreYouThere())
+            self._report(AreYouThere())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.has_ended.wait(), ASK_SECONDS)
 
     def stop_listening(self) -> None:
         """Tell the process to refuse new connections."""
-        self._tell(StopListening())
+        self._report(StopListening())
 
     def close(self) -> None:
         """Tell the process to end: it does when the channel is closed."""
         self._channel.close()
 
-    def _tell(self, tidings: Tidings) -> None:
+    def _report(self, tidings: Tidings) -> None:
         if not self.has_ended.is_set():
             self._channel.send(encode(tidings))
 
@@ -113,10 +113,10 @@ class ApiConnection:
             admitted.enter_context(self._admission.admit(call.asking))
         except (ApiError, EngineStoppedError) as error:
             e = as_api_error(error)
-            self._tell(Refused(call.ticket, e.status, e.message, e.code, e.param, e.headers))
+            self._report(Refused(call.ticket, e.status, e.message, e.code, e.param, e.headers))
         else:
             self._admitted[call.ticket] = admitted
-            self._tell(Admitted(call.ticket))
+            self._report(Admitted(call.ticket))
 
     def _submit(self, request: Request) -> None:
         request_ids = [choice.request_id for choice in request.choices()]
@@ -127,15 +127,15 @@ class ApiConnection:
                 self._collect(token)
                 return
             if isinstance(token, PromptLogprobs):
-                self._tell(Scored(request.request_id, token))
+                self._report(Scored(request.request_id, token))
                 return
             failed = self._open.intersection(request_ids)
             if not failed:
                 return  # the failure was told once for all choices
             self._open -= failed
-            self._tell_tokens()  # that came before
+            self._report_tokens()  # that came before
             reason = None if isinstance(token, EngineStoppedError) else str(token)
-            self._tell(Failed(tuple(failed), reason))
+            self._report(Failed(tuple(failed), reason))
 
         prompt = tuple(request.prompt_token_ids)  # it arrives as a list
         self._engine.submit(replace(request, prompt_token_ids=prompt), put)
@@ -144,13 +144,13 @@ class ApiConnection:
         if token.finish_reason is not None:
             self._open.discard(token.request_id)
         if not self._tokens:
-            asyncio.get_running_loop().call_soon(self._tell_tokens)
+            asyncio.get_running_loop().call_soon(self._report_tokens)
         self._tokens.append(token)
 
-    def _tell_tokens(self) -> None:
+    def _report_tokens(self) -> None:
         tokens, self._tokens = self._tokens, []
         if tokens:
-            self._tell(Produced(tuple(tokens)))
+            self._report(Produced(tuple(tokens)))
         if not self.has_ended.is_set() and self._channel.num_unsent_bytes > MAX_UNSENT_BYTES:
             logger.error("an API process has left %d bytes unread; it is given up", MAX_UNSENT_BYTES)
             self._channel.abort()

@@ -22,13 +22,16 @@ def _of_objects(parameters: dict[str, object]) -> dict[str, object]:
     return parameters
 
 
+Parameters = Annotated[FreeObject, AfterValidator(_of_objects)]
+
+
 class FunctionFields(Schema):
     """A function that the model may call; the client runs it."""
 
     name: ToolName
     description: str = ""
     """When to call it, and what it does: for the model."""
-    parameters: Annotated[FreeObject, AfterValidator(_of_objects)] = {}
+    parameters: Parameters = {}
     """The JSON schema of its arguments. Without one there are none."""
     strict: bool | None = None
     """Arguments of a forced call are held to the schema in any case, those of others are not."""

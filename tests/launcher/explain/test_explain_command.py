@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from decision_logs import Teller, prefill_two, told
+from decision_logs import EventReporter, prefill_two, reported
 from eventful_run import LATE, LONG, SHORT, eventful_run
 from simulation import instances_with
 
@@ -53,24 +53,26 @@ def test_the_list_has_a_line_a_request_most_delayed_first(
     assert rows[2].split()[-3:] == ["90", "20", "1-3"]
 
 
-def test_the_list_tells_what_went_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def script(teller: Teller) -> None:
-        prefill_two(teller)
-        teller.plan(2.0, IterationPlan(preemptions=(Preemption("r000"), Preemption("r001"))))
+def test_the_list_reports_what_went_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def script(reporter: EventReporter) -> None:
+        prefill_two(reporter)
+        reporter.plan(2.0, IterationPlan(preemptions=(Preemption("r000"), Preemption("r001"))))
 
-    told(tmp_path / "log", instances_with([20] * 3), script)
+    reported(tmp_path / "log", instances_with([20] * 3), script)
     heading, _, _, *rows = shown(capsys, tmp_path / "log").splitlines()
     assert heading == "2 requests, most delayed first."
     assert [row.split(maxsplit=10)[-1] for row in rows] == ["preempted once, not over"] * 2
 
 
-def test_the_list_tells_who_lost_kv_and_who_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def script(teller: Teller) -> None:
-        prefill_two(teller)
-        teller.tell(InstanceLost(2.0, 1, "it was silent"))
-        teller.tell(RequestAborted(3.0, "r001"))
+def test_the_list_reports_who_lost_kv_and_who_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def script(reporter: EventReporter) -> None:
+        prefill_two(reporter)
+        reporter.report(InstanceLost(2.0, 1, "it was silent"))
+        reporter.report(RequestAborted(3.0, "r001"))
 
-    told(tmp_path / "log", instances_with([20] * 3), script)
+    reported(tmp_path / "log", instances_with([20] * 3), script)
     rows = {row.split()[0]: row for row in shown(capsys, tmp_path / "log").splitlines()[3:]}
     assert rows["r000"].endswith("lost its KV once, not over")
     assert rows["r001"].endswith(" abort")
@@ -145,11 +147,11 @@ def test_a_log_without_requests_is_one_line(tmp_path: Path, capsys: pytest.Captu
     assert refused(capsys, tmp_path / "log").endswith("is empty")
 
 
-def test_without_a_name_the_newest_log_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told_by_name = shown(capsys, path)
+def test_without_a_name_the_newest_log_is_reported(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reported_by_name = shown(capsys, path)
     assert main(["explain"]) == 0
     output = capsys.readouterr()
-    assert output.out == told_by_name
+    assert output.out == reported_by_name
     assert output.err == f"Of {path.name}:\n"
     path.unlink()
     assert main(["explain"]) == 1

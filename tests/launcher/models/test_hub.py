@@ -49,7 +49,7 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield running
 
 
-def told(name: str, revision: str | None = None) -> str:
+def reported(name: str, revision: str | None = None) -> str:
     """What is said of a model that cannot be fetched."""
     with pytest.raises(ConfigError) as caught:
         fetch_from_hub(name, revision, has_weights=True)
@@ -87,35 +87,37 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(
 
 
 def test_gated_models_want_a_token(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f"org/gated is gated: ask for access at {hub.url}/org/gated, and set HF_TOKEN" in told("org/gated")
+    assert f"org/gated is gated: ask for access at {hub.url}/org/gated, and set HF_TOKEN" in reported(
+        "org/gated"
+    )
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert (fetch_from_hub("org/gated", None, has_weights=True) / "model.safetensors").exists()
 
 
 def test_missing_models_and_revisions_are_named(hub: SmallHub) -> None:
-    assert f"no folder org/modle here and no such model on the hub ({hub.url})" in told("org/modle")
-    assert told("org/model", "v9") == "org/model of the hub has no revision v9"
+    assert f"no folder org/modle here and no such model on the hub ({hub.url})" in reported("org/modle")
+    assert reported("org/model", "v9") == "org/model of the hub has no revision v9"
 
 
 def test_what_cannot_be_served_is_refused_before_its_weights_come(hub: SmallHub) -> None:
-    assert "architectures must start with one of Llama" in told("org/strange")
+    assert "architectures must start with one of Llama" in reported("org/strange")
     assert not any("safetensors" in path for path in hub.asked)
-    assert "org/bare-GGUF of the hub has no config.json; to serve one of its GGUF files" in told(
+    assert "org/bare-GGUF of the hub has no config.json; to serve one of its GGUF files" in reported(
         "org/bare-GGUF"
     )
-    assert "org/weightless of the hub has no model.safetensors" in told("org/weightless")
+    assert "org/weightless of the hub has no model.safetensors" in reported("org/weightless")
 
 
 def test_without_a_hub_what_is_here_is_served(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fetch_from_hub("org/model", None, has_weights=True)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
     assert fetch_from_hub("org/model", None, has_weights=True) == folder
-    assert "org/gated is not wholly on this disk, and the hub (http://127.0.0.1:9) cannot be" in told(
+    assert "org/gated is not wholly on this disk, and the hub (http://127.0.0.1:9) cannot be" in reported(
         "org/gated"
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch_from_hub("org/model", None, has_weights=True) == folder
-    assert "org/gated is not wholly on this disk, and HF_HUB_OFFLINE is set" in told("org/gated")
+    assert "org/gated is not wholly on this disk, and HF_HUB_OFFLINE is set" in reported("org/gated")
 
 
 def test_the_models_that_are_here_are_listed(

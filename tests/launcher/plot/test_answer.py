@@ -7,34 +7,34 @@ from loong.launcher.plot.answer import answer, milliseconds, share
 from loong.workloads.run_document import by_rule
 
 
-def test_runs_at_one_rate_tell_who_met_the_slo_the_gain_and_the_losses(tmp_path: Path) -> None:
+def test_runs_at_one_rate_report_who_met_the_slo_the_gain_and_the_losses(tmp_path: Path) -> None:
     other = run_row("static-sp", 2.0, p99_ttft_ms=11.0, p99_e2el_ms=100.0)
     (runs,) = by_rule(write_run(tmp_path, [other, run_row("esp")]))
-    told = answer(runs)
-    assert told.winner == "esp"
-    assert told.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests, static-sp for 50 %."
-    assert told.gain == (
+    reported = answer(runs)
+    assert reported.winner == "esp"
+    assert reported.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests, static-sp for 50 %."
+    assert reported.gain == (
         "Against static-sp, the best other policy, the mean TTFT of esp is 50 % lower (23.2 ms, not 46.5 ms) "
         "and the mean TPOT of esp is 50 % lower (4.12 ms, not 8.25 ms)."
     )
-    assert told.loss == (
+    assert reported.loss == (
         "esp loses most in P99 TTFT: 23.2 ms against 11 ms of static-sp; one more loss is in the report."
     )
-    assert [str(loss) for loss in told.losses] == [
+    assert [str(loss) for loss in reported.losses] == [
         "P99 TTFT: 23.2 ms against 11 ms of static-sp",
         "P99 end-to-end latency: 124 ms against 100 ms of static-sp",
     ]
 
 
-def test_a_sweep_tells_up_to_which_rate(tmp_path: Path) -> None:
+def test_a_sweep_reports_up_to_which_rate(tmp_path: Path) -> None:
     (runs,) = by_rule(sweep(tmp_path))
-    told = answer(runs)
-    assert told.met == (
+    reported = answer(runs)
+    assert reported.met == (
         "For 50 % of all requests, the SLO was met by esp up to at least 4 req/s, the highest rate that was "
         "run; static-sp up to 1 req/s."
     )
-    assert told.gain == "That is 4 times the rate of the best other policy, static-sp."
-    assert told.loss.startswith("In none of the numbers compared is esp worse")
+    assert reported.gain == "That is 4 times the rate of the best other policy, static-sp."
+    assert reported.loss.startswith("In none of the numbers compared is esp worse")
 
 
 def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: 
             tmp_path, [run_row("esp", request_rate=4.0), run_row("tp", 8.0, request_rate=4.0)], goodput=rows
         )
     )
-    told = answer(runs)
-    assert "tp at no rate that was run" in told.met
-    assert told.gain.startswith(
+    reported = answer(runs)
+    assert "tp at no rate that was run" in reported.met
+    assert reported.gain.startswith(
         "At 4 req/s, where esp still reached the goal, tp met the SLO for 0 %, and the mean"
     )
 
@@ -62,17 +62,18 @@ def test_repetitions_have_a_range_and_differences_within_it_are_noise(tmp_path: 
         *(run_row("tp", 2.0, repeat=i, slo_attainment=0.5, p99_ttft_ms=44.0) for i in range(3)),
     ]
     (runs,) = by_rule(write_run(tmp_path, rows))
-    told = answer(runs)
+    reported = answer(runs)
     assert (
-        told.met == "At 2 req/s, esp met the SLO for 92 % (90 to 94) of 4 requests, tp for 50 % (50 to 50)."
+        reported.met
+        == "At 2 req/s, esp met the SLO for 92 % (90 to 94) of 4 requests, tp for 50 % (50 to 50)."
     )
-    assert "up to 4.0 points" in told.noise
-    assert told.sentences == (told.met, told.noise, told.gain, told.loss)
-    assert "P99 TTFT" not in told.gain
-    assert "P99 TTFT" not in told.loss
+    assert "up to 4.0 points" in reported.noise
+    assert reported.sentences == (reported.met, reported.noise, reported.gain, reported.loss)
+    assert "P99 TTFT" not in reported.gain
+    assert "P99 TTFT" not in reported.loss
 
 
-def test_a_loss_to_one_policy_is_told_where_the_best_other_is_within_noise(tmp_path: Path) -> None:
+def test_a_loss_to_one_policy_is_reported_where_the_best_other_is_within_noise(tmp_path: Path) -> None:
     rows = [
         *(run_row("esp", repeat=i, slo_attainment=0.9, p99_ttft_ms=50.0 + i) for i in range(2)),
         *(run_row("tp", 2.0, repeat=i, slo_attainment=0.5, p99_ttft_ms=10.0 + 60 * i) for i in range(2)),
@@ -85,11 +86,11 @@ def test_a_loss_to_one_policy_is_told_where_the_best_other_is_within_noise(tmp_p
 def test_where_no_difference_is_beyond_noise_that_is_what_is_claimed(tmp_path: Path) -> None:
     rows = [run_row(policy, repeat=i) for policy in ("esp", "tp") for i in range(2)]
     (runs,) = by_rule(write_run(tmp_path, rows))
-    told = answer(runs)
-    assert told.gain.endswith(
+    reported = answer(runs)
+    assert reported.gain.endswith(
         "gains in neither TTFT nor TPOT (mean and P99), beyond the noise of repetitions."
     )
-    assert told.loss.endswith("by over 2 %, beyond the noise of repetitions.")
+    assert reported.loss.endswith("by over 2 %, beyond the noise of repetitions.")
 
 
 def test_two_that_reach_the_same_rate_are_called_so(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_two_that_reach_the_same_rate_are_called_so(tmp_path: Path) -> None:
     assert answer(runs).gain.startswith("That is also the rate of the best other policy, ")
 
 
-def test_losses_of_a_range_of_lengths_are_told(tmp_path: Path) -> None:
+def test_losses_of_a_range_of_lengths_are_reported(tmp_path: Path) -> None:
     buckets = [{"bucket": "> 128k", "sent": 1, "slo_attainment": 0.5, "p99_ttft_ms": 9000.0}]
     better = [{"bucket": "> 128k", "sent": 1, "slo_attainment": 1.0, "p99_ttft_ms": 3000.0}]
     rows = [run_row("esp", by_prompt_length=buckets), run_row("tp", 2.0, by_prompt_length=better)]
@@ -120,10 +121,10 @@ def test_fewer_requests_a_second_are_a_loss_though_more_met_the_slo(tmp_path: Pa
 
 def test_a_policy_alone_is_compared_with_nothing(tmp_path: Path) -> None:
     (runs,) = by_rule(write_run(tmp_path, [run_row("esp")]))
-    told = answer(runs)
-    assert told.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests."
-    assert "nothing to compare" in told.gain
-    assert told.losses == ()
+    reported = answer(runs)
+    assert reported.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests."
+    assert "nothing to compare" in reported.gain
+    assert reported.losses == ()
 
 
 def test_runs_that_were_all_cut_off_have_an_answer_too(tmp_path: Path) -> None:
@@ -152,6 +153,6 @@ def test_where_no_other_was_run_at_the_rate_no_losses_are_claimed_or_denied(tmp_
     ]
     rows = [run_row("esp", request_rate=4.0), run_row("tp", request_rate=1.0)]
     (runs,) = by_rule(write_run(tmp_path, rows, goodput=goodput))
-    told = answer(runs)
-    assert told.gain == "That is 4 times the rate of the best other policy, tp."
-    assert told.loss == "No other policy was run to its end at 4 req/s, so no losses are known."
+    reported = answer(runs)
+    assert reported.gain == "That is 4 times the rate of the best other policy, tp."
+    assert reported.loss == "No other policy was run to its end at 4 req/s, so no losses are known."

@@ -20,7 +20,7 @@ def test_reasons_are_counted_the_commonest_first(tmp_path: Path) -> None:
     assert sentence.endswith("full; 1 x ConnectionResetError: gone.")
 
 
-def test_a_reason_that_no_document_tells_is_not_made_up(tmp_path: Path) -> None:
+def test_a_reason_that_no_document_reports_is_not_made_up(tmp_path: Path) -> None:
     (runs,) = by_rule(write_run(tmp_path, [run_row("esp")]))
     (sentence,) = failures_of(runs)
     assert sentence.endswith("misses: no reason is known.")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from decision_logs import Teller, prefill_two
+from decision_logs import EventReporter, prefill_two
 from run_documents import run_row, write_run
 
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
@@ -42,7 +42,7 @@ def test_those_that_exceed_their_slo_most_are_the_latest_and_failed_ones_come_fi
 def test_words_and_stories_are_those_of_explain() -> None:
     recent = RecentLines()
     instances = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
-    prefill_two(Teller(DecisionLog(None, listeners=[recent]), instances))
+    prefill_two(EventReporter(DecisionLog(None, listeners=[recent]), instances))
     index = index_of(recent.written())
     spans = tuple(RequestSpan(request_id, 6, 0.0, 1.0) for request_id in ("r000", "unknown"))
     known, unknown = latest_requests(ClusterHistory((), (), {}, spans), index=index)

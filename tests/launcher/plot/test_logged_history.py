@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from decision_logs import Teller, prefill_two, told
+from decision_logs import EventReporter, prefill_two, reported
 from eventful_run import LONG, eventful_run
 from plans import decode, move
 from simulation import instances_with
@@ -10,7 +10,7 @@ from loong.core.plan import IterationPlan
 from loong.launcher.plot.logged_history import history_of_log
 
 
-def test_a_log_tells_what_ran_when_on_which_group(tmp_path: Path) -> None:
+def test_a_log_reports_what_ran_when_on_which_group(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     eventful_run(log)
     history = history_of_log(log)
@@ -21,7 +21,7 @@ def test_a_log_tells_what_ran_when_on_which_group(tmp_path: Path) -> None:
     assert history.kv_capacity == {0: 700, 1: 700, 2: 700}
 
 
-def test_a_log_tells_which_kv_moved(tmp_path: Path) -> None:
+def test_a_log_reports_which_kv_moved(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     eventful_run(log)
     moves = history_of_log(log).moves
@@ -40,12 +40,12 @@ def test_no_pool_holds_more_than_it_can(tmp_path: Path) -> None:
 
 
 def test_what_was_under_way_on_an_instance_that_was_lost_never_ends(tmp_path: Path) -> None:
-    def script(teller: Teller) -> None:
-        first, second = prefill_two(teller)
-        teller.plan(2.0, IterationPlan((decode([first], (0, 1), {"r000": 0}),), move(second, 2, 1)))
-        teller.tell(InstanceLost(3.0, 1, "it was silent"))
+    def script(reporter: EventReporter) -> None:
+        first, second = prefill_two(reporter)
+        reporter.plan(2.0, IterationPlan((decode([first], (0, 1), {"r000": 0}),), move(second, 2, 1)))
+        reporter.report(InstanceLost(3.0, 1, "it was silent"))
 
-    told(tmp_path / "log", instances_with([20] * 3), script)
+    reported(tmp_path / "log", instances_with([20] * 3), script)
     history = history_of_log(tmp_path / "log")
     assert [(batch.batch_id, batch.ended_at) for batch in history.batches] == [(1, 1.0), (2, 1.0)]
     assert not history.moves

@@ -53,8 +53,8 @@ def test_bounds_that_depend_on_prefills_are_those_of_the_first_probe(tmp_path: P
 
 
 def test_goodputs_of_a_sweep_are_found_anew(tmp_path: Path) -> None:
-    told = {"slo": run_row("esp")["slo"], "request_rate": 3.0}
-    goodput = [{"policy": policy, **told} for policy in ("esp", "tp")]
+    reported = {"slo": run_row("esp")["slo"], "request_rate": 3.0}
+    goodput = [{"policy": policy, **reported} for policy in ("esp", "tp")]
     swept = document(tmp_path, 1.0, 2.0, 4.0, goodput=goodput)
     after = by_rule(rejudged([swept], [parse_slo("ttft:40 tpot:9000")])[0])[1]
     assert [(g.policy, g.request_rate, g.too_high_rate) for g in after.goodput] == [
@@ -70,7 +70,7 @@ def test_a_rule_that_runs_were_made_under_stays_as_it_is(tmp_path: Path) -> None
     assert rejudged([found], [parse_slo("tight")]) == [found]
 
 
-def test_rules_that_documents_cannot_tell_are_refused(tmp_path: Path) -> None:
+def test_rules_that_documents_cannot_report_are_refused(tmp_path: Path) -> None:
     found = document(tmp_path, 1.0, prefill_probe=None)
     with pytest.raises(ConfigError, match="loongserve-12 depends on unloaded prefills, and no run"):
         rejudged([found], [parse_slo("loongserve-12")])
@@ -88,7 +88,7 @@ def test_plot_draws_both_and_says_which_was_planned_for(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "results.json").read_text())["slos"]) == 1
 
 
-def test_runs_of_several_folders_are_told_to_be_judged_again_if_only_some_are(tmp_path: Path) -> None:
+def test_runs_of_several_folders_are_reported_to_be_judged_again_if_only_some_are(tmp_path: Path) -> None:
     first, second = document(tmp_path / "a", 1.0), document(tmp_path / "b", 2.0)
     rule = parse_slo("ttft:20")
     (judged,) = rejudged([first], [rule])

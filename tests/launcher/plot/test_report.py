@@ -110,7 +110,7 @@ def test_a_page_has_every_number_of_its_runs(name: str, request: pytest.FixtureR
                     assert f"{key} {value:.6g}" in text
 
 
-def test_a_page_begins_with_the_answer_and_tells_how_it_was_found(single: Path) -> None:
+def test_a_page_begins_with_the_answer_and_reports_how_it_was_found(single: Path) -> None:
     text = page_of(single).text
     answer = text.index("At 2 req/s, esp met the SLO for 75 % of 4 requests, static-sp for 50 %.")
     assert answer < text.index("Numbers") < text.index("Losses of esp") < text.index("How to have these")
@@ -188,7 +188,7 @@ def test_a_policy_that_planned_by_a_wrong_model_is_named(tmp_path: Path) -> None
     assert "plans of tp" not in text
 
 
-def test_a_machine_that_did_other_work_is_told_with_what_it_means(tmp_path: Path) -> None:
+def test_a_machine_that_did_background_load_is_reported_with_what_it_means(tmp_path: Path) -> None:
     write_run(tmp_path, [run_row("esp", cpu_share_of_others=0.62), run_row("tp", cpu_share_of_others=0.02)])
     report_folder(tmp_path)
     text = page_of(tmp_path).text
@@ -196,7 +196,16 @@ def test_a_machine_that_did_other_work_is_told_with_what_it_means(tmp_path: Path
     assert "which is best may be another on an idle machine" in text
 
 
-def test_repetitions_are_told_with_their_range(swept: Path) -> None:
+def test_repetitions_are_reported_with_their_range(swept: Path) -> None:
     text = page_of(swept).text
     assert "Numbers are medians of 2 repetitions" in text
     assert re.search(r"\d ms \([\d.]+ ms to [\d.]+ ms\)", text)
+
+
+@pytest.mark.parametrize(("model", "is_named"), [("loong-tiny", True), ("./my-llama", False), (None, False)])
+def test_a_report_of_the_tiny_model_ends_with_how_to_talk_to_a_real_one(
+    model: str | None, is_named: bool, tmp_path: Path
+) -> None:
+    write_run(tmp_path, [run_row("esp")], configuration={"workload": "mixed", "model": model})
+    report_folder(tmp_path)
+    assert page_of(tmp_path).text.rstrip().endswith("make chat") == is_named

@@ -66,7 +66,7 @@ def test_several_rates_and_rules_show_attainment(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("rates", ["5", "1,5"])
-def test_what_was_written_is_told_and_nothing_else(
+def test_what_was_written_is_reported_and_nothing_else(
     rates: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes.txt").touch()
@@ -83,13 +83,13 @@ def test_each_of_several_runs_has_a_line_when_it_is_over(
     flags: list[str], jobs: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", *SMALL, *flags, "--policy", "replicas,tp", "--jobs", jobs]) == 0
-    told, _, _ = capfd.readouterr().out.partition("SLO: ")
-    _simulated, _workload, _, *lines, _ = told.splitlines()
+    reported, _, _ = capfd.readouterr().out.partition("SLO: ")
+    _simulated, _workload, _, *lines, _ = reported.splitlines()
     assert {line.split(" at ")[0] for line in lines} == {"replicas", "tp"}
     assert all("% of 24 within the SLO" in line for line in lines)
 
 
-def test_refused_requests_are_told_and_count_as_misses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_requests_are_reported_and_count_as_misses(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rate", "0.1,0.2", "--policy", "replicas", "--kv-cache-tokens", "12k"]
     assert main(["simulate", *SMALL, *flags]) == 0
     printed = capsys.readouterr().out

@@ -47,7 +47,7 @@ def test_a_first_guess_may_be_far_off_on_either_side() -> None:
     assert from_below.rate == pytest.approx(from_above.rate, rel=0.3)
 
 
-def test_a_policy_that_never_attains_is_told_to_be_below_the_lowest_rate() -> None:
+def test_a_policy_that_never_attains_is_reported_to_be_below_the_lowest_rate() -> None:
     impossible = parse_slo("ttft:0.001")
     found = search(config(rules=(impossible,)), "replicas", impossible, precision=0.2)
     lowest = found.points[0].rate
@@ -79,7 +79,7 @@ def test_the_goodput_of_a_sweep_is_the_last_rate_before_the_first_that_misses() 
     assert found.rate == asked.rates[attained.index(False) - 1]
 
 
-def test_a_load_that_attains_at_any_rate_is_told_to_be_at_least_the_highest() -> None:
+def test_a_load_that_attains_at_any_rate_is_reported_to_be_at_least_the_highest() -> None:
     loose = parse_slo("ttft:900000000")
     found = search(config(rules=(loose,), rates=(1.0,)), "replicas", loose, precision=0.2)
     assert found.best is not None

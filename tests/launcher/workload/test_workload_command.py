@@ -26,12 +26,12 @@ def test_a_workload_is_described_in_tables_and_a_line_of_json(capsys: pytest.Cap
     )
     for word in ("input tokens", "output tokens", "seconds between", "P99.9", "32-128k", "% shared", "users"):
         assert word in printed
-    told = json.loads(printed.splitlines()[-1])
+    reported = json.loads(printed.splitlines()[-1])
     sent = make_workload("shared-prefix@constant(2)", 101, seed=3)
-    assert told["workload"] == "shared-prefix@constant(2)"
-    assert told["num_users"] == 10
-    assert told["gap"]["mean"] == 0.5
-    assert told["num_kv_tokens"] == sum(r.num_prompt_tokens + r.num_output_tokens - 1 for r in sent)
+    assert reported["workload"] == "shared-prefix@constant(2)"
+    assert reported["num_users"] == 10
+    assert reported["gap"]["mean"] == 0.5
+    assert reported["num_kv_tokens"] == sum(r.num_prompt_tokens + r.num_output_tokens - 1 for r in sent)
 
 
 def test_what_has_no_pace_comes_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ def test_a_call_arrives_as_it_was_made(call: object) -> None:
 
 
 @pytest.mark.parametrize("tidings", TIDINGS, ids=lambda tidings: type(tidings).__name__)
-def test_tidings_arrive_as_they_were_told(tidings: object) -> None:
+def test_tidings_arrive_as_they_were_reported(tidings: object) -> None:
     assert decode_tidings(encode(tidings)) == tidings
     with pytest.raises(WireError):
         decode_call(encode(tidings))
@@ -150,9 +150,9 @@ def test_frames_are_whole_however_their_bytes_arrive(frames: list[bytes], cuts: 
 async def test_tokens_of_all_processes_come_to_those_who_asked() -> None:
     async with office(ScriptedEngine()) as made:
         asked = [request(f"r{i}", max_tokens=3 + i) for i in range(10)]
-        told = await asyncio.gather(*(tokens_of(made.clients[i % 2], r) for i, r in enumerate(asked)))
-        assert [len(tokens) for tokens in told] == [3 + i for i in range(10)]
-        assert all(token.request_id == f"r{i}" for i, tokens in enumerate(told) for token in tokens)
+        reported = await asyncio.gather(*(tokens_of(made.clients[i % 2], r) for i, r in enumerate(asked)))
+        assert [len(tokens) for tokens in reported] == [3 + i for i in range(10)]
+        assert all(token.request_id == f"r{i}" for i, tokens in enumerate(reported) for token in tokens)
         await until(lambda: made.admission.num_in_flight == 0)
 
 
@@ -214,11 +214,11 @@ async def test_an_engine_that_dies_ends_every_stream_and_admits_no_more() -> Non
 
 async def test_an_engine_that_fails_says_why_to_all() -> None:
     async with office(ScriptedEngine(fail_at=1)) as made:
-        told = await asyncio.gather(
+        reported = await asyncio.gather(
             *(tokens_of(client, request(str(i))) for i, client in enumerate(made.clients)),
             return_exceptions=True,
         )
-        assert [str(error) for error in told] == ["instance 3 is lost"] * 2
+        assert [str(error) for error in reported] == ["instance 3 is lost"] * 2
 
 
 async def test_an_engine_that_has_stopped_refuses_here_what_it_refuses_there() -> None:
@@ -229,7 +229,7 @@ async def test_an_engine_that_has_stopped_refuses_here_what_it_refuses_there() -
         assert (refused.value.status, refused.value.code) == (503, "engine_stopped")
 
 
-async def test_an_engine_that_fails_has_told_its_tokens_before() -> None:
+async def test_an_engine_that_fails_has_reported_its_tokens_before() -> None:
     class Failing(ScriptedEngine):
         def submit(self, request: Request, put: PutToken) -> None:
             put(ProducedToken(request.request_id, 5))

@@ -63,7 +63,7 @@ def put_together(events: Sequence[dict[str, Any]], index: int = 0) -> tuple[dict
     return message, reason
 
 
-async def test_calls_are_told_and_not_as_text(serving: Serving) -> None:
+async def test_calls_are_reported_and_not_as_text(serving: Serving) -> None:
     async with serving(saying(BOTH)) as url:
         answer = (await post(url, PATH, messages=MESSAGES, tools=TOOLS)).json()
     ChatCompletion.model_validate(answer)
@@ -88,7 +88,7 @@ async def test_calls_are_told_and_not_as_text(serving: Serving) -> None:
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"logprobs": True, "return_token_ids": True}], ids=["brief", "all"])
-async def test_a_stream_tells_what_the_whole_answer_does(
+async def test_a_stream_reports_what_the_whole_answer_does(
     serving: Serving, text: str, reason: FinishReason, more: dict[str, object]
 ) -> None:
     body = {"messages": MESSAGES, "tools": TOOLS, **more}
@@ -103,10 +103,10 @@ async def test_a_stream_tells_what_the_whole_answer_does(
     assert ("tool_calls" in message) == ("tool_calls" in whole["message"])
     if more:
         choices = [choice for event in events for choice in event["choices"]]
-        told_ids = chain.from_iterable(choice.get("token_ids", []) for choice in choices)
-        assert [*told_ids] == whole["token_ids"]
-        told = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"] is not None]
-        assert [*chain.from_iterable(told)] == whole["logprobs"]["content"]
+        reported_ids = chain.from_iterable(choice.get("token_ids", []) for choice in choices)
+        assert [*reported_ids] == whole["token_ids"]
+        reported = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"] is not None]
+        assert [*chain.from_iterable(reported)] == whole["logprobs"]["content"]
 
 
 async def test_the_official_client_puts_a_stream_together(serving: Serving) -> None:
@@ -147,7 +147,7 @@ async def test_without_parallel_calls_the_first_one_ends_the_request(serving: Se
     assert engine.aborted
 
 
-async def test_where_no_call_may_be_nothing_is_read_or_told_of_tools(
+async def test_where_no_call_may_be_nothing_is_read_or_reported_tools(
     serving: Serving, tokenizer: Tokenizer
 ) -> None:
     engine = saying(CALL)
@@ -176,8 +176,8 @@ async def test_calls_and_results_go_back_to_the_model(serving: Serving, tokenize
     listed = system[system.index("<tools>") : system.index("</tools>")].split("\n")[1:-1]
     assert [json.loads(tool)["function"]["name"] for tool in listed] == ["weather", "now"]
     assert json.loads(listed[0]) == TOOLS[0]
-    results_told = "\n".join(f"<tool_response>\n{i}<|end|>\n</tool_response>" for i in range(2))
-    assert rest == f"<|assistant|>{BOTH}<|end|><|user|>{results_told}<|end|><|assistant|>"
+    results_reported = "\n".join(f"<tool_response>\n{i}<|end|>\n</tool_response>" for i in range(2))
+    assert rest == f"<|assistant|>{BOTH}<|end|><|user|>{results_reported}<|end|><|assistant|>"
     assert prompt_ids.count(259) == 4  # the ends of turns: those in results are text
 
 

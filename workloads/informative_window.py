@@ -12,7 +12,7 @@ MIN_SHARE, MAX_SHARE = 0.02, 0.5  # of the run
 LEAD = 0.06  # of the window, before its first long prompt
 
 
-def telling_window(history: ClusterHistory) -> tuple[float, float] | None:
+def informative_window(history: ClusterHistory) -> tuple[float, float] | None:
     """Return the seconds that show most, None where the run as a whole shows no less.
 
     They begin a little before a long prompt does.
@@ -26,15 +26,15 @@ def telling_window(history: ClusterHistory) -> tuple[float, float] | None:
     num_bins = round(length / width)
     sums = [(0.0, *accumulate(values)) for values in _seconds_by_bin(history, width)]
 
-    def told(start: float) -> float:
+    def reported(start: float) -> float:
         """High only if groups of several instances prefill, and others run beside them."""
         first = min(int(start / width), NUM_BINS - num_bins)
         wide, beside = (totals[first + num_bins] - totals[first] for totals in sums)
         return wide * beside
 
-    start = max((max(begin - LEAD * length, 0.0) for begin, _ in prompts), key=told)
+    start = max((max(begin - LEAD * length, 0.0) for begin, _ in prompts), key=reported)
     start = min(start, history.end - length)
-    return (start, start + length) if told(start) else None
+    return (start, start + length) if reported(start) else None
 
 
 def _long_prompts(history: ClusterHistory) -> Sequence[tuple[float, float]]:

@@ -1,0 +1,50 @@
+"""`/v1/responses`."""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from loong.core.errors import InvalidRequestError
+from loong.server.chat import prompt_of_chat
+from loong.server.completions import complete
+from loong.server.context import SERVER
+from loong.server.errors import ApiError, as_api_error
+from loong.server.responses.fields import ResponseFields
+from loong.server.responses.shape import ResponseShapes
+from loong.server.wire import read_fields
+
+_NAMES: Mapping[str, str] = {  # of fields, as errors of chats call them, and responses
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+    "the prompt": "the input",
+}
+_NAME = re.compile(rf"\b(?:{'|'.join(_NAMES)})\b")
+_OF_A_FUNCTION = ".function."  # responses have tools without that level
+
+
+async def responses(http: web.Request) -> web.StreamResponse:
+    """Answer a conversation, of which nothing is stored."""
+    arrived_at, server = time.monotonic(), http.app[SERVER]
+    given = await read_fields(http, ResponseFields)
+    with _names_of_responses():
+        server.check_model(given.model)
+        fields = given.as_chat()
+        prompt = await prompt_of_chat(fields, server)
+        return await complete(http, fields, [prompt], ResponseShapes(given), arrived_at)
+
+
+@contextmanager
+def _names_of_responses() -> Iterator[None]:
+    """Raise what is raised within with the names that the fields of responses have."""
+    try:
+        yield
+    except (ApiError, InvalidRequestError) as error:
+        reported = as_api_error(error)
+        message = _NAME.sub(lambda found: _NAMES[found[0]], reported.message).replace(_OF_A_FUNCTION, ".")
+        param = reported.param and _NAMES.get(reported.param, reported.param)
+        raise ApiError(reported.status, message, reported.code, param, reported.headers) from error

@@ -1,0 +1,206 @@
+"""The body of `/v1/responses`."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from loong.core.request import NUM_SEEDS
+from loong.server.free_json import FreeObject
+from loong.server.parsing import check
+from loong.server.responses.input_items import Items, Turn, turns_of
+from loong.server.schema_base import Schema, within
+from loong.server.schemas import MAX_USER_LENGTH, ChatFields, SLOFields
+from loong.server.tools.fields import MAX_TOOLS, Parameters, ToolName
+
+MAX_METADATA = 16  # pairs
+_Name = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+
+
+def _only(allowed: object, why: str) -> AfterValidator:
+    """Refuse any other value, and say why."""
+
+    def check(value: object) -> object:
+        if value != allowed:
+            raise ValueError(why)
+        return value
+
+    return AfterValidator(check)
+
+
+class ResponseTool(Schema):
+    """A function that the model may call; the client runs it."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str = ""
+    parameters: Parameters = {}
+    """The JSON schema of its arguments. Without one there are none."""
+    strict: bool | None = None
+    """Arguments of a forced call are held to the schema in any case, those of others are not."""
+
+    def as_given(self) -> dict[str, object]:
+        """Return the tool as answers repeat it."""
+        return self.model_dump() | {"strict": bool(self.strict)}
+
+    def as_chat(self) -> dict[str, object]:
+        """Return the tool as chats have it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+class ResponseToolChoice(Schema):
+    """Which tools the answer calls: those the model chooses, none, at least one, or one by name."""
+
+    type: Literal["none", "auto", "required", "function"]
+    name: ToolName | None = None
+
+    @model_validator(mode="after")
+    def _names_a_function(self) -> Self:
+        if (self.type == "function") != (self.name is not None):
+            raise ValueError("name goes with the type function, and with no other")
+        return self
+
+    def as_chat(self) -> object:
+        """Return the choice as chats have it."""
+        return self.type if self.name is None else {"type": "function", "function": {"name": self.name}}
+
+    def as_given(self) -> object:
+        """Return the choice as answers repeat it."""
+        return self.type if self.name is None else {"type": "function", "name": self.name}
+
+
+class NamedResponseTool(Schema):
+    """A tool by its name."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+def _as_choice(value: object) -> object:
+    return {"type": value} if isinstance(value, str) else value
+
+
+_Choice = Annotated[
+    ResponseToolChoice, BeforeValidator(_as_choice, Literal["none", "auto", "required"] | NamedResponseTool)
+]
+
+
+class TextFormat(Schema):
+    """What the text is held to: nothing, to be a JSON object, or a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: str | None = None
+    schema_: Annotated[FreeObject | None, Field(alias="schema")] = None
+    """Of the type `json_schema`."""
+    strict: bool | None = None
+    """Texts are held to the schema in any case."""
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema goes with the type json_schema, and with no other")
+        return self
+
+    def as_given(self) -> dict[str, object]:
+        """Return the format as answers repeat it."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+    def as_chat(self) -> dict[str, object]:
+        """Return the format as chats have it."""
+        if self.schema_ is None:
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {"name": self.name or "", "schema": self.schema_}}
+
+
+class TextFields(Schema):
+    """How the text is written."""
+
+    format: TextFormat = TextFormat()
+    verbosity: Annotated[str, _only("medium", "only medium is supported")] = "medium"
+
+
+class ResponseStreamOptions(Schema):
+    """What a stream has besides its events: nothing."""
+
+    include_obfuscation: bool = False
+    """Padding against traffic analysis; there is none to include."""
+
+
+class ResponseFields(Schema):
+    """The body of `/v1/responses`. Nothing is stored: each request has the whole conversation."""
+
+    model: str | None = None
+    """The name in `/v1/models`, or nothing."""
+    input: Items
+    """A text of the user, or the items of the conversation: messages, calls and their results."""
+    instructions: str | None = None
+    """A system turn before all others."""
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] = []
+    """What the model may call: functions."""
+    tool_choice: _Choice = ResponseToolChoice(type="auto")
+    """As in chats."""
+    parallel_tool_calls: bool = True
+    """An answer may have several calls; otherwise it ends with the first."""
+    text: TextFields = TextFields()
+    """What the text is held to."""
+    max_output_tokens: Annotated[int, within("max_tokens")] | None = None
+    """The most tokens to produce; by default whatever fits."""
+    temperature: Annotated[float, within("temperature")] = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, within("top_p")] = 1.0
+    """Draw among the likeliest tokens that together have this probability."""
+    seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
+    """Fixes every draw. Not in the OpenAI API."""
+    priority: Annotated[int, within("priority")] = 0
+    """As in chats. Not in the OpenAI API."""
+    slo: SLOFields | None = None
+    """As in chats. Not in the OpenAI API."""
+    user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
+    """Whom the request is for."""
+    metadata: Annotated[dict[_Name, _Value], Field(max_length=MAX_METADATA)] = {}
+    """Repeated in the answer."""
+    stream: bool = False
+    """Tell the answer as it grows, as typed events."""
+    stream_options: ResponseStreamOptions = ResponseStreamOptions()
+    """For streams only."""
+    include: list[Literal["reasoning.encrypted_content"]] = []
+    """Of no effect: there is no reasoning."""
+    store: Annotated[bool, _only(False, "nothing is stored; leave it out, or send false")] = False
+    """Only false: no answer can be retrieved or continued later."""
+    background: Annotated[bool, _only(False, "there are no answers in the background")] = False
+    """Only false."""
+    truncation: Annotated[str, _only("disabled", "only disabled is supported")] = "disabled"
+    """Only `disabled`: a conversation that is too long is refused."""
+
+    def as_chat(self) -> ChatFields:
+        """Return the request as a chat. Raises a 400 in the words of chats where these allow less."""
+        turns = turns_of(self.input)
+        if self.instructions is not None:
+            turns = _with_instructions(turns, self.instructions)
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": turns,
+            "tools": [tool.as_chat() for tool in self.tools],
+            "tool_choice": self.tool_choice.as_chat(),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": self.text.format.as_chat(),
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "priority": self.priority,
+            "slo": None if self.slo is None else self.slo.model_dump(),
+            "user": self.user,
+            "stream": self.stream,
+        }
+        return check(body, ChatFields)
+
+
+def _with_instructions(turns: list[Turn], instructions: str) -> list[Turn]:
+    """Return the turns after instructions, which are one turn with a first one of the system."""
+    first = turns[0] if turns else None
+    if first is not None and first["role"] in ("system", "developer"):
+        return [{**first, "content": f"{instructions}\n\n{first['content']}"}, *turns[1:]]
+    return [{"role": "system", "content": instructions}, *turns]

