@@ -44,6 +44,8 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
 """
 
 
+NUM_ANSWERS = 2  # of each endpoint, so that the page stays short
+
 _TO_TRY = """\
 The examples work with `loong serve` as it starts without a flag; its tiny model writes random text.
 """
@@ -60,7 +62,7 @@ def api_reference() -> str:
     bodies = {operation.request.__name__ for operation in OPERATIONS if operation.request is not None}
     for name in sorted(_parts(bodies, components) - bodies):
         schema = components[name]
-        if schema.get("properties"):
+        if _is_explained(schema):
             lines += [f"### {name}\n", f"{schema.get('description', '')}\n"]
             lines += _fields(schema["properties"], schema.get("required", ()))
     return "\n".join(lines)
@@ -75,6 +77,11 @@ def _parts(names: set[str], components: Json) -> set[str]:
         texts = (json.dumps(components[name]) for name in ahead)
         ahead = {name for text in texts for name in re.findall(r'"#/components/schemas/(\w+)"', text)} - found
     return found
+
+
+def _is_explained(schema: Json) -> bool:
+    """Return whether any field of an object has a description; the others are in `/openapi.json`."""
+    return any(field.get("description") for field in schema.get("properties", {}).values())
 
 
 def _shared(components: Json) -> Json:
@@ -93,8 +100,8 @@ def _section(operation: Operation, components: Json, shared: Json) -> Iterator[s
     streamed = f", or streamed `{operation.event.__name__}`" if operation.event is not None else ""
     errors = ", ".join(map(str, sorted(operation.errors)))
     yield f"{operation.summary} Answers {answer}{streamed}{f'; errors {errors}' if errors else ''}.\n"
-    for example in EXAMPLES[operation.method, operation.path]:
-        yield from _example(operation, example)
+    for index, example in enumerate(EXAMPLES[operation.method, operation.path]):
+        yield from _example(operation, example, is_answered=index < NUM_ANSWERS)
     if operation.request is not None:
         schema = components[operation.request.__name__]
         properties = schema["properties"]
@@ -107,11 +114,11 @@ def _section(operation: Operation, components: Json, shared: Json) -> Iterator[s
         yield from _fields(own, schema.get("required", ()))
 
 
-def _example(operation: Operation, example: Example) -> Iterator[str]:
+def _example(operation: Operation, example: Example, *, is_answered: bool) -> Iterator[str]:
     if example.purpose:
         yield f"{example.purpose}\n"
     yield f"```bash\n{example.command(operation.method, operation.path)}\n```\n"
-    if example.answer:
+    if example.answer and is_answered:
         language = "text" if example.answer.startswith("data:") else "json"
         yield f"```{language}\n{example.answer}\n```\n"
 
@@ -158,4 +165,6 @@ def _range(field: Json, low: str, high: str, unit: str = "") -> str:
 
 
 def _link(name: str) -> str:
-    return f"[{name}](#{name.lower()})"
+    """Return a link to the section of an object, or its name if it has none."""
+    schema = document()["components"]["schemas"][name]
+    return f"[{name}](#{name.lower()})" if _is_explained(schema) else f"`{name}`"
