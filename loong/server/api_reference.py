@@ -63,7 +63,7 @@ def api_reference() -> str:
         schema = components[name]
         if _is_explained(schema):
             lines += [f"### {name}\n", f"{schema.get('description', '')}\n"]
-            lines += _fields(schema["properties"], schema.get("required", ()))
+            lines += _fields(schema["properties"], schema.get("required", ()), shared)
     return "\n".join(lines)
 
 
@@ -110,7 +110,7 @@ def _section(operation: Operation, components: Json, shared: Json) -> Iterator[s
         if shared.items() <= own.items():
             own = {name: field for name, field in own.items() if name not in shared}
             yield "Besides the fields of all completions and chats:\n"
-        yield from _fields(own, schema.get("required", ()))
+        yield from _fields(own, schema.get("required", ()), shared)
 
 
 def _example(operation: Operation, example: Example, *, is_answered: bool) -> Iterator[str]:
@@ -122,13 +122,21 @@ def _example(operation: Operation, example: Example, *, is_answered: bool) -> It
         yield f"```{language}\n{example.answer}\n```\n"
 
 
-def _fields(properties: Json, required: Iterable[str]) -> Iterator[str]:
+def _fields(properties: Json, required: Iterable[str], known: Json | None = None) -> Iterator[str]:
+    """Yield a table of fields, then the names of those that are as in `known`."""
+    same = [name for name in properties if known and _text(known.get(name)) == _text(properties[name]) != ""]
     yield "|field|type|default|meaning|\n|---|---|---|---|"
     for name, field in properties.items():
-        default = "required" if name in required else _default(field)
-        meaning = " ".join(field.get("description", "").split()).replace("|", "\\|")
-        yield f"|`{name}`|{_type(field)}|{default}|{meaning}|"
+        if name not in same:
+            default = "required" if name in required else _default(field)
+            yield f"|`{name}`|{_type(field)}|{default}|{_text(field)}|"
     yield ""
+    if same:
+        yield f"As for completions: {', '.join(f'`{name}`' for name in same)}.\n"
+
+
+def _text(field: Json | None) -> str:
+    return " ".join((field or {}).get("description", "").split()).replace("|", "\\|")
 
 
 def _default(field: Json) -> str:
