@@ -30,10 +30,8 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
   characters, else the completion's `id`. The log names failed requests by it.
 - With `--api-key`, every request but for `/health`, `/ping`, `/version`, `/metrics`, `/` and the bare
   page of `/dashboard` carries `Authorization: Bearer KEY`.
-- Pages in browsers need `--allowed-origins` ([operations.md](operations.md#web-pages)).
 - A stream's headers come when the request is admitted, `: keep-alive` comments while nothing else does,
   then an event for each token, and `[DONE]`. Later failures are events with an error.
-- A client that leaves ends its request. Its KV is released after the step in flight.
 - `response_format`, `structured_outputs` and the `guided_` fields need xgrammar. A grammar is refused if
   answers cannot be held to it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB.
 - Special tokens in messages are plain text, so they cannot end or begin a turn. In prompts of
