@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from loong.launcher.parser import CommandParser
 
-NUM_EXAMPLES = 4  # of each command; its --help has all
+NUM_EXAMPLES = 2  # of each command; its --help has all
 
 _INTRODUCTION = """\
 # The command line

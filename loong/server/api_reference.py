@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from loong.core.request import number_text
 from loong.server.api_examples import EXAMPLES, Example
 from loong.server.openapi import OPERATIONS, Operation, document
 from loong.server.parsing import HARMLESS, NEUTRAL
@@ -21,8 +20,8 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
 
 - Bodies are JSON objects of the Content-Type `application/json` or `application/*+json`. A field that is
   null counts as absent. **Fields that are not listed here are refused by name**, except for `store`,
-  `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Every
-  number has bounds.
+  `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Numbers,
+  texts and lists have bounds (`/openapi.json`).
 - Inside messages, unknown keys are ignored with a warning in the log. Audio and refusals are refused.
 - Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. A forced call is
   held to its schema by xgrammar.
@@ -44,7 +43,7 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
 """
 
 
-NUM_ANSWERS = 2  # of each endpoint, so that the page stays short
+NUM_ANSWERS = 1  # of each endpoint, so that the page stays short
 
 _TO_TRY = """\
 The examples work with `loong serve` as it starts without a flag; its tiny model writes random text.
@@ -149,19 +148,8 @@ def _type(field: Json) -> str:
         return f"`{json.dumps(field['const'])}`"
     kind = str(field.get("type", "anything"))
     if kind == "array":
-        return f"list of {_type(field.get('items', {}))}" + _range(field, "minItems", "maxItems")
-    if kind == "string":
-        return kind + _range(field, "minLength", "maxLength", " characters")
-    return kind + _range(field, "minimum", "maximum")
-
-
-def _range(field: Json, low: str, high: str, unit: str = "") -> str:
-    """Both bounds in words."""
-    least, most = field.get(low), field.get(high)
-    if most is not None:
-        begin = "up" if least is None else number_text(least)
-        return f" ({begin} to {number_text(most)}{unit})"
-    return "" if least is None else f" ({number_text(least)} or more{unit})"
+        return f"list of {_type(field.get('items', {}))}"
+    return kind
 
 
 def _link(name: str) -> str:
