@@ -26,10 +26,8 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
 - Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. A forced call is
   held to its schema by xgrammar.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault.
-- Every answer has an `X-Request-Id`: the client's own, if it is printable ASCII of at most 128
-  characters, else the completion's `id`. The log names failed requests by it.
-- With `--api-key`, every request but for `/health`, `/ping`, `/version`, `/metrics`, `/` and the bare
-  page of `/dashboard` carries `Authorization: Bearer KEY`.
+- Every answer has an `X-Request-Id`, the client's own if it sent one. The log names failed requests by it.
+- With `--api-key`, requests carry `Authorization: Bearer KEY`.
 - A stream's headers come when the request is admitted, `: keep-alive` comments while nothing else does,
   then an event for each token, and `[DONE]`. Later failures are events with an error.
 - `response_format`, `structured_outputs` and the `guided_` fields need xgrammar. A grammar is refused if
