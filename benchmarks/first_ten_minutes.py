@@ -31,6 +31,7 @@ MAX_WIDTH = 150
 MAX_WRAPPED = 4  # lines that one may take
 STEP_SECONDS = 600.0
 DECISIONS = "decisions.jsonl"
+MAX_MODEL_ERROR = 0.25  # of the predicted times of a phase, on a machine that does nothing else
 LONG_PROMPT, SHORT_PROMPT = 6000, 20
 
 
@@ -120,6 +121,17 @@ def metric(url: str, name: str) -> float:
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
+def model_errors(url: str) -> dict[str, float]:
+    """Return the mean error of predicted batch times by phase; 1 is twice or half as long."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    return {
+        sample.labels["phase"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "loong:cost_model_relative_error"
+    }
+
+
 def measure(story: Story, url: str) -> None:
     """Our load generator and its pictures, then the metrics it left."""
     story.run(
@@ -132,6 +144,10 @@ def measure(story: Story, url: str) -> None:
     values = {name: metric(url, name) for name in names}
     reported = "\n".join(f"{name} {value:g}" for name, value in values.items())
     story.report(f"$ curl {url}/metrics   (of which)", reported, is_right=min(values.values()) > 0)
+    errors = model_errors(url)
+    reported = "\n".join(f"{phase} batches: {error:.0%}" for phase, error in errors.items())
+    is_right = max(errors.values()) < MAX_MODEL_ERROR
+    story.report("The dashboard shows how far the cost model is off", reported, is_right=is_right)
 
 
 def guidellm(story: Story, url: str, program: str) -> None:

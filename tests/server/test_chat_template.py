@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from loong.core.errors import ConfigError, InvalidRequestError
@@ -59,3 +61,17 @@ def test_a_template_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_template_is_the_operators_error() -> None:
     with pytest.raises(ConfigError, match="does not compile"):
         ChatTemplate("{% if %}", {})
+
+
+def test_a_template_that_knows_tools_is_given_them() -> None:
+    template = ChatTemplate("{% if tools is defined and tools %}{{ tools | tojson }}{% endif %}", {})
+    assert template.knows_tools
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"é": [1.0, 1e16, True]}}}]
+    assert template.render(HI, tools=tools) == json.dumps(tools, ensure_ascii=False)
+    assert template.render(HI) == ""
+    assert not ChatTemplate("These tools are words.", {}).knows_tools
+
+
+def test_json_has_the_parameters_that_it_has_in_transformers() -> None:
+    source = "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}{{ 'é' | tojson(true) }}"
+    assert ChatTemplate(source, {}).render([{"b": 1, "a": 2}]) == '[{"a":2,"b":1}]"\\u00e9"'

@@ -119,3 +119,12 @@ def test_ids_without_a_token_say_nothing() -> None:
 def _ids_of_bytes(content: bytes) -> list[int]:
     byte_of = {bytes_: i for i, bytes_ in enumerate(tokenizer.token_bytes(i) for i in range(256))}
     return [byte_of[bytes([byte])] for byte in content]
+
+
+def test_a_special_token_that_is_kept_is_told_where_it_stands(tokenizer: Tokenizer) -> None:
+    tool = 263
+    detokenizer = IncrementalDetokenizer(tokenizer, kept_token_ids={tool})
+    token_ids = [*b"a", 257, 0xE6, tool, *"日".encode(), tool]
+    pieces = [detokenizer.add(token_id) for token_id in token_ids] + [detokenizer.finish()]
+    assert "".join(pieces) == "a\ufffd<|tool|>日<|tool|>"
+    assert pieces[3] == "\ufffd<|tool|>"

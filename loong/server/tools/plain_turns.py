@@ -13,7 +13,8 @@ You may call functions to answer. These are the functions, each as JSON:
 To call a function, write its name and its arguments as JSON between tags, each call between its own:
 <tool_call>
 {{"name": "...", "arguments": {{...}}}}
-</tool_call>"""
+</tool_call>
+The results come between <tool_response> tags. Use them to answer in plain words."""
 _CALL = "<tool_call>\n{call}\n</tool_call>"
 _RESULT = "<tool_response>\n{content}\n</tool_response>"
 
