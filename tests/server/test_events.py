@@ -26,6 +26,7 @@ DELTAS = st.builds(
     finish_reason=st.none() | st.just(FinishReason.LENGTH),
     stop_reason=st.none(),
     prompt_logprobs=st.none(),
+    parts=st.none(),  # chunks of these depend on what was sent before
 )
 CHOICES = (Choices(0, Request("cmpl-1", (97,), SamplingParams(), 0.0)),) * 4
 OPTIONS = st.builds(StreamOptions, include_usage=st.booleans(), continuous_usage_stats=st.booleans())
