@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 
 # Folders whose tests compute only, so that they may run beside each other. All others start processes,
 # watch them or measure time: these tests run one after another.
-PARALLEL := $(addprefix tests/,attention core decision_log executor grammar kernels model recording scheduler worker workloads)
+PARALLEL := $(wildcard $(addprefix tests/,attention core decision_log executor grammar kernels model \
+	observability recording scheduler state worker workloads))
 
 .DEFAULT_GOAL := help
 .PHONY: help chat demo test coverage check format setup clean

@@ -1,4 +1,4 @@
-"""Shows that clients of the OpenAI API work with loong as they are: openai, LangChain's and LiteLLM.
+"""Shows that other clients work with loong as they are: openai, LangChain's, LiteLLM, agents, LightLLM's.
 
 They live in an environment of their own, made on first use (--environment; from the package index), because
 they are large and nothing of loong needs them. Prints a line a step, and as its last line a JSON object.
@@ -18,21 +18,25 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.request import urlopen
 
-PACKAGES = ("openai", "langchain-openai", "litellm")
-MODEL = "loong-tiny"
+from client_agents import of_agents, of_langchain_tools, of_lightllm, of_litellm_tools, of_openai_tools
+
+PACKAGES = ("openai==3.57.0", "langchain-openai==1.7.4", "litellm==1.110.2", "openai-agents==0.24.0")
 MESSAGES = [{"role": "user", "content": "Say something."}]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", type=Path, default=Path("clients-environment"), metavar="DIR")
+    parser.add_argument("--model", metavar="MODEL", help="for `loong serve` (a tiny random one)")
     parser.add_argument("--base-url", metavar="URL", help="be the clients, of this server")
+    parser.add_argument("--only", default="", metavar="NAME", help="steps whose names begin so (all)")
     args = parser.parse_args()
-    sys.exit(act(args.base_url) if args.base_url else serve_and_act(args.environment))
+    sys.exit(act(args.base_url, args.only) if args.base_url else serve_and_act(args.environment, args.model))
 
 
-def serve_and_act(environment: Path) -> int:
+def serve_and_act(environment: Path, model: str | None) -> int:
     """Run this file once more in the clients' environment, beside a server."""
     from loong.launcher.spawned_server import ServerConfig, spawn_server  # which clients do not have
 
@@ -41,7 +45,7 @@ def serve_and_act(environment: Path) -> int:
         print(f"making {environment} with {', '.join(PACKAGES)}", flush=True)
         venv.create(environment, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    config = ServerConfig(None, 2, 1, ("--kv-cache-tokens", "8192"), start_timeout=120.0)
+    config = ServerConfig(model, 2, 1, ("--kv-cache-tokens", "8192"), start_timeout=120.0)
     with TemporaryDirectory() as folder, spawn_server(config, "esp", Path(folder) / "log") as url:
         return subprocess.run([python, __file__, "--base-url", url], check=False).returncode
 
@@ -63,12 +67,16 @@ class Acts:
         print(f"{'ok   ' if is_right else 'WRONG'} {name}: {reported[:90]}", flush=True)
 
 
-def act(base_url: str) -> int:
+def act(base_url: str, only: str) -> int:
     acts = Acts()
-    for steps in (of_openai, of_langchain, of_litellm):
-        for name, call in steps(f"{base_url}/v1").items():
-            acts.act(name, call)
-    versions = {package: version(package) for package in PACKAGES}
+    with urlopen(f"{base_url}/v1/models") as answer:
+        model = json.load(answer)["data"][0]["id"]
+    for steps in STEPS:
+        for name, call in steps(f"{base_url}/v1", model).items():
+            if name.startswith(only):
+                acts.act(name, call)
+    names = [package.partition("==")[0] for package in PACKAGES]
+    versions = {name: version(name) for name in names}
     print(json.dumps({"versions": versions, "right": acts.outcomes}))
     return 0 if all(acts.outcomes.values()) else 1
 
@@ -87,11 +95,11 @@ def rating() -> Any:
     return Rating
 
 
-def of_openai(url: str) -> dict[str, Callable[[], object]]:
+def of_openai(url: str, name: str) -> dict[str, Callable[[], object]]:
     from openai import AsyncOpenAI, NotFoundError, OpenAI
 
     client = OpenAI(base_url=url, api_key="none", max_retries=0)
-    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    asked: dict[str, Any] = {"model": name, "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
 
     def streamed() -> str:
         chunks = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
@@ -126,7 +134,7 @@ def of_openai(url: str) -> dict[str, Callable[[], object]]:
 
     def refused() -> str:
         try:
-            client.embeddings.create(model=MODEL, input="a")
+            client.embeddings.create(model=name, input="a")
         except NotFoundError as error:
             return str(error)
         raise AssertionError("embeddings were answered")
@@ -149,7 +157,7 @@ def of_openai(url: str) -> dict[str, Callable[[], object]]:
         ],
         "openai: completions of two prompts": lambda: [
             choice.text
-            for choice in client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=8).choices
+            for choice in client.completions.create(model=name, prompt=["a", "b"], max_tokens=8).choices
         ],
         "openai: .parse": parsed,
         "openai: .parse, streamed": parsed_as_streamed,
@@ -158,11 +166,11 @@ def of_openai(url: str) -> dict[str, Callable[[], object]]:
     }
 
 
-def of_langchain(url: str) -> dict[str, Callable[[], object]]:
+def of_langchain(url: str, name: str) -> dict[str, Callable[[], object]]:
     from langchain_openai import ChatOpenAI
 
-    model = ChatOpenAI(model=MODEL, base_url=url, api_key="none", max_retries=0, max_tokens=12, temperature=0)
-    long = ChatOpenAI(model=MODEL, base_url=url, api_key="none", max_retries=0, max_tokens=200)
+    model = ChatOpenAI(model=name, base_url=url, api_key="none", max_retries=0, max_tokens=12, temperature=0)
+    long = ChatOpenAI(model=name, base_url=url, api_key="none", max_retries=0, max_tokens=200)
 
     async def streamed() -> int:
         return len([chunk async for chunk in model.astream("Say something.")])
@@ -183,14 +191,14 @@ def of_langchain(url: str) -> dict[str, Callable[[], object]]:
     }
 
 
-def of_litellm(url: str) -> dict[str, Callable[[], object]]:
+def of_litellm(url: str, model: str) -> dict[str, Callable[[], object]]:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
     import litellm
 
     asked: dict[str, Any] = {
         "api_base": url, "api_key": "none", "max_tokens": 12, "temperature": 0, "messages": MESSAGES
     }  # fmt: skip
-    name = f"hosted_vllm/{MODEL}"
+    name = f"hosted_vllm/{model}"
 
     def text(answer: Any) -> str:
         reported: str = answer.choices[0].message.content
@@ -206,12 +214,17 @@ def of_litellm(url: str) -> dict[str, Callable[[], object]]:
 
     return {
         "litellm: completion": lambda: text(litellm.completion(model=name, **asked)),
-        "litellm: as an OpenAI model": lambda: text(litellm.completion(model=f"openai/{MODEL}", **asked)),
+        "litellm: as an OpenAI model": lambda: text(litellm.completion(model=f"openai/{model}", **asked)),
         "litellm: stream": streamed,
         "litellm: acompletion": lambda: text(asyncio.run(litellm.acompletion(model=name, **asked))),
         "litellm: structured output": structured,
     }
 
+
+STEPS = (
+    *(of_openai, of_openai_tools, of_langchain, of_langchain_tools, of_litellm, of_litellm_tools),
+    *(of_agents, of_lightllm),
+)
 
 if __name__ == "__main__":
     main()

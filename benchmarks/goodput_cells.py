@@ -198,9 +198,9 @@ def _numbers(found: Goodput[PointResult]) -> JSONObject:
 
 def by_seed(values: Sequence[Bounds | None]) -> str:
     """Return the goodput of each seed, or once if all agree; a dash for one that is not known."""
-    told = ["-" if value is None else _told(value) for value in values]
-    return " / ".join(told if len(set(told)) > 1 else told[:1])
+    reported = ["-" if value is None else _reported(value) for value in values]
+    return " / ".join(reported if len(set(reported)) > 1 else reported[:1])
 
 
-def _told(bounds: Bounds) -> str:
+def _reported(bounds: Bounds) -> str:
     return f"{'≥ ' if bounds.too_high == inf else ''}{bounds.rate:.2g}"

@@ -178,9 +178,9 @@ class Comparison:
         """The same records under every rule."""
         runs = []
         end = max(record.finish_time for record in records)
-        used = used_capacity(records, self.work_of, end, self.num_devices)
         for rule in self.rules:
             limits_of = rule.limits_of(self.prefill_time)
+            used = used_capacity(records, self.work_of, end, self.num_devices, limits_of)
             metrics = compute_metrics(records, limits_of, length_scale=traffic.length_scale)
             columns = columns_json(records, limits_of)
             runs.append(PolicyRun(replace(asked, rule=rule), metrics, columns, counters, False, used))

@@ -28,6 +28,7 @@ from loong.workloads.misses import Misses
 from loong.workloads.record import RequestRecord
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.result import columns_json
+from loong.workloads.slo import LimitsOf
 
 
 def run_bench(config: BenchConfig, command: str) -> int:
@@ -124,7 +125,7 @@ class _Bench:
                 columns_json(got.records, limits_of),
                 got.counters,
                 got.is_cut_off,
-                self._used(got.records),
+                self._used(got.records, limits_of),
                 server,
                 got.history if config.is_single and repeat == 0 else None,
                 others if isinstance(server, ServerConfig) else None,
@@ -142,13 +143,13 @@ class _Bench:
             raise
         return keep(got)
 
-    def _used(self, records: Sequence[RequestRecord]) -> UsedCapacity | None:
+    def _used(self, records: Sequence[RequestRecord], limits_of: LimitsOf) -> UsedCapacity | None:
         """Return the work of a run: by the cost model of our servers, or by the probe of others."""
         work_of = self._config.work_of or (None if self.probe is None else _probed_work(self.probe))
         if work_of is None or not records:
             return None
         end = max(record.finish_time for record in records)
-        return used_capacity(records, work_of, end, self._config.num_devices)
+        return used_capacity(records, work_of, end, self._config.num_devices, limits_of)
 
 
 def _probed_work(probe: PrefillProbe) -> WorkOf:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 from loong.launcher.parser import CommandParser
 
+NUM_EXAMPLES = 2  # of each command; its --help has all
+
 _INTRODUCTION = """\
 # The command line
 
-Written by `loong reference > docs/command-line.md`; `loong COMMAND --help` tells the same. In flags, `_`
-does for `-`. Where a command takes `--config FILE`, that is YAML with the names of its flags as keys
+Written by `loong reference > docs/command-line.md`; `loong COMMAND --help` has more examples.
+In flags, `_` does for `-`. A `--config FILE` is YAML with the names of flags as keys
 (`num-instances: 2`; `model` for MODEL; lists where a flag may be repeated; quotes around what has colons).
 What is typed wins over the file, the file over defaults, and a key that is no flag is an error.
 """
@@ -58,8 +60,19 @@ def _section(parser: CommandParser, heading: str, first_in: dict[str, str]) -> I
     for nested in parser.commands:
         yield from _section(nested, f"{heading}#", first_in)
     if parser.epilog:
-        examples = "\n".join(line.strip() for line in parser.epilog.splitlines()[1:] if line.strip())
+        examples = "\n".join(_examples(parser.epilog)[:NUM_EXAMPLES])
         yield f"```bash\n{examples}\n```\n"
+
+
+def _examples(epilog: str) -> list[str]:
+    """Return the commands of an epilog, each with the lines that continue it."""
+    commands: list[str] = []
+    for line in epilog.splitlines()[1:]:
+        if commands and commands[-1].endswith("\\"):
+            commands[-1] += f"\n    {line.strip()}"
+        elif line.strip():
+            commands.append(line.strip())
+    return commands
 
 
 def _table(title: str, actions: list[argparse.Action], prog: str, first_in: dict[str, str]) -> Iterator[str]:

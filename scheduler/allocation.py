@@ -33,7 +33,7 @@ class Allocation:
     groups: list[Group] = field(default_factory=list)
     least_long: float = field(init=False)  # seconds of work: more keep an instance for many steps
 
-    grows: ClassVar[bool] = True  # whether prompts may take more instances at the edges of chunks
+    grows: ClassVar[bool] = True  # whether prompts may take more instances at chunk boundaries
 
     def __post_init__(self) -> None:
         self.least_long = LONG_PROMPT_STEPS * self.config.max_step_time

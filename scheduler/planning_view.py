@@ -54,7 +54,7 @@ class InstanceSet:
 
     @property
     def is_in_lease(self) -> bool:
-        """Whether all that it waits for can end at the edge of a step."""
+        """Whether all that it waits for can end at a step boundary."""
         return bool(self.batches) and all(batch.plan.num_steps > 1 for batch in self.batches)
 
 
@@ -103,7 +103,7 @@ class PlanningView:
 
     @property
     def is_any_usable(self) -> bool:
-        """Whether an instance set is ready, or can be at the edge of a step."""
+        """Whether an instance set is ready, or can be at a step boundary."""
         if any(instance_set.is_ready for instance_set in self.occupied):
             return True  # as mostly: no need to look at the others
         return bool(self.idle) or any(

@@ -78,7 +78,7 @@ def retained_part(
     if len(free) * min(free.values()) >= num_tokens:
         parts = [stripe(positions, i, len(free)) for i in range(len(free))]
     else:
-        edges = (num_tokens * slots // total for slots in accumulate(free.values(), initial=0))
-        parts = [positions[a:b] for a, b in pairwise(edges)]
+        boundaries = (num_tokens * slots // total for slots in accumulate(free.values(), initial=0))
+        parts = [positions[a:b] for a, b in pairwise(boundaries)]
     kept = zip(parts, free, strict=True)
     return RequestPart(striped.queries, tuple(KVSegment(view.request_id, p, i) for p, i in kept if p))

@@ -33,7 +33,7 @@ class Picture:
     words: str
     draw: Callable[[], "Figure"]
     is_wide: bool = False
-    is_reporting: bool = True  # rather than for those who want to know more
+    is_main: bool = True  # rather than for those who want to know more
 
     def paths(self, folder: Path) -> list[Path]:
         """Its files in a folder."""
@@ -57,7 +57,7 @@ def pictures_of_runs(
         *timeline_pictures(watched, window, suffix),
         *_pictures_of_rate(runs, suffix),
     ]
-    return sorted(pictures, key=lambda picture: not picture.is_reporting)
+    return sorted(pictures, key=lambda picture: not picture.is_main)
 
 
 def timeline_pictures(
@@ -91,7 +91,7 @@ def timeline_pictures(
         "What each instance worked on in the whole run: a group is as tall as it has instances",
         lambda: timelines_figure(histories),
         is_wide=True,
-        is_reporting=window is None,
+        is_main=window is None,
     )
 
 
@@ -115,7 +115,7 @@ def _pictures_of_sweep(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
         "Median and P99 of the time to the first token (TTFT), and of the time per token after it (TPOT)",
         lambda: latency_by_rate_figure(runs),
         is_wide=True,
-        is_reporting=False,
+        is_main=False,
     )
 
 
@@ -139,7 +139,7 @@ def _pictures_of_rate(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
             _words_of_cdf(shown),
             lambda: latency_cdf_figure(runs),
             is_wide=True,
-            is_reporting=False,
+            is_main=False,
         )
 
 

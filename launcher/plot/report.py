@@ -46,7 +46,7 @@ class Section:
     failures: Sequence[str]
     policies: str
     notes: Sequence[str]
-    reporting: Sequence[Figure]
+    main: Sequence[Figure]
     others: Sequence[Figure]
     tables: Sequence[Table]
     stories: Mapping[str, Sequence[RequestStory]]
@@ -82,8 +82,8 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
         written += [path for picture in pictures for path in picture.paths(folder)]
         interactive = _interactive(watched, folder, title, suffix)
         written += interactive
-        num_reporting = sum(picture.is_reporting for picture in pictures)
-        sections.append(_section(runs, watched, figures, num_reporting, [path.name for path in interactive]))
+        num_main = sum(picture.is_main for picture in pictures)
+        sections.append(_section(runs, watched, figures, num_main, [path.name for path in interactive]))
     logs, suffix = watched_logs(files), "-of-log" if sections else ""
     alone = list(timeline_pictures(logs, window, suffix))
     figures = _drawn(alone, folder, len(sections) + 1)
@@ -112,7 +112,7 @@ def _section(
     runs: RuleRuns,
     watched: Mapping[str, WatchedRun],
     figures: Sequence[Figure],
-    num_reporting: int,
+    num_main: int,
     interactive: Sequence[str],
 ) -> Section:
     reported = answer(measured(runs))
@@ -124,8 +124,8 @@ def _section(
         failures=list(failures_of(runs)),
         policies=words_of(runs.policies),
         notes=list(_notes(runs)),
-        reporting=figures[:num_reporting],
-        others=figures[num_reporting:],
+        main=figures[:num_main],
+        others=figures[num_main:],
         tables=list(tables_of(runs)),
         stories={policy: stories for policy, run in watched.items() if (stories := run.latest_stories)},
         interactive=interactive,

@@ -71,7 +71,7 @@ def run_point(
         columns_json(run.records, limits_of),
         counters_of(run.stats),
         run.is_cut_off,
-        used_capacity(run.records, work_of, run.end, config.hardware.num_devices),
+        used_capacity(run.records, work_of, run.end, config.hardware.num_devices, limits_of),
         run.num_events,
         timeline.history() if keeps_history else None,
         logs.decisions,

@@ -7,8 +7,8 @@ from math import inf
 from typing import TypeAlias
 
 from loong.core.events import Event, RequestArrived, TokensProduced
-from loong.core.request import Request, RequestId
-from loong.workloads.backlog import backlog_of
+from loong.core.request import SLO, Request, RequestId
+from loong.workloads.backlog import backlog_of, deadline_of
 from loong.workloads.misses import Misses
 
 TokenTimes: TypeAlias = "array[float]"
@@ -107,4 +107,15 @@ class Watch:
         self._works = None
         finishes = [self._finishes.get(request_id, inf) for request_id in self._requests]
         ordered = [works[request_id] for request_id in self._requests]
-        self.is_unstable = backlog_of(self._arrivals, finishes, ordered, now).is_stable is False
+        deadlines = [
+            _deadline(time, request)
+            for time, request in zip(self._arrivals, self._requests.values(), strict=True)
+        ]
+        backlog = backlog_of(self._arrivals, finishes, ordered, now, deadlines)
+        self.is_unstable = backlog.is_stable is False
+
+
+def _deadline(arrival_time: float, request: Request) -> float:
+    slo = request.slo or SLO()
+    ttft, tpot = (inf if bound is None else bound for bound in (slo.ttft, slo.tpot))
+    return deadline_of(arrival_time, ttft, tpot, request.sampling_params.max_tokens)

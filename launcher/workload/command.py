@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.launcher.flags import add_drawing_flags, positive
-from loong.workloads.spec import usage
 
 if TYPE_CHECKING:
     from loong.workloads.request import WorkloadRequest
@@ -80,7 +79,9 @@ def run_save(args: argparse.Namespace) -> int:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workload", metavar="SPEC", help=f"workload: {usage()}")
+    parser.add_argument(
+        "workload", metavar="SPEC", help="workload, in the same words as for `loong bench --workload`"
+    )
     parser.add_argument(
         "--num-requests",
         type=positive,

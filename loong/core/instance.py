@@ -83,7 +83,7 @@ class ESPGroup:
 
     @property
     def leader_id(self) -> InstanceId:
-        """The instance that settles, at each step's edge, whether a lease goes on."""
+        """The instance that settles, at each step boundary, whether a lease goes on."""
         return self.instance_ids[0]
 
     def source_at(self, instance_id: InstanceId, ring_step: int) -> InstanceId:

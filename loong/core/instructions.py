@@ -103,7 +103,7 @@ class ExtendLease:
 
 @dataclass(frozen=True, slots=True)
 class StopLease:
-    """The group's leader ends the lease before `step`, or at the next edge it can."""
+    """The group's leader ends the lease before `step`, or at the next step boundary it can."""
 
     batch_id: int
     group: ESPGroup

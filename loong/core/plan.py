@@ -155,7 +155,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnd:
-    """A running lease ends before step `step`, or at the first edge after it that its group can agree on."""
+    """A running lease ends before step `step`, or at the first boundary after it that its group
+    can agree on.
+    """
 
     batch_id: int
     step: int

@@ -50,7 +50,7 @@ class PromptLogprobs:
         return [(ids[index], logprobs[index]) for ids, logprobs in columns]
 
 
-class GatheredLogprobs:
+class AssembledLogprobs:
     """The log probabilities of a whole prompt, put together of those of its stripes and chunks.
 
     What is computed twice, as after a preemption, replaces what was there.

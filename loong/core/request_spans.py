@@ -67,7 +67,7 @@ class RequestSpans:
     def _see_token(self, time: float, request_id: RequestId, reason: FinishReason | None) -> None:
         span = self._live.get(request_id)
         if span is None:
-            return  # its client left; its batch goes on to the step's edge
+            return  # its client left; its batch goes on to the step boundary
         if span.first_token_at is None:
             self._live[request_id] = replace(span, first_token_at=time)
         if reason is not None:

@@ -1,4 +1,4 @@
-"""What the lines of a decision log say; docs/decisions.md shows some of them.
+"""What the lines of a decision log say.
 
 Times are seconds of the executor's clock, other durations seconds, sizes tokens. Batches and migrations have
 the ids that the executor knows them by. What has its default is left out of a line.

@@ -45,7 +45,7 @@ class PeerRegistry:
         self.strays = StrayFrames(f"the socket where peers of {world.place(rank)} join")
         with _lock(directory / "join.lock", deadline):
             self._listener = listen(self._socket_path(rank))
-            self._welcoming = Thread(target=self._welcome_newcomers, name="fabric-welcome", daemon=True)
+            self._welcoming = Thread(target=self._greet_newcomers, name="fabric-welcome", daemon=True)
             self._welcoming.start()
             for peer in range(world.size):
                 if peer != rank:
@@ -110,7 +110,7 @@ class PeerRegistry:
                 return
             self._add(peer, plane, connection)
 
-    def _welcome_newcomers(self) -> None:
+    def _greet_newcomers(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -120,7 +120,7 @@ class PeerRegistry:
                 connection.settimeout(self._deadline)
                 frame = connection.recv(_HELLO.size)
                 if (newcomer := self._newcomer(frame)) is not None:
-                    self._add(*newcomer, connection, welcome=_WELCOME)
+                    self._add(*newcomer, connection, greet=_WELCOME)
                     continue
                 if frame:
                     self.strays.drop("a frame that is no hello of a peer", repr(frame))
@@ -136,10 +136,10 @@ class PeerRegistry:
         is_peer = mark == _MARK and peer < self._world.size and plane in self._planes(peer)
         return (peer, Plane(plane)) if is_peer else None
 
-    def _add(self, peer: int, plane: Plane, connection: socket.socket, welcome: bytes = b"") -> None:
+    def _add(self, peer: int, plane: Plane, connection: socket.socket, greet: bytes = b"") -> None:
         # Whoever looks for the link sends after the welcome, and finds it if that has come.
         with self._changed:
-            connection.sendall(welcome)
+            connection.sendall(greet)
             link = Link(self._world, peer, connection, self._mailbox, self._deadline)
             previous = self._links.get((peer, plane))
             self._links[peer, plane] = link

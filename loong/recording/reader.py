@@ -12,7 +12,7 @@ from loong.recording.lines import VERSION, Line, PlanRecord, RefusedPlanRecord, 
 
 
 @dataclass(slots=True)
-class Happening:
+class RecordedStep:
     """Events, and the plans made on them: mostly one. The last events of a run may have none."""
 
     events: list[Event]
@@ -27,14 +27,14 @@ class Recording:
     """
 
     setting: Setting
-    happenings: list[Happening]
+    recorded_steps: list[RecordedStep]
     is_cut: bool = False
     refused: RefusedPlanRecord | None = None
 
     @property
     def num_events(self) -> int:
-        """Of all happenings."""
-        return sum(len(happening.events) for happening in self.happenings)
+        """Of all recorded_steps."""
+        return sum(len(recorded_step.events) for recorded_step in self.recorded_steps)
 
 
 def read_recording(path: Path) -> Recording:
@@ -47,7 +47,7 @@ def read_recording(path: Path) -> Recording:
     setting = next(lines, None)
     if not isinstance(setting, Setting):
         raise ConfigError(f"{path} is no recording: it does not begin with a setting")
-    happenings: list[Happening] = []
+    recorded_steps: list[RecordedStep] = []
     refused = None
     for line in lines:
         if isinstance(line, Setting):
@@ -55,14 +55,14 @@ def read_recording(path: Path) -> Recording:
         if isinstance(line, RefusedPlanRecord):
             refused = line
         elif isinstance(line, PlanRecord):
-            if not happenings:
+            if not recorded_steps:
                 raise ConfigError(f"{path} is damaged: it holds a plan before the first event")
-            happenings[-1].plans.append(line)
-        elif happenings and not happenings[-1].plans:
-            happenings[-1].events.append(event_of(line))
+            recorded_steps[-1].plans.append(line)
+        elif recorded_steps and not recorded_steps[-1].plans:
+            recorded_steps[-1].events.append(event_of(line))
         else:
-            happenings.append(Happening([event_of(line)]))
-    return Recording(setting, happenings, is_cut=not text.endswith(b"\n"), refused=refused)
+            recorded_steps.append(RecordedStep([event_of(line)]))
+    return Recording(setting, recorded_steps, is_cut=not text.endswith(b"\n"), refused=refused)
 
 
 def _text(path: Path) -> bytes:

@@ -12,7 +12,7 @@ from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.recording.lines import PlanRecord, RefusedPlanRecord, Setting, planned_line
-from loong.recording.reader import Happening, Recording
+from loong.recording.reader import RecordedStep, Recording
 from loong.scheduler.policy import make_policy
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Scheduling
@@ -46,7 +46,7 @@ async def replay(recording: Recording) -> Replay:
     cost_model: CostModel = setting.cost_model
     if setting.is_recalibrated:
         cost_model = RecalibratedCostModel(recalibration)
-    script = _Script(recording.happenings)
+    script = _Script(recording.recorded_steps)
     policy = make_policy(setting.policy, setting.policy_config)
     state = ClusterState(setting.instances, setting.last_id)
     scheduling = Scheduling(state, policy, cost_model, script, (recalibration, script))
@@ -72,23 +72,23 @@ def plan_again(setting: Setting, refused: RefusedPlanRecord) -> str | None:
 class _Script:
     """An executor that tells recorded events, and an observer that compares plans with the recorded ones."""
 
-    def __init__(self, happenings: Iterable[Happening]) -> None:
-        self._happenings = list(happenings)
-        self._next = 0  # of the happenings
-        self._expected: list[PlanRecord] = []  # of the present happening, last first
+    def __init__(self, recorded_steps: Iterable[RecordedStep]) -> None:
+        self._recorded_steps = list(recorded_steps)
+        self._next = 0  # of the recorded_steps
+        self._expected: list[PlanRecord] = []  # of the present recorded_step, last first
         self.num_plans = 0
         self.difference: PlanDifference | None = None
 
     async def next_events(self) -> Sequence[Event]:
         """What was recorded up to the next plan, until one differs."""
         if self._expected and self.difference is None:
-            self._differ(self._happenings[self._next - 1].events, self._expected[-1], None)
-        if self._next == len(self._happenings) or self.difference is not None:
+            self._differ(self._recorded_steps[self._next - 1].events, self._expected[-1], None)
+        if self._next == len(self._recorded_steps) or self.difference is not None:
             return ()
-        happening = self._happenings[self._next]
+        recorded_step = self._recorded_steps[self._next]
         self._next += 1
-        self._expected = happening.plans[::-1]
-        return happening.events
+        self._expected = recorded_step.plans[::-1]
+        return recorded_step.events
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """What follows from these was recorded."""
@@ -105,7 +105,7 @@ class _Script:
         /,
     ) -> None:
         """Compare a plan with the recorded one. The last events may have been recorded without plans."""
-        if not self._expected and self._next == len(self._happenings):
+        if not self._expected and self._next == len(self._recorded_steps):
             return
         recorded, replayed = self._expected.pop() if self._expected else None, planned_line(plan)
         if recorded is not None and recorded.digest == replayed.digest:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from loong.core.request import number_text
 from loong.server.api_examples import EXAMPLES, Example
 from loong.server.openapi import OPERATIONS, Operation, document
 from loong.server.parsing import HARMLESS, NEUTRAL
@@ -21,20 +20,16 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
 
 - Bodies are JSON objects of the Content-Type `application/json` or `application/*+json`. A field that is
   null counts as absent. **Fields that are not listed here are refused by name**, except for `store`,
-  `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Every
-  number has bounds.
+  `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Numbers,
+  texts and lists have bounds (`/openapi.json`).
 - Inside messages, unknown keys are ignored with a warning in the log. Audio and refusals are refused.
 - Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. A forced call is
   held to its schema by xgrammar.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault.
-- Every answer has an `X-Request-Id`: the client's own, if it is printable ASCII of at most 128
-  characters, else the completion's `id`. The log names failed requests by it.
-- With `--api-key`, every request but for `/health`, `/ping`, `/version`, `/metrics`, `/` and the bare
-  page of `/dashboard` carries `Authorization: Bearer KEY`.
-- Pages in browsers need `--allowed-origins` ([operations.md](operations.md#web-pages)).
+- Every answer has an `X-Request-Id`, the client's own if it sent one. The log names failed requests by it.
+- With `--api-key`, requests carry `Authorization: Bearer KEY`.
 - A stream's headers come when the request is admitted, `: keep-alive` comments while nothing else does,
   then an event for each token, and `[DONE]`. Later failures are events with an error.
-- A client that leaves ends its request. Its KV is released after the step in flight.
 - `response_format`, `structured_outputs` and the `guided_` fields need xgrammar. A grammar is refused if
   answers cannot be held to it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB.
 - Special tokens in messages are plain text, so they cannot end or begin a turn. In prompts of
@@ -43,6 +38,8 @@ else vLLM's; `slo` and the effect of `priority` are loong's own.
   embeddings.
 """
 
+
+NUM_ANSWERS = 1  # of each endpoint, so that the page stays short
 
 _TO_TRY = """\
 The examples work with `loong serve` as it starts without a flag; its tiny model writes random text.
@@ -60,9 +57,9 @@ def api_reference() -> str:
     bodies = {operation.request.__name__ for operation in OPERATIONS if operation.request is not None}
     for name in sorted(_parts(bodies, components) - bodies):
         schema = components[name]
-        if schema.get("properties"):
+        if _is_explained(schema):
             lines += [f"### {name}\n", f"{schema.get('description', '')}\n"]
-            lines += _fields(schema["properties"], schema.get("required", ()))
+            lines += _fields(schema["properties"], schema.get("required", ()), shared)
     return "\n".join(lines)
 
 
@@ -75,6 +72,11 @@ def _parts(names: set[str], components: Json) -> set[str]:
         texts = (json.dumps(components[name]) for name in ahead)
         ahead = {name for text in texts for name in re.findall(r'"#/components/schemas/(\w+)"', text)} - found
     return found
+
+
+def _is_explained(schema: Json) -> bool:
+    """Return whether any field of an object has a description; the others are in `/openapi.json`."""
+    return any(field.get("description") for field in schema.get("properties", {}).values())
 
 
 def _shared(components: Json) -> Json:
@@ -93,8 +95,8 @@ def _section(operation: Operation, components: Json, shared: Json) -> Iterator[s
     streamed = f", or streamed `{operation.event.__name__}`" if operation.event is not None else ""
     errors = ", ".join(map(str, sorted(operation.errors)))
     yield f"{operation.summary} Answers {answer}{streamed}{f'; errors {errors}' if errors else ''}.\n"
-    for example in EXAMPLES[operation.method, operation.path]:
-        yield from _example(operation, example)
+    for index, example in enumerate(EXAMPLES[operation.method, operation.path]):
+        yield from _example(operation, example, is_answered=index < NUM_ANSWERS)
     if operation.request is not None:
         schema = components[operation.request.__name__]
         properties = schema["properties"]
@@ -104,25 +106,33 @@ def _section(operation: Operation, components: Json, shared: Json) -> Iterator[s
         if shared.items() <= own.items():
             own = {name: field for name, field in own.items() if name not in shared}
             yield "Besides the fields of all completions and chats:\n"
-        yield from _fields(own, schema.get("required", ()))
+        yield from _fields(own, schema.get("required", ()), shared)
 
 
-def _example(operation: Operation, example: Example) -> Iterator[str]:
+def _example(operation: Operation, example: Example, *, is_answered: bool) -> Iterator[str]:
     if example.purpose:
         yield f"{example.purpose}\n"
     yield f"```bash\n{example.command(operation.method, operation.path)}\n```\n"
-    if example.answer:
+    if example.answer and is_answered:
         language = "text" if example.answer.startswith("data:") else "json"
         yield f"```{language}\n{example.answer}\n```\n"
 
 
-def _fields(properties: Json, required: Iterable[str]) -> Iterator[str]:
+def _fields(properties: Json, required: Iterable[str], known: Json | None = None) -> Iterator[str]:
+    """Yield a table of fields, then the names of those that are as in `known`."""
+    same = [name for name in properties if known and _text(known.get(name)) == _text(properties[name]) != ""]
     yield "|field|type|default|meaning|\n|---|---|---|---|"
     for name, field in properties.items():
-        default = "required" if name in required else _default(field)
-        meaning = " ".join(field.get("description", "").split()).replace("|", "\\|")
-        yield f"|`{name}`|{_type(field)}|{default}|{meaning}|"
+        if name not in same:
+            default = "required" if name in required else _default(field)
+            yield f"|`{name}`|{_type(field)}|{default}|{_text(field)}|"
     yield ""
+    if same:
+        yield f"As for completions: {', '.join(f'`{name}`' for name in same)}.\n"
+
+
+def _text(field: Json | None) -> str:
+    return " ".join((field or {}).get("description", "").split()).replace("|", "\\|")
 
 
 def _default(field: Json) -> str:
@@ -142,20 +152,11 @@ def _type(field: Json) -> str:
         return f"`{json.dumps(field['const'])}`"
     kind = str(field.get("type", "anything"))
     if kind == "array":
-        return f"list of {_type(field.get('items', {}))}" + _range(field, "minItems", "maxItems")
-    if kind == "string":
-        return kind + _range(field, "minLength", "maxLength", " characters")
-    return kind + _range(field, "minimum", "maximum")
-
-
-def _range(field: Json, low: str, high: str, unit: str = "") -> str:
-    """Both bounds in words."""
-    least, most = field.get(low), field.get(high)
-    if most is not None:
-        begin = "up" if least is None else number_text(least)
-        return f" ({begin} to {number_text(most)}{unit})"
-    return "" if least is None else f" ({number_text(least)} or more{unit})"
+        return f"list of {_type(field.get('items', {}))}"
+    return kind
 
 
 def _link(name: str) -> str:
-    return f"[{name}](#{name.lower()})"
+    """Return a link to the section of an object, or its name if it has none."""
+    schema = document()["components"]["schemas"][name]
+    return f"[{name}](#{name.lower()})" if _is_explained(schema) else f"`{name}`"

@@ -2,7 +2,7 @@
 
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
-from loong.core.prompt_logprobs import GatheredLogprobs, PromptLogprobs
+from loong.core.prompt_logprobs import AssembledLogprobs, PromptLogprobs
 from loong.core.request import Request
 from loong.server.engine_client import PutToken
 
@@ -14,7 +14,7 @@ class HeldTokens:
     """
 
     def __init__(self, request: Request, num_top: int, put: PutToken) -> None:
-        self._gathered = GatheredLogprobs(request.request_id, len(request.prompt_token_ids), num_top)
+        self._gathered = AssembledLogprobs(request.request_id, len(request.prompt_token_ids), num_top)
         self._put = put
         self._held: list[ProducedToken] | None = []
 

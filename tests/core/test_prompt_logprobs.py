@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.errors import InvalidEventError
-from loong.core.prompt_logprobs import GatheredLogprobs, PromptLogprobs
+from loong.core.prompt_logprobs import AssembledLogprobs, PromptLogprobs
 
 
 def part_of(positions: range, num_top: int = 2) -> PromptLogprobs:
@@ -32,7 +32,7 @@ def test_stripes_of_chunks_in_any_order_make_the_whole(num_tokens: int, data: st
         for index in range(dop)
     ]
     again = data.draw(st.lists(st.sampled_from(parts)))
-    gathered = GatheredLogprobs("r", num_tokens, num_top=2)
+    gathered = AssembledLogprobs("r", num_tokens, num_top=2)
     seen: set[int] = set()
     for positions in data.draw(st.permutations([*parts, *again])):
         assert gathered.is_complete == (seen == set(range(1, num_tokens)))
@@ -46,12 +46,12 @@ def test_stripes_of_chunks_in_any_order_make_the_whole(num_tokens: int, data: st
 @pytest.mark.parametrize("positions", [range(3), range(4, 10), range(9, 0, -1)])
 def test_positions_that_the_prompt_does_not_have_are_refused(positions: range) -> None:
     with pytest.raises(InvalidEventError, match=r"of the prompt of r were scored with 2 of the likeliest"):
-        GatheredLogprobs("r", 9, num_top=2).add(part_of(positions))
+        AssembledLogprobs("r", 9, num_top=2).add(part_of(positions))
 
 
 def test_another_number_of_likeliest_tokens_is_refused() -> None:
     with pytest.raises(InvalidEventError, match=r"with 3 of the likeliest tokens, but .* with 2"):
-        GatheredLogprobs("r", 9, num_top=2).add(part_of(range(1, 9), num_top=3))
+        AssembledLogprobs("r", 9, num_top=2).add(part_of(range(1, 9), num_top=3))
 
 
 def test_a_column_of_another_length_is_refused() -> None:

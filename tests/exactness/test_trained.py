@@ -95,9 +95,9 @@ async def test_its_tokenizer_is_the_one_of_transformers(path: Path, tmp_path: Pa
 
 def test_a_question_is_answered_and_streamed_the_same(server: Served) -> None:
     chats = server.client.chat.completions
-    told = chats.create(model="smollm2-135m", messages=QUESTION, temperature=0, max_tokens=64)
+    reported = chats.create(model="smollm2-135m", messages=QUESTION, temperature=0, max_tokens=64)
     pieces = chats.create(model="smollm2-135m", messages=QUESTION, temperature=0, max_tokens=64, stream=True)
-    answer = told.choices[0].message.content
+    answer = reported.choices[0].message.content
     assert answer == "The capital of France is Paris."
-    assert told.choices[0].finish_reason == "stop"
+    assert reported.choices[0].finish_reason == "stop"
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == answer

@@ -109,7 +109,7 @@ def test_an_event_is_read_as_it_was_written(event: Event, tmp_path: Path) -> Non
     path = tmp_path / "log"
     with recording(path, SETTING, keeps_prompts=True) as recorder:
         recorder.on_event(event)
-    [happening] = read_recording(path).happenings
+    [happening] = read_recording(path).recorded_steps
     assert happening.events == [event]
 
 
@@ -140,7 +140,7 @@ def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> 
         state.apply(event)
         recorder.on_event(event)
         recorder.on_plan([event], state.snapshot(0.0), IterationPlan(), ())
-        [happening] = read_recording(path).happenings
+        [happening] = read_recording(path).recorded_steps
         assert len(happening.plans) == 1
 
 
@@ -149,13 +149,13 @@ def test_a_replay_plans_the_same(policy: str, tmp_path: Path) -> None:
     run = recorded(tmp_path / "log", replace_setting(policy=policy), slower=1.5)
     result = asyncio.run(replay(run))
     assert result.difference is None
-    assert result.num_plans == sum(len(happening.plans) for happening in run.happenings) > 20
+    assert result.num_plans == sum(len(happening.plans) for happening in run.recorded_steps) > 20
 
 
 def test_what_came_together_is_replayed_together(tmp_path: Path) -> None:
     requests = [replace(request, arrival_time=0.0) for request in REQUESTS]
     run = recorded(tmp_path / "log", requests=requests)
-    assert len(run.happenings[0].events) == len(requests)
+    assert len(run.recorded_steps[0].events) == len(requests)
     assert asyncio.run(replay(run)).difference is None
 
 
@@ -189,7 +189,7 @@ def test_another_policy_differs_and_both_plans_are_reported(tmp_path: Path) -> N
 
 def test_a_plan_that_is_not_made_again_is_a_difference(tmp_path: Path) -> None:
     run = recorded(tmp_path / "log")
-    on_plan = next(happening for happening in run.happenings if happening.plans)
+    on_plan = next(happening for happening in run.recorded_steps if happening.plans)
     on_plan.plans.append(on_plan.plans[0])
     result = asyncio.run(replay(run))
     assert result.difference is not None

@@ -31,9 +31,9 @@ def check_solution(program: Program, least: float) -> None:
         return
     assert solution.cost == pytest.approx(least, rel=1e-9, abs=1e-12)
     assert sum(cost_of(b, program) for b in solution.batches) == pytest.approx(solution.cost, abs=1e-12)
-    edges = [0, *(batch.demands.stop for batch in solution.batches)]
-    assert [(b.demands.start, b.demands.stop) for b in solution.batches] == list(pairwise(edges))
-    assert edges[-1] == len(program.demands)
+    boundaries = [0, *(batch.demands.stop for batch in solution.batches)]
+    assert [(b.demands.start, b.demands.stop) for b in solution.batches] == list(pairwise(boundaries))
+    assert boundaries[-1] == len(program.demands)
     assert all(a.offers.stop <= b.offers.start for a, b in pairwise(solution.batches))
 
 

@@ -31,7 +31,7 @@ class Stop:
 
 @dataclass(slots=True)
 class Told:
-    """What an instance answers at each step's edge when it is asked for the end of its lease."""
+    """What an instance answers at each step boundary when it is asked for the end of its lease."""
 
     stop: Stop | None
     num_steps: int

@@ -115,8 +115,8 @@ class ToyWorkers:
                     self.extend(self.batches[instruction.batch_id], instruction.num_steps)
                 case StopLease():
                     batch = self.batches[instruction.batch_id]
-                    edge = max(instruction.step, batch.num_steps_taken)
-                    batch.stop_step = min(batch.stop_step, edge)
+                    boundary = max(instruction.step, batch.num_steps_taken)
+                    batch.stop_step = min(batch.stop_step, boundary)
                 case MoveKV():
                     self.migrations[instruction.migration_id] = instruction.migration
                     self.reserve(instruction.migration.arriving)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loong.workloads.backlog import MIN_REQUESTS, Backlog, backlog_of, used_capacity
+from loong.workloads.backlog import MIN_REQUESTS, Backlog, backlog_of, deadline_of, used_capacity
 from loong.workloads.record import CUT_OFF, TOO_LATE, RequestRecord, TokenUsage
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
@@ -35,6 +35,17 @@ def test_it_is_stable_below_capacity_and_grows_above() -> None:
     times = [float(number) for number in range(4 * MIN_REQUESTS)]
     assert served(times, seconds=0.9).is_stable is True
     assert served(times, seconds=1.5).is_stable is False
+
+
+def test_requests_that_are_still_in_time_are_no_sign_of_growth() -> None:
+    times = [float(number) for number in range(MIN_REQUESTS)]
+    finishes = [time + (100.0 if time > 30 else 0.5) for time in times]
+    late = backlog_of(times, finishes, [1.0] * len(times), 200.0, deadlines=[time + 1 for time in times])
+    in_time = backlog_of(times, finishes, [1.0] * len(times), 200.0, deadlines=[time + 99 for time in times])
+    assert (late.is_stable, in_time.is_stable) == (False, True)
+    assert late.device_seconds == in_time.device_seconds
+    assert deadline_of(1.0, 0.5, 0.1, 11) == pytest.approx(2.5)
+    assert deadline_of(1.0, inf, 0.1, 11) == -inf
 
 
 def test_too_few_requests_and_requests_sent_at_once_are_not_judged() -> None:

@@ -83,10 +83,10 @@ def happenings(causes: Sequence[Cause]) -> str:
     """What called for a plan, to follow "as". Where a batch ends, so do its requests."""
     over_ids = {cause.batch_id for cause in causes if cause.event == "batch_finished"}
     reported = [c for c in causes if c.event != "tokens_produced" or c.batch_id not in over_ids]
-    return some_of(list(map(_happening, reported)))
+    return some_of(list(map(_cause_words, reported)))
 
 
-def _happening(cause: Cause) -> str:
+def _cause_words(cause: Cause) -> str:
     match cause.event:
         case "request_arrived":
             return f"{cause.request_id} arrives"
