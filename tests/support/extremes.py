@@ -22,6 +22,10 @@ _COMPANIONS: Mapping[str, Mapping[str, object]] = {  # what a field needs beside
     "top_logprobs": {"logprobs": True},
     "messages": {"prompt": None},
 }
+_OF_PROMPTS: Mapping[str, frozenset[str]] = {  # what else a refusal of a prompt that became too long names
+    "tools": frozenset({"messages", "input"}),
+    "instructions": frozenset({"input"}),
+}
 _BESIDE: Mapping[str, Mapping[str, object]] = {  # likewise, within a field
     "json_schema": {"type": "json_schema"},
     "text": {"type": "text"},
@@ -91,7 +95,8 @@ def _at(
     template = json.dumps({**PLAIN[address], **companions, field: value})
     before, after = template.split(json.dumps(_VALUE))
     for text in texts:
-        yield Extreme(address, before + text + after, frozenset({field, *companions}))
+        fields = frozenset({field, *companions}) | _OF_PROMPTS.get(field, frozenset())
+        yield Extreme(address, before + text + after, fields)
 
 
 def _nested(path: Sequence[str | int], beside: Json) -> object:

@@ -63,7 +63,9 @@ def tool_use(fields: ToolUseFields, form: CallFormat | None) -> ToolUse | None:
 
 def _checked(index: int, function: FunctionFields) -> Mapping[str, object]:
     """Return the schema of a tool's arguments; raise a 400 that names it if no call can be held to it."""
-    schema = {"type": "object", **function.parameters}
+    schema = function.parameters
+    if "$ref" not in schema:  # which stands alone
+        schema = {"type": "object", **schema}
     try:
         supported(schema)
     except InvalidRequestError as error:
@@ -72,4 +74,5 @@ def _checked(index: int, function: FunctionFields) -> Mapping[str, object]:
             "tools",
             "invalid_schema",
         ) from error
-    return schema if schema.get("properties") else {"additionalProperties": False, **schema}
+    has_arguments = "$ref" in schema or bool(schema.get("properties"))
+    return schema if has_arguments else {"additionalProperties": False, **schema}
