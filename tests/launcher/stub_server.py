@@ -96,13 +96,14 @@ def main() -> None:
         parser.add_argument(target, type=float)
     parser.add_argument("--decision-log", type=Path, help="has nothing to write there")
     parser.add_argument("--max-model-len", type=int, default=1_000_000)
-    parser.add_argument("--fail-over", type=int, help="fail requests with longer prompts")
-    parser.add_argument("--fail-to-start-as", metavar="POLICY")
+    # A benchmark refuses flags that `loong serve` does not have, so these two come by the environment.
+    fail_over = int(os.environ.get("STUB_FAIL_OVER", 0))
+    parser.set_defaults(fail_over=fail_over)  # requests with longer prompts fail; 0 fails none
     parser.add_argument("--never-healthy", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--hold", type=Path, help="keep this FIFO open, here and in a child that never ends")
     args = parser.parse_args()
-    if args.fail_to_start_as == args.policy:
+    if os.environ.get("STUB_FAIL_TO_START_AS") == args.policy:
         sys.exit("no such model: stub")
     if args.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

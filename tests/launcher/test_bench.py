@@ -85,10 +85,10 @@ def test_a_server_that_is_already_there_is_measured_and_left_alone(
 
 
 def test_failed_requests_are_misses_and_make_the_exit_code_nonzero(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--extra-server-args=--fail-over 100", "--goodput", "ttft:60000", "--num-warmups", "0"]
-    code = run_bench(*QUICK, *flags)
+    monkeypatch.setenv("STUB_FAIL_OVER", "100")
+    code = run_bench(*QUICK, "--goodput", "ttft:60000", "--num-warmups", "0")
     printed = capsys.readouterr().out
     run = last_line(printed)["runs"]["esp"]
     assert code == 1
@@ -98,9 +98,10 @@ def test_failed_requests_are_misses_and_make_the_exit_code_nonzero(
 
 
 def test_what_was_measured_is_kept_when_a_later_policy_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--policy", "esp,replicas,static-sp", "--extra-server-args=--fail-to-start-as replicas"]
+    monkeypatch.setenv("STUB_FAIL_TO_START_AS", "replicas")
+    flags = ["--policy", "esp,replicas,static-sp"]
     with pytest.raises(ServerUnusableError, match="--policy replicas"):
         run_bench(*QUICK, *flags, "--output-dir", str(tmp_path))
     captured = capsys.readouterr()
@@ -367,9 +368,10 @@ def test_a_workload_too_long_for_the_model_is_refused_with_a_scale_that_fits() -
         run_bench("--num-requests", "3", "--length-scale", "1", "--extra-server-args=--max-model-len 4000")
 
 
-def test_a_server_that_fails_the_warm_up_is_not_measured() -> None:
+def test_a_server_that_fails_the_warm_up_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_FAIL_OVER", "1")
     with pytest.raises(ServerUnusableError, match=r"warm-up request .* failed: .*out of room"):
-        run_bench(*QUICK, "--workload", "lveval", "--extra-server-args=--fail-over 1")
+        run_bench(*QUICK, "--workload", "lveval")
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -83,12 +83,13 @@ def test_a_sigterm_to_us_stops_the_server_too(tmp_path: Path) -> None:
     held.wait_until_free()
 
 
-def test_a_server_that_dies_shows_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_dies_shows_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_FAIL_TO_START_AS", "esp")
     with (
         pytest.raises(
             ServerUnusableError, match=r"(?s)loong serve --policy esp.*status 1.*no such model: stub"
         ),
-        spawn_server(config("--fail-to-start-as", "esp"), "esp", tmp_path / "log"),
+        spawn_server(config(), "esp", tmp_path / "log"),
     ):
         pass
 
