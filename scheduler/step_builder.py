@@ -122,7 +122,7 @@ class StepBuilder:
         The prompt's KV must all be there. `min_tokens` are computed however long they take. A chunk of fewer
         than `at_least` tokens is not wanted.
         """
-        return self._sizer().whole(view, master_id, budget, min_tokens, at_least)
+        return self._sizer(self.count).whole(view, master_id, budget, min_tokens, at_least)
 
     def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
         """Return the next chunk of a prompt that all instances compute in a step of `budget`, or None.
@@ -131,7 +131,7 @@ class StepBuilder:
         """
         if not min_tokens and max(self.instance_seconds.values()) > (1 - MIN_CHUNK_SHARE) * budget:
             return None
-        return self._sizer().striped(view, budget, min_tokens)
+        return self._sizer(self.count).striped(view, budget, min_tokens)
 
     def add(self, view: RequestView, share: RequestPart | None) -> int:
         """Add a chunk of a prompt, if there is one. Returns the number of its tokens."""
@@ -150,13 +150,12 @@ class StepBuilder:
 
     def least_seconds(self, view: RequestView) -> float:
         """Return the predicted time of a step with nothing but the smallest chunk of a prompt."""
-        nothing = WorkCount(self.instance_ids)
-        return self.sizer(self.ring, self.free, nothing, self.cost_model, self.max_tokens).least_seconds(view)
+        return self._sizer(WorkCount(self.instance_ids)).least_seconds(view)
 
     def reading_seconds(self, view: RequestView) -> float:
         """Return the predicted time in which a chunk of a prompt, however short, reads its history."""
         held = view.placement.tokens_by_instance()
         return self.cost_model.instance_time(InstanceWork(num_keys=max(held.values(), default=0)))
 
-    def _sizer(self) -> ChunkSizer:
-        return self.sizer(self.ring, self.free, self.count, self.cost_model, self.max_tokens)
+    def _sizer(self, count: WorkCount) -> ChunkSizer:
+        return self.sizer(self.ring, self.free, count, self.cost_model, self.max_tokens)
