@@ -55,7 +55,7 @@ class Phase(Enum):
 
 @value
 class StepWork:
-    """One step of a group: the work of each of its instances, and what binds them.
+    """One step of a group: the work of each of its instances and holders, and what binds the group.
 
     With its first step a batch is told to the group, of which some instances `starts_idle` before; after each
     step of a lease its members settle whether they go on.
@@ -102,6 +102,7 @@ class WorkCount:
 
     instance_ids: InitVar[Iterable[InstanceId]]
     is_lease: bool = False
+    holder_ids: tuple[InstanceId, ...] = ()  # outside the group: they attend, and compute no tokens
     num_requests: int = 0
     num_segments: int = 0
     has_ring: bool = False
@@ -109,13 +110,18 @@ class WorkCount:
     instances: dict[InstanceId, InstanceWork] = field(init=False)
 
     def __post_init__(self, instance_ids: Iterable[InstanceId]) -> None:
-        self.instances = {instance_id: InstanceWork() for instance_id in instance_ids}
+        self.instances = {i: InstanceWork() for i in (*instance_ids, *self.holder_ids)}
+
+    @property
+    def num_members(self) -> int:
+        """Instances but for the holders outside the group."""
+        return len(self.instances) - len(self.holder_ids)
 
     def add(
         self, blocks: tuple[QueryBlock, ...], writes: tuple[KVSegment, ...], placement: Placement
     ) -> None:
         """Count one more request, given its KV before the step."""
-        is_ringed = blocks[0].transfer is Transfer.KV and len(self.instances) > 1
+        is_ringed = blocks[0].transfer is Transfer.KV and self.num_members > 1
         if not is_ringed and len(blocks) == 1 and len(blocks[0].positions) == 1:
             self.add_decode(blocks[0].master_id, placement)
             return
@@ -132,7 +138,7 @@ class WorkCount:
         Its KV travels if it `is_ringed`, else its queries do.
         """
         if is_ringed:
-            _add_ring(self.instances, made, held)
+            _add_ring({i: self.instances[i] for i in self.instances if i not in self.holder_ids}, made, held)
             self.has_ring = True
         else:
             self.has_exchange |= _add_exchange(self.instances, made, held)
@@ -166,13 +172,13 @@ class WorkCount:
     def copy(self, instance_ids: Iterable[InstanceId] | None = None) -> "WorkCount":
         """Return one to which other requests can be added: of all its instances, or of these alone."""
         other = copy(self)
-        ids = self.instances if instance_ids is None else instance_ids
+        ids = self.instances if instance_ids is None else (*instance_ids, *self.holder_ids)
         other.instances = {instance_id: self.instances[instance_id].copy() for instance_id in ids}
         return other
 
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
         """All of it, for a group with all instances that have a part in it."""
-        instances = {instance_id: self.instances[instance_id] for instance_id in group.instance_ids}
+        instances = {i: self.instances[i] for i in (*group.instance_ids, *self.holder_ids)}
         for work in instances.values():
             work.num_requests = self.num_requests
             work.num_segments = self.num_segments
@@ -181,7 +187,8 @@ class WorkCount:
 
 def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], is_first: bool = True) -> StepWork:
     """The work of a step of a batch, its first or a later one of its lease, given the KV before that step."""
-    count = WorkCount(batch.group.instance_ids, is_lease=batch.num_steps > 1)
+    holder_ids = batch.group.holder_ids(placements[request_id] for request_id in batch.request_ids)
+    count = WorkCount(batch.group.instance_ids, is_lease=batch.num_steps > 1, holder_ids=holder_ids)
     for request_id in batch.request_ids:
         count.add(batch.blocks_of(request_id), batch.writes_of(request_id), placements[request_id])
     return count.step(batch.group, is_first)
