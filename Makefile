@@ -31,7 +31,8 @@ test: check  ## check the code and run all tests that need no GPU
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
 coverage: $(READY)  ## fail unless tests reach every branch of the core and the scheduler
-	$(BIN)/pytest tests/core tests/state tests/scheduler --hypothesis-profile thorough --cov=loong.core --cov=loong.state --cov=loong.scheduler \
+	$(BIN)/pytest tests/core tests/state tests/scheduler --hypothesis-profile thorough \
+		--cov=loong.core --cov=loong.state --cov=loong.scheduler \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
 
 check: $(READY)  ## check format, style, types and imports
