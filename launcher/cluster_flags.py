@@ -123,7 +123,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
     Raises `ConfigError` if there is no such model, or it does not fit.
     """
     from loong.launcher.models.source import find_source
-    from loong.launcher.serve.local import ClusterConfig  # these import torch, which `--help` can do without
+    from loong.launcher.serve.local import ClusterConfig  # these take a moment, which `--help` can do without
     from loong.model.shapes import find_config
 
     source = find_source(args.model, args.load_format, args.revision)
