@@ -336,7 +336,9 @@ def by_layout(policies: Sequence[str]) -> list[list[str]]:
 def main() -> None:
     parser = script_parser("reality", __doc__)
     add_worker_flags(parser)
-    parser.add_argument("--policy", nargs="+", choices=POLICY_NAMES, default=["esp"])
+    parser.add_argument(
+        "--policy", nargs="*", choices=POLICY_NAMES, default=["esp"], help="none: peers alone (esp)"
+    )
     parser.add_argument("--workload", nargs="+", default=["mixed"])
     parser.add_argument("--length-scale", type=ratio, nargs="+", default=[1 / 64], help="of all, or of each")
     parser.add_argument("--request-rate", nargs="+", default=["4"], help="2,4,8: of all, or of each workload")
@@ -362,6 +364,8 @@ def main() -> None:
     except argparse.ArgumentTypeError as error:
         parser.error(f"--peer: {error}")
     names = [*args.policy, *(peer.name for peer in args.peer)]
+    if not names:
+        parser.error("name a --policy or a --peer")
     if len(set(names)) < len(names):
         parser.error(f"--policy and --peer name something twice: {' '.join(names)}")
     for flag, values in (("--length-scale", args.length_scale), ("--request-rate", args.request_rate)):

@@ -45,7 +45,7 @@ def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> S
     No cost model knows how fast this machine's processors are, so there the rate's capacity is measured.
     """
     before = processor_time()
-    from loong.launcher.serve import serve_config  # these import torch
+    from loong.launcher.serve import serve_config  # these take a moment
     from loong.launcher.serving import engine_limits, served_cost_model
 
     configs = [serve_config(serve_arguments(policy, server)) for policy, server in servers.items()]

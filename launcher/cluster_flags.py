@@ -122,7 +122,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
 
     Raises `ConfigError` if there is no such model, or it does not fit.
     """
-    from loong.launcher.local import ClusterConfig  # these import torch, which `--help` can do without
+    from loong.launcher.local import ClusterConfig  # these take a moment, which `--help` can do without
     from loong.launcher.models.source import find_source
     from loong.model.shapes import find_config
 

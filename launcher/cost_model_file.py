@@ -86,8 +86,10 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def cost_model(self, num_instances: int) -> WorkCostModel:
         """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
-        graph_limits = cuda_graph_limits(ModelShape(**self.shape), DEVICES[self.device])
-        return WorkCostModel(Coefficients(**self.coefficients), self.overlap, graph_limits, num_instances)
+        device = DEVICES[self.device]
+        graph_limits = cuda_graph_limits(ModelShape(**self.shape), device)
+        coefficients = Coefficients(**self.coefficients)
+        return WorkCostModel(coefficients, self.overlap, graph_limits, num_instances, device.lane)
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
         """What of these greatest counts to come is beyond what was measured, in words."""

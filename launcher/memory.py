@@ -9,6 +9,7 @@ from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.errors import ConfigError
 from loong.launcher.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
+from loong.model.tensor_shapes import expected_shapes
 
 MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
 LEAST_KV_TOKENS = 1024  # of an instance, for which a smaller --num-instances is proposed
@@ -97,8 +98,6 @@ def fit_gpu_kv_capacity(
 
 def weight_bytes(config: ModelConfig) -> int:
     """Return the bytes that all weights of a model take in its dtype."""
-    from loong.model.parameters import expected_shapes  # imports torch, which `--help` can do without
-
     return DTYPE_BYTES[config.dtype] * sum(map(prod, expected_shapes(config).values()))
 
 

@@ -69,7 +69,7 @@ def _serve(args: argparse.Namespace) -> int:
     logger.info("%s", reported_choices(args.chosen))
     from loong.server.listen import bound_socket  # `--help` can do without it
 
-    with bound_socket(args.host, args.port) as listener:  # before what takes seconds, such as importing torch
+    with bound_socket(args.host, args.port) as listener:  # before what takes seconds
         from loong.launcher.serving import serve_until_stopped
 
         config = serve_config(args)

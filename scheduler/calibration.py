@@ -135,7 +135,7 @@ def kind_of(work: StepWork) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class CalibratedCostModel:
-    """A cost model with every prediction of a step corrected. Migrations are as they were."""
+    """A cost model with every prediction of a step corrected. What is served and moved is as it was."""
 
     base: CostModel
     calibration: Calibration
@@ -153,6 +153,10 @@ class CalibratedCostModel:
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch."""
         return self.calibration.of(work).seconds(self.base.step_time(work))
+
+    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
+        """What an instance's own batch loses to a step of others, as it was."""
+        return self.base.served_time(work, seconds)
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """The part of a step that one instance computes by itself, as if the others did the same kind.

@@ -48,8 +48,36 @@ class Coefficients:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceLane:
+    """What of an instance attends for the batches of others: shares of its compute and of its bandwidth.
+
+    While it is kept, the instance's own batch is slower by `reserved_share` of its time.
+    """
+
+    compute_share: float = 1.0
+    bandwidth_share: float = 1.0
+    reserved_share: float = 0.0
+
+    def slowed(self, work: InstanceWork) -> InstanceWork:
+        """As much work of a whole instance as takes the same time."""
+        return replace(
+            work,
+            num_decode_keys=round(work.num_decode_keys / self.bandwidth_share),
+            num_keys=round(work.num_keys / self.compute_share),
+            num_pairs=work.num_pairs / self.compute_share,
+            num_part_pairs=work.num_part_pairs / self.compute_share,
+        )
+
+
+WHOLE_INSTANCE = ServiceLane()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkCostModel:
     """A step takes what binds its group and then as long as its busiest instance.
+
+    An instance outside the group serves in its `lane`. Its attention goes on while members attend, and while
+    they do nothing else: a layer needs the answers of all holders before its products.
 
     `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
     goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `graph_limits`
@@ -61,6 +89,7 @@ class WorkCostModel:
     overlap: float = 0.0
     graph_limits: CudaGraphLimits = NO_GRAPHS
     first_host_tier_id: InstanceId | None = None
+    lane: ServiceLane = WHOLE_INSTANCE
 
     def scaled(self, factor: float) -> "WorkCostModel":
         """Return the model of an instance that takes `factor` times as long for everything."""
@@ -72,7 +101,17 @@ class WorkCostModel:
         seconds = self.coefficients
         is_mixed = seconds.beside > 0 and not work.is_lease and work.phase is Phase.MIXED
         overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
-        return overhead + max(map(self.instance_time, work.instances.values()))
+        if not work.holders:
+            return overhead + max(map(self.instance_time, work.instances.values()))
+        served = max(self.instance_time(self.lane.slowed(part)) for part in work.holders.values())
+        return overhead + max(
+            self.instance_time(part) + max(0.0, served - attention_seconds(seconds, part))
+            for part in work.instances.values()
+        )
+
+    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
+        """What an instance's own batch loses: the keys that are read, the pairs, and the lane."""
+        return attention_seconds(self.coefficients, work) + self.lane.reserved_share * seconds
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """The part of a step that one instance computes by itself."""
@@ -116,7 +155,7 @@ class WorkCostModel:
 def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mixed: bool) -> float:
     """Return what a step takes beside what its instances compute: `num_others` are all instances but one.
 
-    `loong.scheduler.prediction` compiles this function and the next for tables with these fields.
+    `loong.scheduler.prediction` compiles this function and the next two for tables with these fields.
     """
     binding = seconds.step + seconds.member * num_others
     if work.is_first:
@@ -132,6 +171,15 @@ def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mix
     if is_mixed:
         binding += seconds.beside
     return binding
+
+
+def attention_seconds(seconds: Coefficients, work: InstanceWork) -> float:
+    """Return what the attention of an instance takes of its bandwidth and its compute."""
+    return (
+        seconds.decode_key * work.num_decode_keys
+        + seconds.key * work.num_keys
+        + seconds.pair * work.num_pairs
+    )
 
 
 def instance_seconds(seconds: Coefficients, work: InstanceWork, overlap: float, is_captured: bool) -> float:

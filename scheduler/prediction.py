@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 
 from loong.core.work import InstanceWork, Phase, StepWork
 from loong.scheduler.compiled import compiled
-from loong.scheduler.cost_model import Coefficients, WorkCostModel, group_seconds, instance_seconds
+from loong.scheduler.cost_model import (
+    Coefficients,
+    WorkCostModel,
+    attention_seconds,
+    group_seconds,
+    instance_seconds,
+)
 from loong.scheduler.least_squares import Array
 
 _COEFFICIENTS = np.dtype([(field.name, np.float64) for field in fields(Coefficients)])
@@ -19,7 +25,7 @@ _STEP = np.dtype(
         (name, np.bool_)
         for name in ("is_first", "starts_idle", "is_lease", "has_exchange", "has_ring", "is_mixed")
     ]
-    + [("end", np.int64)]  # of its instances in the table of these
+    + [("members", np.int64), ("end", np.int64)]  # in the table of instances, holders before members
 )
 
 
@@ -34,11 +40,14 @@ class StepTable:
     @classmethod
     def of(cls, model: WorkCostModel, steps: Sequence[StepWork]) -> "StepTable":
         """Lay out the counts of `steps`; what is captured and overlaps is as in `model`."""
-        ends = np.cumsum([len(step.instances) for step in steps]).tolist()
+        ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
-        parts = [
-            (*astuple(part), model.has_captured(part)) for step in steps for part in step.instances.values()
-        ]
+        works = (
+            part
+            for step in steps
+            for part in (*map(model.lane.slowed, step.holders.values()), *step.instances.values())
+        )
+        parts = [(*astuple(part), model.has_captured(part)) for part in works]
         return cls(_table(rows, _STEP), _table(parts, _PART), model.overlap)
 
     def seconds(self, coefficients: Array) -> Array:
@@ -65,11 +74,13 @@ def _row(step: StepWork, end: int) -> tuple[float, ...]:
         step.has_exchange,
         step.has_ring,
         is_mixed,
+        end - len(step.instances),
         end,
     )
 
 
 _group_seconds = compiled(group_seconds)
+_attention_seconds = compiled(attention_seconds)
 _instance_seconds = compiled(instance_seconds)
 
 
@@ -84,9 +95,12 @@ def _predict(
     for i in range(len(sets)):
         start = 0
         for j in range(len(steps)):
-            slowest = 0.0
-            for k in range(start, steps[j].end):
+            slowest = served = 0.0
+            for k in range(start, steps[j].members):
+                served = max(served, _instance_seconds(sets[i], parts[k], overlap, parts[k].is_captured))
+            for k in range(steps[j].members, steps[j].end):
                 part = _instance_seconds(sets[i], parts[k], overlap, parts[k].is_captured)
+                part += max(0.0, served - _attention_seconds(sets[i], parts[k]))
                 slowest = max(slowest, part)
             step = steps[j]
             seconds[i, j] = slowest + _group_seconds(sets[i], step, step.num_others, step.is_mixed)

@@ -102,6 +102,10 @@ class RecalibratedCostModel:
         """One step of a batch."""
         return self._recalibration.corrected.step_time(work)
 
+    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
+        """What an instance's own batch loses to a step of others."""
+        return self._recalibration.corrected.served_time(work, seconds)
+
     def instance_time(self, work: InstanceWork, /) -> float:
         """The part of a step that one instance computes by itself."""
         return self._recalibration.corrected.instance_time(work)

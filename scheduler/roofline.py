@@ -5,7 +5,7 @@ from math import ceil
 
 from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS, NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.scheduler.cost_model import Coefficients, WorkCostModel
+from loong.scheduler.cost_model import WHOLE_INSTANCE, Coefficients, ServiceLane, WorkCostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class DeviceRates:
     hop_launch: float = 0.0  # and of each of its hops
     beside_ring_launch: float = 0.0  # and of queries to which none travels
     overlap: float = 1.0
+    lane: ServiceLane = WHOLE_INSTANCE  # that serves the batches of others
 
 
 # Measured (docs/performance.md) by 105 steps of one: linear, with norms and activations, and attention. Where
@@ -195,6 +196,7 @@ def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCo
         ),
         overlap=device.overlap,
         graph_limits=cuda_graph_limits(shape, device),
+        lane=device.lane,
     )
 
 

@@ -57,7 +57,11 @@ class CostModel(Protocol):
     """Predicted seconds of the work of one model on one kind of instance."""
 
     def step_time(self, work: StepWork, /) -> float:
-        """One step of a batch: what binds the group, and its busiest instance."""
+        """One step of a batch: what binds the group, and its busiest instance or holder."""
+        ...
+
+    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
+        """What an instance's own batch loses to `work` for a step of others that takes `seconds`."""
         ...
 
     def instance_time(self, work: InstanceWork, /) -> float:

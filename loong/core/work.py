@@ -34,7 +34,9 @@ class InstanceWork:
     num_part_pairs: float = 0.0  # of these, with keys that the instance does not compute itself in the step
     num_ring_keys: int = 0  # keys and values received round the ring
     num_hops: int = 0  # blocks of these, a layer
-    num_sent_queries: int = 0  # queries that go to another instance, and come back as partials
+    num_sent_queries: int = (
+        0  # queries that go to another instance, and come back as partials; see `StepWork`
+    )
     num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
 
     def copy(self) -> "InstanceWork":
@@ -58,7 +60,8 @@ class StepWork:
     """One step of a group: the work of each of its instances, and what binds them.
 
     With its first step a batch is told to the group, of which some instances `starts_idle` before; after each
-    step of a lease its members settle whether they go on.
+    step of a lease its members settle whether they go on. `holders` are the instances outside the group that
+    serve it, each with what it attends for members, and with the queries that it answers.
     """
 
     group: ESPGroup
@@ -68,6 +71,7 @@ class StepWork:
     is_first: bool = True
     is_lease: bool = False
     starts_idle: bool = False
+    holders: Mapping[InstanceId, InstanceWork] = field(default_factory=dict)
 
     @property
     def phase(self) -> Phase:
@@ -107,6 +111,7 @@ class WorkCount:
     has_ring: bool = False
     has_exchange: bool = False
     instances: dict[InstanceId, InstanceWork] = field(init=False)
+    holders: dict[InstanceId, InstanceWork] = field(default_factory=dict)  # no members of the group
 
     def __post_init__(self, instance_ids: Iterable[InstanceId]) -> None:
         self.instances = {instance_id: InstanceWork() for instance_id in instance_ids}
@@ -121,7 +126,7 @@ class WorkCount:
             return
         made = {block.master_id: len(block.positions) for block in blocks}
         self.add_chunk(made, placement.tokens_by_instance(), is_ringed=is_ringed)
-        _add_kept(self.instances, made, writes)
+        _add_kept(self, made, writes)
         self.num_segments += len(placement.segments)
 
     def add_chunk(
@@ -135,7 +140,7 @@ class WorkCount:
             _add_ring(self.instances, made, held)
             self.has_ring = True
         else:
-            self.has_exchange |= _add_exchange(self.instances, made, held)
+            self.has_exchange |= _add_exchange(self, made, held)
         self.num_requests += 1
 
     def add_decode(self, master_id: InstanceId, placement: Placement) -> None:
@@ -148,7 +153,7 @@ class WorkCount:
             master.num_decode_keys += 1 + len(segments[0].positions)
         else:
             master.num_decode_keys += 1
-            self.has_exchange |= _add_history(self.instances, master_id, placement.tokens_by_instance())
+            self.has_exchange |= _add_history(self, master_id, placement.tokens_by_instance())
         self.num_requests += 1
         self.num_segments += len(segments)
 
@@ -166,6 +171,7 @@ class WorkCount:
     def copy(self, instance_ids: Iterable[InstanceId] | None = None) -> "WorkCount":
         """Return one to which other requests can be added: of all its instances, or of these alone."""
         other = copy(self)
+        other.holders = {instance_id: work.copy() for instance_id, work in self.holders.items()}
         ids = self.instances if instance_ids is None else instance_ids
         other.instances = {instance_id: self.instances[instance_id].copy() for instance_id in ids}
         return other
@@ -173,10 +179,30 @@ class WorkCount:
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
         """All of it, for a group with all instances that have a part in it."""
         instances = {instance_id: self.instances[instance_id] for instance_id in group.instance_ids}
-        for work in instances.values():
+        for work in (*instances.values(), *self.holders.values()):
             work.num_requests = self.num_requests
             work.num_segments = self.num_segments
-        return StepWork(group, instances, self.has_ring, self.has_exchange, is_first, self.is_lease)
+        return StepWork(
+            group,
+            instances,
+            self.has_ring,
+            self.has_exchange,
+            is_first,
+            self.is_lease,
+            holders=self.holders,
+        )
+
+    def at(self, instance_id: InstanceId) -> InstanceWork:
+        """The work of a member, or of a holder outside the group."""
+        work = self.instances.get(instance_id) or self.holders.get(instance_id)
+        if work is None:
+            work = self.holders[instance_id] = InstanceWork()
+        return work
+
+    def answer(self, instance_id: InstanceId, num_queries: int) -> None:
+        """Count queries of members that an instance answers, unless it is a member too."""
+        if instance_id not in self.instances:
+            self.holders[instance_id].num_sent_queries += num_queries
 
 
 def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], is_first: bool = True) -> StepWork:
@@ -211,18 +237,17 @@ def batch_work(
     return (first, 1), (step_work(batch, grown, is_first=False), num_steps - 1)
 
 
-def _add_history(
-    instances: Mapping[InstanceId, InstanceWork], master_id: InstanceId, held: Mapping[InstanceId, int]
-) -> bool:
+def _add_history(count: WorkCount, master_id: InstanceId, held: Mapping[InstanceId, int]) -> bool:
     """A single query meets what is held; whether some of that is elsewhere than at its master."""
     num_remote = 0
     for instance_id, num_keys in held.items():
-        work = instances[instance_id]
+        work = count.at(instance_id)
         work.num_decode_keys += num_keys
         if instance_id != master_id:
             work.num_attends += 1
+            count.answer(instance_id, 1)
             num_remote += 1
-    instances[master_id].num_sent_queries += num_remote
+    count.instances[master_id].num_sent_queries += num_remote
     return num_remote > 0
 
 
@@ -249,16 +274,12 @@ def _add_ring(
             work.num_part_pairs += num_pairs - num_queries * (num_queries + 1) / 2
 
 
-def _add_exchange(
-    instances: Mapping[InstanceId, InstanceWork],
-    made: Mapping[InstanceId, int],
-    held: Mapping[InstanceId, int],
-) -> bool:
+def _add_exchange(count: WorkCount, made: Mapping[InstanceId, int], held: Mapping[InstanceId, int]) -> bool:
     """Every instance that has KV of the request, old or new, meets all its queries; whether any travel."""
     num_new = sum(made.values())
     holders = made.keys() | held.keys()
     for instance_id in holders:
-        work, num_made = instances[instance_id], made.get(instance_id, 0)
+        work, num_made = count.at(instance_id), made.get(instance_id, 0)
         num_keys = held.get(instance_id, 0) + num_made
         work.num_attends += len(made)
         work.num_prompt_blocks += len(made)
@@ -266,6 +287,7 @@ def _add_exchange(
         num_pairs = num_new * (held.get(instance_id, 0) + (num_made + num_made / num_new) / 2)
         work.num_pairs += num_pairs
         work.num_part_pairs += num_pairs - num_made * (num_made + 1) / 2
+        count.answer(instance_id, num_new)
         if num_made:
             work.num_tokens += num_made
             work.num_blocks += 1
@@ -273,14 +295,10 @@ def _add_exchange(
     return len(holders) > 1
 
 
-def _add_kept(
-    instances: Mapping[InstanceId, InstanceWork],
-    made: Mapping[InstanceId, int],
-    writes: Iterable[KVSegment],
-) -> None:
+def _add_kept(count: WorkCount, made: Mapping[InstanceId, int], writes: Iterable[KVSegment]) -> None:
     """KV stored elsewhere than where it is made, to the nearest token an instance."""
     left = dict(made)
     for segment in writes:
         num_own = min(left.get(segment.instance_id, 0), len(segment.positions))
         left[segment.instance_id] = left.get(segment.instance_id, 0) - num_own
-        instances[segment.instance_id].num_kept_keys += len(segment.positions) - num_own
+        count.at(segment.instance_id).num_kept_keys += len(segment.positions) - num_own

@@ -1,7 +1,8 @@
 """What a step is counted to do is what attention, by its definition, has to do."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
+from itertools import accumulate
 
 import pytest
 from chaotic_batches import chaotic_batches
@@ -11,7 +12,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import RequestId
-from loong.core.work import InstanceWork, StepWork, WorkCount, step_work
+from loong.core.work import InstanceWork, Phase, StepWork, WorkCount, step_work
 
 SEEDS = range(6)
 
@@ -94,6 +95,55 @@ def test_queries_travel_to_every_other_holder_of_kv() -> None:
     assert [part.num_sent_queries for part in work.instances.values()] == [0, 0, 2]
     assert [part.num_decode_keys for part in work.instances.values()] == [15, 15, 1]
     assert work.instances[0].num_pairs == 15
+
+
+def decode_of(num_held: dict[int, int], master_id: int, *group: int) -> StepWork:
+    """A decode of a request that has so many tokens on each instance."""
+    starts = accumulate(num_held.values(), initial=0)
+    segments = (
+        KVSegment("r", range(first, first + num), i)
+        for first, (i, num) in zip(starts, num_held.items(), strict=False)
+    )
+    placement = Placement(tuple(segments))
+    block = QueryBlock("r", range(placement.num_tokens, placement.num_tokens + 1), master_id, Transfer.QUERY)
+    writes = (KVSegment("r", block.positions, master_id),)
+    return step_work(BatchPlan(ESPGroup(group), (block,), writes), {"r": placement})
+
+
+def test_an_instance_outside_the_group_attends_as_a_member_would_and_answers_the_queries() -> None:
+    outside, inside = decode_of({1: 20, 2: 30}, 0, 0), decode_of({1: 20, 2: 30}, 0, 0, 1, 2)
+    assert inside.holders == {}
+    assert outside.instances.keys() == {0}
+    assert outside.instances[0] == inside.instances[0]
+    assert outside.holders == {i: replace(inside.instances[i], num_sent_queries=1) for i in (1, 2)}
+    assert outside.has_exchange
+    assert outside.phase is Phase.DECODE
+
+
+def test_a_chunk_whose_history_is_outside_the_group_moves_its_queries_there() -> None:
+    chunk, placement = range(30, 50), striped("r", range(30), (1, 2))
+    blocks = tuple(QueryBlock("r", chunk[i::2], i, Transfer.QUERY) for i in (0, 1))
+    writes = tuple(KVSegment("r", block.positions, block.master_id) for block in blocks)
+    work = step_work(BatchPlan(ESPGroup((0, 1)), blocks, writes), {"r": placement})
+    assert {i: part.num_sent_queries for i, part in work.instances.items()} == {0: 20, 1: 20}
+    (holder,) = work.holders.values()
+    assert (holder.num_tokens, holder.num_keys, holder.num_pairs) == (0, 15, 300)
+    assert holder.num_sent_queries == 20
+
+
+def test_kv_that_is_pushed_to_an_instance_outside_the_group_is_kept_there() -> None:
+    block = QueryBlock("r", range(40), 0, Transfer.QUERY)
+    batch = BatchPlan(ESPGroup((0,)), (block,), (KVSegment("r", range(40), 1),))
+    work = step_work(batch, {"r": Placement()})
+    assert work.holders[1] == InstanceWork(num_requests=1, num_kept_keys=40)
+
+
+def test_what_is_added_to_a_copy_serves_nobody_in_what_it_is_of() -> None:
+    count = WorkCount((0,))
+    count.add_decode(0, striped("r", range(9), (1,)))
+    other = count.copy()
+    other.add_decode(0, striped("s", range(9), (1,)))
+    assert (count.holders[1].num_decode_keys, other.holders[1].num_decode_keys) == (9, 18)
 
 
 def test_only_the_first_step_reports_the_group_and_only_leases_settle() -> None:

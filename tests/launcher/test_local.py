@@ -1,5 +1,7 @@
-"""Clusters of this machine that cannot be started."""
+"""Clusters of this machine: which cannot be started, and what their server does without."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,18 @@ async def test_a_folder_too_deep_for_sockets_is_named_before_a_worker_starts(
         async with local_workers(ClusterConfig("some-model", num_instances=1)):
             pass
     assert not list(deep.iterdir())
+
+
+PREPARED = """
+import sys
+from loong.launcher import serving
+from loong.launcher.cli import build_parser
+from loong.launcher.serve import serve_config
+
+serve_config(build_parser(["serve"])[0].parse_args(["serve"]))
+raise SystemExit("torch" in sys.modules)
+"""
+
+
+def test_a_server_whose_workers_compute_does_not_import_torch() -> None:
+    assert subprocess.run([sys.executable, "-c", PREPARED], check=False).returncode == 0

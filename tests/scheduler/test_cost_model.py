@@ -9,8 +9,8 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
-from loong.core.work import step_work
-from loong.scheduler.cost_model import Coefficients, WorkCostModel
+from loong.core.work import InstanceWork, step_work
+from loong.scheduler.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.striping import batch_of, decode_part, striped_part, whole_part
 
 MODEL = WorkCostModel(Coefficients(exchange=2e-3, weights=5e-3))
@@ -209,3 +209,38 @@ def test_a_migration_costs_a_message_and_its_tokens_on_the_link_it_takes() -> No
     model = WorkCostModel(seconds, first_host_tier_id=2)
     assert model.migration_time(10, 0, 1) == pytest.approx(2.0)
     assert model.migration_time(10, 0, 2) == model.migration_time(10, 3, 1) == pytest.approx(3.0)
+
+
+def served_decode(num_own: int, num_served: int, model: WorkCostModel = MODEL) -> float:
+    """A decode on instance 0 of a request with so many tokens there, and so many on instance 1."""
+    segments = [KVSegment("r", range(num_own), 0)] if num_own else []
+    segments += [KVSegment("r", range(num_own, num_own + num_served), 1)] if num_served else []
+    placement = Placement(tuple(segments))
+    view = RequestView("r", placement.num_tokens, 1, 10, 0.0, None, placement)
+    return seconds(batch_of(ESPGroup((0,)), [decode_part(view, 0)]), view, model=model)
+
+
+def test_kv_that_another_serves_takes_its_reading_and_an_exchange() -> None:
+    terms = MODEL.coefficients
+    exchange = terms.exchange + 2 * terms.sent_query
+    reading = terms.decode_key * 50_000
+    assert served_decode(0, 50_000) - served_decode(0, 0) == pytest.approx(exchange + reading, rel=1e-3)
+
+
+def test_members_and_holders_attend_at_once() -> None:
+    alone, both = served_decode(1, 50_000), served_decode(50_000, 50_000)
+    assert both == pytest.approx(alone, rel=1e-3)
+    assert served_decode(80_000, 50_000) - both == pytest.approx(
+        30_000 * MODEL.coefficients.decode_key, rel=1e-2
+    )
+
+
+def test_a_lane_serves_as_slowly_as_its_shares_say_and_costs_what_it_holds() -> None:
+    lane = ServiceLane(compute_share=0.25, bandwidth_share=0.5, reserved_share=0.1)
+    model = replace(MODEL, lane=lane)
+    reading = MODEL.coefficients.decode_key * 50_000
+    assert served_decode(1, 50_000, model) - served_decode(1, 50_000) == pytest.approx(reading, rel=1e-3)
+    assert served_decode(50_000, 0, model) == served_decode(50_000, 0)
+    work = InstanceWork(num_attends=1, num_decode_keys=50_000, num_sent_queries=1)
+    assert model.served_time(work, 0.5) == pytest.approx(reading + 0.05)
+    assert MODEL.served_time(work, 0.5) == pytest.approx(reading)

@@ -9,8 +9,9 @@ from numba.core.dispatcher import Dispatcher
 from profile_samples import profile_samples
 
 from loong.core.cuda_graph_limits import H200_GRAPH_LIMITS
+from loong.core.instance import ESPGroup
 from loong.scheduler import prediction
-from loong.scheduler.cost_model import Coefficients, WorkCostModel
+from loong.scheduler.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.fit import BatchSample
 from loong.scheduler.prediction import StepTable
 
@@ -21,6 +22,16 @@ STEPS = [
     for sample in profile_samples(1)
     if isinstance(sample, BatchSample)
     for work, _ in sample.steps
+]
+STEPS += [  # of groups without all but their first instance, which serve them
+    replace(
+        work,
+        group=ESPGroup(work.group.instance_ids[:1]),
+        instances={i: part for i, part in work.instances.items() if i == work.group.leader_id},
+        holders={i: part for i, part in work.instances.items() if i != work.group.leader_id},
+    )
+    for work in STEPS
+    if work.group.dop > 1
 ]
 
 
@@ -40,7 +51,11 @@ def random_models(seed: int, base: WorkCostModel) -> list[WorkCostModel]:
 
 @pytest.mark.parametrize(
     "base",
-    [WorkCostModel(), WorkCostModel(overlap=1.0), WorkCostModel(overlap=0.5, graph_limits=H200_GRAPH_LIMITS)],
+    [
+        WorkCostModel(),
+        WorkCostModel(overlap=1.0, lane=ServiceLane(0.25, 0.5)),
+        WorkCostModel(overlap=0.5, graph_limits=H200_GRAPH_LIMITS),
+    ],
     ids=["a processor", "a GPU", "a GPU with captured steps"],
 )
 def test_a_table_predicts_what_the_cost_model_does(base: WorkCostModel) -> None:
