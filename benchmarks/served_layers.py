@@ -10,8 +10,8 @@ import triton.language as tl
 from sm_lanes import Lane, Replay, captured, cuts_of
 
 from loong.kernels import Partial
+from loong.kernels.exchange.signals import now
 from loong.kernels.gpu import SplitWorkspace, attend_slots
-from loong.kernels.signals import now
 from loong.kernels.slots import SlotLists
 from loong.model.config import ModelConfig
 
