@@ -57,6 +57,11 @@ class EndTrace:
     path: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetFailures:
+    """The engine knows which batches failed: the worker takes batches of their requests again."""
+
+
 Command: TypeAlias = (
     RunBatch
     | RunScoredBatch
@@ -67,6 +72,7 @@ Command: TypeAlias = (
     | PrepareGrammar
     | StartTrace
     | EndTrace
+    | ForgetFailures
     | Shutdown
 )
 
@@ -124,6 +130,20 @@ class BatchDone:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchFailed:
+    """A worker has left a batch before its end, because another did not do its part.
+
+    `blamed` is that worker (instance and rank) if it may be lost.
+    """
+
+    batch_id: int
+    instance_id: InstanceId
+    tp_rank: int
+    message: str
+    blamed: tuple[InstanceId, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PromptScored:
     """An instance found log probabilities of a prompt in a batch, which it has not reported as done."""
 
@@ -170,6 +190,7 @@ Report: TypeAlias = (
     | StepDone
     | PromptScored
     | BatchDone
+    | BatchFailed
     | MigrationDone
     | CommandDone
     | WorkerFailed
@@ -185,6 +206,7 @@ _COMMANDS: tuple[type[Command], ...] = (
     PrepareGrammar,
     StartTrace,
     EndTrace,
+    ForgetFailures,
     Shutdown,
 )
 _REPORTS: tuple[type[Report], ...] = (
@@ -194,6 +216,7 @@ _REPORTS: tuple[type[Report], ...] = (
     StepDone,
     PromptScored,
     BatchDone,
+    BatchFailed,
     MigrationDone,
     CommandDone,
     WorkerFailed,

@@ -1,6 +1,6 @@
 """Policies by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from re import fullmatch
@@ -12,6 +12,7 @@ from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import Failure, IterationPlan
+from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import max_tokens_moved, plan_disaggregated
 from loong.scheduler.baselines.esp_disaggregated import max_tokens_of_parts, plan_esp_disaggregated
@@ -25,6 +26,7 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.ablations import ABLATIONS
 from loong.scheduler.esp.planner import plan_esp
 from loong.scheduler.paper.policy import plan_esp_paper
+from loong.scheduler.tuning import MAX_LOSSES
 
 DEFAULT_CONFIG = PolicyConfig()
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
@@ -108,14 +110,20 @@ def _fixed_kind(size: int) -> PolicyKind:
 def make_policy(name: str, config: PolicyConfig) -> Policy:
     """The policy called `name`. Raises `ConfigError` if there is none.
 
-    Requests that it could never finish on the instances that are left, once others were lost, it fails first.
+    Requests that it could never finish on the instances that are left, once others were lost, it fails first,
+    and so those with which two instances were lost. While lost instances are being started again, requests
+    that need them wait.
     Where it would preempt a request on instances whose batch is ending, it waits for what that leaves.
     """
     kind = policy_kind(name)
     kind.prepare()
 
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        plan = fail_stranded(snapshot, kind, config) or kind.plan(snapshot, cost_model, config)
+        plan = fail_stranded(snapshot, kind, config)
+        if plan is None and not snapshot.pools:
+            plan = IterationPlan()
+        if plan is None:
+            plan = kind.plan(without_oversized(snapshot, kind, config), cost_model, config)
         if snapshot.ending and plan.preemptions:
             plan = _sparing(plan, snapshot)
         return extending(plan, snapshot, config.lease_steps)
@@ -139,28 +147,52 @@ def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
 
 
 def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) -> IterationPlan | None:
-    """Fail the requests not in flight that need more KV than one can have now; None if there are none.
+    """Fail the requests not in flight that no instances can finish; None if there are none.
 
-    While no instance is left they wait for one, as all others do.
+    These need more KV than one can have on the instances that are left or being started again, or lost
+    `MAX_LOSSES` instances that computed them. While no instance is left all wait for one.
     """
-    if not snapshot.pools:
+    pools = {**snapshot.pools, **snapshot.returning}
+    if not pools:
         return None
-    limit = kind.max_request_tokens(snapshot.pools, config)
-    if snapshot.most_tokens <= limit:
+    limit = kind.max_request_tokens(pools, config)
+    reasons: dict[RequestId, str] = {}
+    if snapshot.most_tokens > limit:
+        for view in _resting(snapshot):
+            if view.num_final_tokens > limit:
+                reasons[view.request_id] = (
+                    f"it needs KV for {view.num_final_tokens} tokens, but can have that of {limit} "
+                    f"on the {len(pools)} instances that are left"
+                )
+    if snapshot.stats.num_losses:
+        for view in _resting(snapshot):
+            if view.num_losses >= MAX_LOSSES:
+                reasons[view.request_id] = (
+                    f"{view.num_losses} instances were lost while they computed request {view.request_id}"
+                )
+    if not reasons:
         return None
-    views = (*snapshot.waiting, *snapshot.running)
-    stranded = [view for view in views if view.num_final_tokens > limit and view.is_plannable]
-    if not stranded:
-        return None
-    reasons = {
-        view.request_id: f"it needs KV for {view.num_final_tokens} tokens, but can have that of {limit} "
-        f"on the {len(snapshot.pools)} instances that are left"
-        for view in stranded
-    }
     return IterationPlan(
         failures=tuple(Failure(*reason) for reason in reasons.items()),
         decisions=tuple(Decision(DecisionKind.FAIL, (i,), reason) for i, reason in reasons.items()),
     )
+
+
+def without_oversized(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) -> Snapshot:
+    """Hide the requests not in flight that need an instance that is being started again."""
+    if not snapshot.returning or not snapshot.pools:
+        return snapshot
+    limit = kind.max_request_tokens(snapshot.pools, config)
+    hidden = {view.request_id for view in _resting(snapshot) if view.num_final_tokens > limit}
+    return replace(
+        snapshot,
+        waiting=tuple(view for view in snapshot.waiting if view.request_id not in hidden),
+        running=tuple(view for view in snapshot.running if view.request_id not in hidden),
+    )
+
+
+def _resting(snapshot: Snapshot) -> Iterator[RequestView]:
+    return (view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable)
 
 
 def admissible_tokens(

@@ -42,3 +42,6 @@ MIN_LIVE_SHARE = 0.75  # of a lease's requests that still run when it is extende
 MAX_PLANNING_SHARE = 0.3  # of the engine's time for planning when all instances decode
 LEASE_START_SHARE = 0.2  # of a lease and the prompts after it, for sending its decodes
 MAX_BATCHING_WAIT = 0.1  # of the TTFT target that short prompts wait to be batched
+
+# Failures
+MAX_LOSSES = 2  # instances lost while they computed a request, since its last token; then the request fails

@@ -1,12 +1,12 @@
 """Worker processes on this machine: started together, watched, and gone when we are."""
 
-import asyncio
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
@@ -15,16 +15,15 @@ from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
+from loong.launcher.serve.child_processes import guarded
+from loong.launcher.serve.worker_processes import WorkerProcesses
 from loong.wire import HEARTBEAT_SECONDS
-from loong.worker.config import ENVIRONMENT, WorkerConfig
+from loong.worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_LOOKAHEAD = LookaheadMargin()
-_WORKER = "loong.worker.process"
 MAX_SOCKET_PATH = 107
-_LAST_WORDS_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,40 +75,42 @@ class ClusterConfig:
 
 @asynccontextmanager
 async def local_workers(
-    config: ClusterConfig, lookahead: LookaheadMargin | None = DEFAULT_LOOKAHEAD
+    config: ClusterConfig, lookahead: LookaheadMargin | None = DEFAULT_LOOKAHEAD, *, restarts: bool = False
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
 
+    With `restarts`, an instance that is lost from then on is started again.
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
     _remove_leftovers()
     with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
         _check_socket_path(Path(directory))
         endpoints = _endpoints(config, Path(directory))
-        executor = WorkersExecutor(endpoints, lookahead, config.heartbeat)
-        processes: list[ChildProcess] = []
+        workers = WorkerProcesses(
+            partial(_worker_config, config, endpoints.reports, Path(directory)), config.instances
+        )
+        executor = WorkersExecutor(
+            endpoints, lookahead, config.heartbeat, workers.restarts if restarts else None
+        )
         is_ready = False
         tasks = [
             guarded(executor.read_reports(), executor.fail),
             guarded(executor.watch_silence(), executor.fail),
         ]
         try:
-            for worker_id in endpoints.commands:
-                worker_config = _worker_config(config, endpoints, Path(directory), worker_id)
-                process = ChildProcess(_WORKER, worker_config, environment=ENVIRONMENT)
-                processes.append(process)
-                tasks.append(guarded(_watch(process, worker_id, executor), executor.fail))
+            workers.start(endpoints.commands, executor)
             await executor.wait_until_ready(config.start_timeout)
             is_ready = True
             yield executor
         finally:
             for task in tasks:
                 task.cancel()
+            workers.forget()
             executor.shut_down()
             executor.close()
             if not is_ready:  # those that are loading listen to nobody, and have nothing to lose
-                _kill(processes)
-            await asyncio.gather(*(stop(process) for process in processes))
+                workers.kill()
+            await workers.stop()
 
 
 def _remove_leftovers() -> None:
@@ -123,24 +124,12 @@ def _remove_leftovers() -> None:
 
 def _check_socket_path(directory: Path) -> None:
     """Sockets have short names: the longest must fit beside the directory's."""
-    longest = len(os.fsencode(directory / "worker-0000-00"))
+    longest = len(os.fsencode(directory / "worker-0000-00-000"))
     if longest > MAX_SOCKET_PATH:
         raise ConfigError(
             f"sockets in {directory} would have paths of {longest} bytes, but {MAX_SOCKET_PATH} are "
             "the most; set TMPDIR to a shorter one"
         )
-
-
-async def _watch(process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
-    code = await process.wait()
-    await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
-    executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
-
-
-def _kill(processes: Iterable[ChildProcess]) -> None:
-    for process in processes:
-        if process.returncode is None:
-            process.kill()
 
 
 def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:
@@ -153,7 +142,7 @@ def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:
 
 
 def _worker_config(
-    config: ClusterConfig, endpoints: Endpoints, directory: Path, worker_id: WorkerId
+    config: ClusterConfig, reports: str, directory: Path, worker_id: WorkerId, commands: str
 ) -> WorkerConfig:
     instance_id, tp_rank = worker_id
     return WorkerConfig(
@@ -168,8 +157,8 @@ def _worker_config(
         kv_capacity=config.kv_capacity,
         host_kv_capacity=config.host_kv_capacity,
         run_directory=str(directory),
-        commands_endpoint=endpoints.commands[worker_id],
-        reports_endpoint=endpoints.reports,
+        commands_endpoint=commands,
+        reports_endpoint=reports,
         deadline=config.deadline,
         num_threads=1,
         heartbeat=config.heartbeat,

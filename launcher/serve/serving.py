@@ -124,7 +124,8 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
         attention_tiles=chosen_tiles(config.cost_model),
         log_format=config.log_format,
     )
-    async with local_workers(cluster) as executor:
+    restarts = config.device == "cpu"  # a fabric of GPUs keeps the memory of its peers mapped
+    async with local_workers(cluster, restarts=restarts) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
         base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)

@@ -97,11 +97,17 @@ class RequestAborted:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLost:
-    """An instance died with all its KV; the batches and migrations it took part in are void."""
+    """An instance died with all its KV; the batches and migrations it took part in are void.
+
+    `void_batch_ids` are other batches that ended with them: those of the same requests, planned behind them.
+    With `returns`, its process is started again, and it joins once it is ready.
+    """
 
     time: float
     instance_id: InstanceId
     reason: str = ""
+    void_batch_ids: tuple[int, ...] = ()
+    returns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,10 +230,11 @@ NOTHING = Placement()
 class RequestView:
     """What a policy sees of a live request. Known tokens are the prompt's and those produced so far.
 
-    `first_token_time` is that of the event that told the first output token, `last_token_time` that of the
-    newest; a preemption keeps both. `num_siblings` is how many requests are to begin with the KV of its
-    prompt, once that is computed; policies see them from then on. `shared` is what of its KV other choices
-    hold too, in the same slots.
+    `first_token_time` is that of the event with the first output token, `last_token_time` that of the newest.
+    A preemption keeps both. `num_losses` is how many instances were lost while they computed it, since its
+    last token. `num_siblings` is how many requests are to begin with the KV of its prompt, once that is
+    computed; policies see them from then on. `shared` is what of its KV other choices hold too, in the same
+    slots.
     """
 
     request_id: RequestId
@@ -253,6 +254,7 @@ class RequestView:
     shared: Placement = NOTHING
     priority: int = 0
     last_token_time: float | None = None
+    num_losses: int = 0
 
     @property
     def has_begun(self) -> bool:

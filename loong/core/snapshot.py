@@ -77,7 +77,8 @@ class ClusterStats:
 
     A scale-up is a batch on more instances than any of its requests had in the batch before, a scale-down one
     on fewer than one of them had. Retained tokens are those kept by another instance than the one that
-    computed them, computed tokens those of which KV was made, prompts' and outputs'.
+    computed them, computed tokens those of which KV was made, prompts' and outputs'. Losses and joins are of
+    instances; those at the start are no joins.
     """
 
     num_arrived: int = 0
@@ -90,6 +91,8 @@ class ClusterStats:
     num_retained_tokens: int = 0
     num_migrated_tokens: int = 0
     num_preemptions: int = 0
+    num_losses: int = 0
+    num_joins: int = 0
     num_batches_by_dop: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -104,6 +107,8 @@ class Snapshot:
     Batches that are `ending` run as well, but all else is as it will be when they have ended as predicted,
     but for the room that then comes free: `leaving` is what is held by requests that end with them, of which
     there are no views. What is planned for their instances begins after them.
+
+    `returning` are the slots of instances that were lost and are being started again.
     """
 
     now: float
@@ -117,6 +122,7 @@ class Snapshot:
     version: int = 0
     ending: tuple[RunningBatch, ...] = ()
     leaving: Mapping[InstanceId, int] = field(default_factory=dict)
+    returning: Mapping[InstanceId, int] = field(default_factory=dict)
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:

@@ -52,7 +52,10 @@ class Engine:
         scheduling.observe(self)
 
     async def run(self) -> None:
-        """Serve until drained. Raises `ClusterError` when an instance is lost; all streams end with it."""
+        """Serve until drained.
+
+        Raises `ClusterError` when an instance is lost that is not started again; all streams end with it.
+        """
         try:
             async for _ in self._scheduling.events():
                 pass
@@ -156,7 +159,7 @@ class Engine:
             self._scored = {i: other for i, other in self._scored.items() if other is not scored}
 
     def on_event(self, event: Event, /) -> None:
-        """Hand out tokens. Raises `ClusterError` when an instance is lost."""
+        """Hand out tokens. Raises `ClusterError` when an instance is lost for good."""
         match event:
             case TokensProduced():
                 self._advanced_at = event.time
@@ -167,7 +170,7 @@ class Engine:
                         put(token)
             case BatchFinished() | MigrationFinished():
                 self._advanced_at = event.time
-            case InstanceLost():
+            case InstanceLost() if not self._executor.survives_losses:
                 raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
             case _:
                 pass

@@ -48,6 +48,21 @@ class Answers:
         else:
             done.set_result(None)
 
+    def drop(self, workers: Iterable[WorkerId]) -> None:
+        """Expect nothing more of lost workers."""
+        lost = frozenset(workers)
+        self._workers -= lost
+        for number, (_, late, done) in tuple(self._awaited.items()):
+            late -= lost
+            if not late:
+                del self._awaited[number]
+                if not done.done():
+                    done.set_result(None)
+
+    def add(self, workers: Iterable[WorkerId]) -> None:
+        """Expect the commands to come to be carried out by these as well."""
+        self._workers |= frozenset(workers)
+
     def _give_up(self, number: int, max_seconds: float) -> None:
         if number not in self._awaited:
             return  # the last worker reported in this very turn of the loop

@@ -18,9 +18,19 @@ class Heartbeats:
         self.seconds = seconds
         self._num_missed = dict.fromkeys(workers, 0)
 
+    def add(self, workers: Iterable[WorkerId]) -> None:
+        """Expect the heartbeats of these."""
+        self._num_missed.update(dict.fromkeys(workers, 0))
+
+    def drop(self, workers: Iterable[WorkerId]) -> None:
+        """Expect no more heartbeats of lost workers."""
+        for worker_id in workers:
+            self._num_missed.pop(worker_id, None)
+
     def hear(self, worker_id: WorkerId) -> None:
-        """Note a heartbeat of a worker."""
-        self._num_missed[worker_id] = 0
+        """Note a heartbeat of a worker; one that has yet to be added counts for nothing."""
+        if worker_id in self._num_missed:
+            self._num_missed[worker_id] = 0
 
     def count_missed(self) -> None:
         """Note that a heartbeat of every worker was due."""
@@ -30,9 +40,9 @@ class Heartbeats:
     @property
     def silent_seconds(self) -> float:
         """The longest silence of a worker."""
-        return self.seconds * max(self._num_missed.values())
+        return self.seconds * max(self._num_missed.values(), default=0)
 
     def lost(self) -> WorkerId | None:
         """Return the worker that has missed the most heartbeats, if these are `MAX_MISSED`."""
-        worker_id = max(self._num_missed, key=self._num_missed.__getitem__)
-        return worker_id if self._num_missed[worker_id] >= MAX_MISSED else None
+        worker_id = max(self._num_missed, key=self._num_missed.__getitem__, default=None)
+        return worker_id if worker_id and self._num_missed[worker_id] >= MAX_MISSED else None

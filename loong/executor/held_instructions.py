@@ -51,6 +51,8 @@ class HeldInstructions:
 
     def end(self, batch_id: int, tokens: Iterable[ProducedToken] = ()) -> list[Instruction]:
         """What is to be carried out now that a batch has ended, or never will; it gave these tokens last."""
+        if batch_id not in self._submitted:  # it was never to be carried out
+            return []
         for request_id in self._submitted[batch_id].plan.request_ids:
             if self._batch_of.get(request_id) == batch_id:
                 del self._batch_of[request_id]

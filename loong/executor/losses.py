@@ -13,7 +13,9 @@ MAX_WAIT_SECONDS = (
 
 
 class Losses:
-    """The failures of workers; `declare` is called once, with the instance that failed first, and why.
+    """The failures of workers; `declare` is called with each instance that is lost, and why.
+
+    That is the instance that failed first, not those that failed because of it.
 
     In a ring, the survivors report that a peer did not do its part before the end of its process is known.
     Such a report only says that something happened elsewhere. An error of a worker's own, and the end of one
@@ -26,12 +28,14 @@ class Losses:
         self._declare, self._max_wait = declare, max_wait
         self._about_peers: dict[WorkerId, WorkerFailed] = {}  # by who reported it
         self._timer: asyncio.TimerHandle | None = None
-        self._is_declared = False
+        self._declared: set[InstanceId] = set()
 
     def take(self, report: WorkerFailed) -> None:
         """Note that a worker failed: by an error of its own, or because another did not do its part."""
         if report.blamed is None:
             self._declare_once(report.instance_id, report.message)
+            return
+        if report.blamed[0] in self._declared or report.instance_id in self._declared:
             return
         self._about_peers.setdefault((report.instance_id, report.tp_rank), report)
         if self._timer is None:
@@ -42,16 +46,31 @@ class Losses:
         if worker_id not in self._about_peers:
             self._declare_once(worker_id[0], reason)
 
+    def rejoin(self, instance_id: InstanceId) -> None:
+        """Note that a lost instance is there again."""
+        self._declared.discard(instance_id)
+
     def _conclude(self) -> None:
         """Declare a worker that hangs: others blame it, and it blames nobody. Else, the first reporter."""
+        self._timer = None
+        if not self._about_peers:
+            return
         for report in self._about_peers.values():
             if report.blamed is not None and report.blamed not in self._about_peers:
                 reason = f"instance {report.instance_id} reported: {report.message}"
                 self._declare_once(report.blamed[0], reason)
+                return
         first = next(iter(self._about_peers.values()))
         self._declare_once(first.instance_id, first.message)
 
     def _declare_once(self, instance_id: InstanceId, reason: str) -> None:
-        if not self._is_declared:
-            self._is_declared = True
-            self._declare(instance_id, reason)
+        """Declare an instance, which explains what its workers and others reported about it."""
+        if instance_id in self._declared:
+            return
+        self._declared.add(instance_id)
+        self._about_peers = {
+            worker_id: report
+            for worker_id, report in self._about_peers.items()
+            if worker_id[0] != instance_id and (report.blamed is None or report.blamed[0] != instance_id)
+        }
+        self._declare(instance_id, reason)

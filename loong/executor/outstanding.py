@@ -68,6 +68,37 @@ class Outstanding:
             return ()
         return self._done.pop(report.batch_id)
 
+    def leave_batch(self, batch_id: int, worker_id: WorkerId) -> None:
+        """Note that a worker is done with a batch that nobody completes."""
+        self._batches[batch_id].discard(worker_id)
+
+    def is_left(self, batch_id: int) -> bool:
+        """Return whether all workers are done with a batch that nobody completes, or it was never sent."""
+        return not self._batches.get(batch_id)
+
+    def drop_batch(self, batch_id: int) -> None:
+        """Forget a batch that nobody completes."""
+        self._batches.pop(batch_id, None)
+        self._done.pop(batch_id, None)
+        self._not_begun.pop(batch_id, None)
+
+    def drop_workers(self, workers: Iterable[WorkerId]) -> list[int]:
+        """Expect nothing more of lost workers. Return the migrations that nobody is to report any more."""
+        lost = frozenset(workers)
+        for waiting in self._batches.values():
+            waiting -= lost
+        over = []
+        for migration_id, waiting in tuple(self._migrations.items()):
+            if lost.isdisjoint(waiting):
+                continue
+            waiting -= lost
+            self._rolled_back.add(migration_id)
+            if not waiting:
+                del self._migrations[migration_id]
+                self._rolled_back.discard(migration_id)
+                over.append(migration_id)
+        return over
+
     def end_migration(self, report: MigrationDone) -> bool | None:
         """Whether all ends committed a migration, if this was the last; None if others are still to tell."""
         migration_id = report.migration_id

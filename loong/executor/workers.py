@@ -1,6 +1,7 @@
 """Carries instructions out on real workers."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -17,11 +18,13 @@ from loong.core.events import (
     BatchStarted,
     Drained,
     Event,
+    InstanceJoined,
     InstanceLost,
     MigrationFinished,
     TokensProduced,
 )
 from loong.core.grammar import Grammar
+from loong.core.instance import ElasticInstance
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
@@ -34,6 +37,7 @@ from loong.executor.held_instructions import HeldInstructions
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.losses import Losses
 from loong.executor.outstanding import Outstanding, measured_seconds
+from loong.executor.recovery import Recovery, Restarts
 from loong.stray_frames import StrayFrames
 from loong.stream import Stream
 from loong.wire import (
@@ -41,8 +45,10 @@ from loong.wire import (
     MAX_FRAME_BYTES,
     BatchBegun,
     BatchDone,
+    BatchFailed,
     CommandDone,
     EndTrace,
+    ForgetFailures,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
@@ -59,6 +65,8 @@ from loong.wire import (
     encode,
 )
 
+logger = logging.getLogger(__name__)
+
 MAX_GRAMMAR_SECONDS = 60.0  # for all workers: one schema takes 2 s at most, but others may come before it
 MAX_TRACE_START_SECONDS = 120.0  # a worker begins between two steps, and no step takes longer
 MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
@@ -68,7 +76,8 @@ class WorkersExecutor:
     """An `Executor` whose events are what the workers report, and what `post` adds.
 
     Ends are predicted by `lookahead` before they come; without it, none is. Workers send a heartbeat every
-    `heartbeat` seconds.
+    `heartbeat` seconds. With `restarts`, a lost instance is started again and joins; `expect` takes its new
+    workers.
     """
 
     def __init__(
@@ -76,8 +85,9 @@ class WorkersExecutor:
         endpoints: Endpoints,
         lookahead: LookaheadMargin | None = None,
         heartbeat: float = HEARTBEAT_SECONDS,
+        restarts: Restarts | None = None,
     ) -> None:
-        self._endpoints, self._lookahead = endpoints, lookahead
+        self._endpoints, self._lookahead, self._restarts = endpoints, lookahead, restarts
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports = self._context.socket(zmq.PULL)
         self._reports.setsockopt(zmq.RCVHWM, 0)
@@ -97,6 +107,9 @@ class WorkersExecutor:
         self._answers = Answers(endpoints.commands)
         self._heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self._losses = Losses(self._declare_lost)
+        self._recovery = Recovery(self._outstanding.is_left)
+        self._restarting: dict[InstanceId, set[WorkerId]] = {}  # those that are not ready again
+        self._ready_again: list[InstanceId] = []  # those whose loss is not an event yet
         self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
@@ -140,14 +153,96 @@ class WorkersExecutor:
         """Put an event of this process into the stream."""
         self._events.put(event)
 
+    @property
+    def survives_losses(self) -> bool:
+        """Whether lost instances are started again."""
+        return self._restarts is not None
+
     def lose(self, worker_id: WorkerId, reason: str) -> None:
         """Note that a worker is gone. The instance that is then lost is the one that failed first."""
-        self._losses.end(worker_id, reason)
+        if self._restarts is not None and worker_id[0] in self._restarting:
+            logger.warning("instance %d did not start again: %s", worker_id[0], reason)
+            self._drop_workers(worker_id[0])
+            self._restarts.start(worker_id[0])
+        else:
+            self._losses.end(worker_id, reason)
+
+    def expect(self, commands: Mapping[WorkerId, str]) -> None:
+        """Take the workers of an instance that is started again, by where they take commands."""
+        for worker_id, where in commands.items():
+            self._commands[worker_id] = self._connect(where)
+            self._restarting.setdefault(worker_id[0], set()).add(worker_id)
+        self._endpoints = replace(self._endpoints, commands={**self._endpoints.commands, **commands})
 
     def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
         if not self._ready.done():
             self._ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
-        self.post(InstanceLost(self.now, instance_id, reason))
+        if self._restarts is None:
+            self.post(InstanceLost(self.now, instance_id, reason))
+            return
+        logger.error("instance %d was lost: %s; it is started again", instance_id, reason)
+        workers = self._drop_workers(instance_id)
+        self._recovery.lose(instance_id, reason)
+        for migration_id in self._outstanding.drop_workers(workers):
+            self.post(MigrationFinished(self.now, migration_id, is_committed=False))
+        self._restarts.start(instance_id)
+        self._report_losses()
+
+    def _drop_workers(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
+        """Send nothing more to the workers of a lost instance, and expect nothing of them."""
+        workers = self._endpoints.workers_of(instance_id)
+        self._restarting.pop(instance_id, None)
+        self._heartbeats.drop(workers)
+        self._answers.drop(workers)
+        for worker_id in workers:
+            self._commands.pop(worker_id).close(linger=0)
+        kept = {w: where for w, where in self._endpoints.commands.items() if w not in workers}
+        self._endpoints = replace(self._endpoints, commands=kept)
+        return workers
+
+    def _report_losses(self) -> None:
+        """Post the losses whose void batches all workers have left, and the joins that waited for that."""
+        over, losses = self._recovery.settle()
+        self._close_void(over)
+        for instance_id, reason in losses.items():
+            for instance in self._kept_by(instance_id):
+                self.post(InstanceLost(self.now, instance.instance_id, reason, returns=True))
+        if losses:
+            ready, self._ready_again = self._ready_again, []
+            for instance_id in ready:
+                self._join(instance_id)
+
+    def _close_void(self, batch_ids: Sequence[int]) -> None:
+        for batch_id in batch_ids:
+            self._outstanding.drop_batch(batch_id)
+            self._to_predict.pop(batch_id, None)
+            if (alarm := self._alarms.pop(batch_id, None)) is not None:
+                alarm.cancel()
+            for begun_id in self._batch_queue.end(batch_id):
+                if begun_id in self._to_predict and not self._recovery.is_void(begun_id):
+                    self._set_alarm(begun_id)
+            for instruction in self._held_instructions.end(batch_id):
+                if isinstance(instruction, MoveKV):
+                    self.post(MigrationFinished(self.now, instruction.migration_id, is_committed=False))
+                elif self._recovery.accepts(instruction):
+                    self._send_instruction(instruction)
+            self._held_instructions.forget(batch_id)
+
+    def _join(self, instance_id: InstanceId) -> None:
+        """Post that an instance is there again, once its loss has been posted."""
+        if self._recovery.is_pending(instance_id):
+            self._ready_again.append(instance_id)
+            return
+        workers = self._endpoints.workers_of(instance_id)
+        self._heartbeats.add(workers)
+        self._answers.add(workers)
+        self._losses.rejoin(instance_id)
+        logger.info("instance %d is there again", instance_id)
+        for instance in self._kept_by(instance_id):
+            self.post(InstanceJoined(self.now, instance))
+
+    def _kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
+        return () if self._restarts is None else self._restarts.kept_by(instance_id)
 
     def fail(self, error: BaseException) -> None:
         """Let whoever waits for events have this error after those there are."""
@@ -168,10 +263,20 @@ class WorkersExecutor:
                     break
                 if isinstance(item, BatchFinished):
                     self._held_instructions.forget(item.batch_id)
-                events.append(item)
+                events.append(self._with_void_batches(item) if isinstance(item, InstanceLost) else item)
         if isinstance(self._ending, BaseException) and not events:
             raise self._ending
         return joined(events)
+
+    def _with_void_batches(self, event: InstanceLost) -> InstanceLost:
+        """Return a loss as the engine is to see it; what it plans from then on is not void."""
+        if self._restarts is None:
+            return event
+        event = self._recovery.reported(event)
+        self._close_void(event.void_batch_ids)
+        if self._recovery.is_over:
+            self._send(self._commands, encode(ForgetFailures()))
+        return event
 
     async def _let_others_run(self) -> None:
         """Suspend if that was long ago: to take events that are there already does not."""
@@ -182,6 +287,8 @@ class WorkersExecutor:
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Send each instruction to the workers that have a part in it, once they can."""
         for instruction in instructions:
+            if not self._recovery.accepts(instruction):
+                continue
             if (ready := self._held_instructions.take(instruction)) is not None:
                 self._send_instruction(ready)
 
@@ -247,7 +354,7 @@ class WorkersExecutor:
             return
         if self._is_expected(report):
             self._translate(report)
-        else:
+        elif not self._is_of_a_loss(report):
             self._strays.drop(f"a {type(report).__name__} that nobody owes", repr(report))
 
     def _is_expected(self, report: Report) -> bool:
@@ -256,21 +363,32 @@ class WorkersExecutor:
             return report.batch_id in self._to_predict
         worker_id = report.instance_id, report.tp_rank
         match report:
-            case BatchBegun() | PromptScored() | BatchDone():
+            case BatchBegun() | PromptScored() | BatchDone() | BatchFailed():
                 return self._outstanding.has_batch(report.batch_id, worker_id)
             case MigrationDone():
                 return self._outstanding.has_migration(report.migration_id, worker_id)
             case _:
                 return worker_id in self._endpoints.commands
 
+    def _is_of_a_loss(self, report: Report) -> bool:
+        """Return whether a report came late, of a batch that a loss ended or of a worker that is lost."""
+        match report:
+            case StepDone() | BatchBegun() | PromptScored() | BatchDone() | BatchFailed():
+                return self._recovery.is_void(report.batch_id)
+            case _:
+                return self._restarts is not None and report.instance_id < self._endpoints.num_instances
+
     async def watch_silence(self) -> None:
-        """Once all are ready, give up a worker that misses too many heartbeats; until cancelled."""
+        """Once all are ready, give up workers that miss too many heartbeats; until cancelled."""
         await self._ready
-        while (lost := self._heartbeats.lost()) is None:
+        while True:
             await asyncio.sleep(self._heartbeats.seconds)
             self._heartbeats.count_missed()
             self._drain()  # what came during a pause of this process
-        self.lose(lost, f"it was silent for {self._heartbeats.silent_seconds:g} s")
+            while (lost := self._heartbeats.lost()) is not None:
+                silence = self._heartbeats.silent_seconds
+                self._heartbeats.drop([lost])
+                self.lose(lost, f"it was silent for {silence:g} s")
 
     def prepare_grammar(self, grammar: Grammar) -> asyncio.Future[None]:
         """Let all workers compile a grammar, before a request that needs it is planned.
@@ -332,6 +450,11 @@ class WorkersExecutor:
                 self._not_ready.discard((report.instance_id, report.tp_rank))
                 if not self._not_ready and not self._ready.done():
                     self._ready.set_result(None)
+                if (waiting := self._restarting.get(report.instance_id)) is not None:
+                    waiting.discard((report.instance_id, report.tp_rank))
+                    if not waiting:
+                        del self._restarting[report.instance_id]
+                        self._join(report.instance_id)
             case Heartbeat():
                 worker_id = report.instance_id, report.tp_rank
                 self._heartbeats.hear(worker_id)
@@ -339,6 +462,17 @@ class WorkersExecutor:
             case BatchBegun():
                 if self._outstanding.is_last_to_begin(report):
                     self._start(report.batch_id)
+            case BatchDone() if self._recovery.is_void(report.batch_id):
+                if report.tokens:
+                    self._start(report.batch_id)
+                    self._report_tokens(report)
+                self._leave(report)
+            case BatchFailed():
+                self._recovery.fail(report.batch_id)
+                if report.blamed is not None:
+                    failed = report.instance_id, report.tp_rank, report.message, report.blamed
+                    self._losses.take(WorkerFailed(*failed))
+                self._leave(report)
             case BatchDone():
                 if report.tokens or self._outstanding.is_last_to_begin(report):
                     self._start(report.batch_id)
@@ -368,6 +502,11 @@ class WorkersExecutor:
                 self._start(before_id)
             self.post(BatchStarted(self.now, batch_id))
 
+    def _leave(self, report: BatchDone | BatchFailed) -> None:
+        """Note that a worker has left a void batch."""
+        self._outstanding.leave_batch(report.batch_id, (report.instance_id, report.tp_rank))
+        self._report_losses()
+
     def _report_tokens(self, report: BatchDone) -> None:
         self.post(TokensProduced(self.now, report.batch_id, report.num_steps - 1, report.tokens))
 
@@ -378,6 +517,7 @@ class WorkersExecutor:
             self._report_tokens(last)
         self.post(BatchFinished(self.now, batch_id, last.num_steps, measured_seconds(reports)))
         del self._to_predict[batch_id]
+        self._recovery.end(batch_id)
         if (alarm := self._alarms.pop(batch_id, None)) is not None:
             alarm.cancel()
         for instruction in self._held_instructions.end(

@@ -42,6 +42,7 @@ class Accounting:
     migrations: dict[int, KVMigration] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # by their names in `ClusterStats`
     num_batches_by_dop: Counter[int] = field(default_factory=Counter)
+    returning: dict[InstanceId, int] = field(default_factory=dict)
     recent_prompt_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
     view_cache: RequestViewCache = field(default_factory=RequestViewCache)
 
@@ -60,6 +61,7 @@ class Accounting:
             version=version,
             ending=tuple([batch.running for batch in self.ending.values()]),
             leaving=self._leaving(),
+            returning=self.returning.copy(),
         )
         # What its properties would make, but copied whole instead of entry by entry.
         vars(snapshot).update(
@@ -102,13 +104,18 @@ class Accounting:
 
     def join(self, instance: ElasticInstance) -> None:
         """Take in a new instance."""
+        if self.returning.pop(instance.instance_id, None) is not None:
+            self.count(num_joins=1)
         self.instances[instance.instance_id] = instance
         if instance.kind is InstanceKind.FULL:
             self.pools[instance.instance_id] = instance.kv_capacity
             self.free[instance.instance_id] = instance.kv_free
 
-    def lose(self, instance_id: InstanceId) -> None:
-        """Forget an instance."""
+    def lose(self, instance_id: InstanceId, *, returns: bool) -> None:
+        """Forget an instance, but for its slots if it `returns`."""
+        self.count(num_losses=1)
+        if returns and self.instances[instance_id].kind is InstanceKind.FULL:
+            self.returning[instance_id] = self.pools[instance_id]
         for by_id in (self.instances, self.pools, self.free):
             by_id.pop(instance_id, None)
 

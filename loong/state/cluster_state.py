@@ -132,7 +132,7 @@ class ClusterState:
             case RequestAborted():
                 return self._abort(event.request_id)
             case InstanceLost():
-                return self._lose(event.instance_id)
+                return self._lose(event)
             case InstanceJoined():
                 return self._join(event.instance)
             case _:
@@ -154,7 +154,7 @@ class ClusterState:
             raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
         lives = batch.take_step(event.step, event.tokens, event.time)
         for live in lives:
-            live.predicted_token_time = None
+            live.predicted_token_time, live.num_losses = None, 0
             if not live.is_view_stale:  # most are, and a call would tell no more
                 self._accounting.view_cache.mark_stale(live)
             if live.has_ended:
@@ -222,20 +222,25 @@ class ClusterState:
             return ()
         return (self._end_lease(LeaseEnd(live.batch_id, next_step)),)
 
-    def _lose(self, instance_id: InstanceId) -> tuple[Instruction, ...]:
+    def _lose(self, event: InstanceLost) -> tuple[Instruction, ...]:
         """Requests that lose any KV, or are in a batch with the instance, lose all of it and wait again.
 
         A batch is void without a member or a holder of it, for all of its requests. A migration between two
         others goes on: its request loses its KV when that has ended.
         """
-        accounting = self._accounting
+        accounting, instance_id = self._accounting, event.instance_id
         if instance_id not in accounting.instances:
             raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
+        self._count_losses(instance_id)
         hit_ids = {r for r, live in accounting.requests.items() if instance_id in live.placement.instance_ids}
-        voided = [n for n, batch in accounting.batches.items() if batch.has_part(instance_id)]
+
+        def is_void(batch: InFlightBatch) -> bool:
+            return batch.has_part(instance_id) or batch.running.batch_id in event.void_batch_ids
+
+        voided = [batch_id for batch_id, batch in accounting.batches.items() if is_void(batch)]
         for batch_id in voided:
             hit_ids.update(accounting.batches[batch_id].request_ids)
-        for batch_id in [n for n, batch in accounting.ending.items() if batch.has_part(instance_id)]:
+        for batch_id in [n for n, batch in accounting.ending.items() if is_void(batch)]:
             hit_ids.update(live.request.request_id for live in accounting.close_ending(batch_id))
         for request_id in hit_ids:
             accounting.changing(request_id).has_lost_kv = True
@@ -247,10 +252,17 @@ class ClusterState:
             live.placement = live.placement.without(instance_id)
             if live.shared is not None:
                 live.shared.lose(instance_id)
-        accounting.lose(instance_id)
+        accounting.lose(instance_id, returns=event.returns)
         return accounting.settle(
             live for r, live in tuple(accounting.requests.items()) if r in hit_ids | orphans
         )
+
+    def _count_losses(self, instance_id: InstanceId) -> None:
+        """Count the loss against the requests that the instance was computing."""
+        in_flight = (*self._accounting.batches.values(), *self._accounting.ending.values())
+        batches = [batch for batch in in_flight if instance_id in batch.plan.group.instance_ids]
+        for request_id in {request_id for batch in batches for request_id in batch.plan.request_ids}:
+            self._accounting.changing(request_id).num_losses += 1
 
     def _void_migrations(self, instance_id: InstanceId) -> frozenset[RequestId]:
         """Take the migrations of a lost instance out of flight; returns the requests they are of."""

@@ -22,7 +22,8 @@ class LiveRequest:
 
     Once the end of its batch is predicted, that is not `batch_id` but `ending_id` until it has ended, so that
     another one can be planned. `predicted_token_time` is when it is to have a token that is not there yet.
-    Who is to end then `is_leaving`: no policy sees it any more.
+    Who is to end then `is_leaving`: no policy sees it any more. `num_losses` counts the instances that were
+    lost while they computed it, since its last token.
     """
 
     request: Request
@@ -43,6 +44,7 @@ class LiveRequest:
     primary: "LiveRequest | None" = field(default=None, repr=False, compare=False)
     shared: SharedKV | None = None
     number: int = 0
+    num_losses: int = 0
 
     @property
     def is_at_rest(self) -> bool:
@@ -88,6 +90,7 @@ class LiveRequest:
             shared,
             request.priority,
             self.last_token_time if predicted_token_time is None else predicted_token_time,
+            self.num_losses,
         )
 
     def input_for(self, batch: BatchPlan) -> RequestInput:

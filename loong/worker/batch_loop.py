@@ -8,7 +8,9 @@ from time import monotonic
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
-from loong.wire import BatchBegun, BatchDone, PromptScored, StepDone
+from loong.core.request import RequestId
+from loong.fabric.errors import AbandonedError, PeerError
+from loong.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.batches.started_batch import StartedBatch
 from loong.worker.runner import BatchRunner
@@ -17,7 +19,11 @@ _LOOK_SECONDS = 100e-6  # between looks at whether the device is done
 
 
 class BatchLoop:
-    """Begins batches and finishes them, and reports what they produce; for one thread."""
+    """Begins batches and finishes them, and reports what they produce; for one thread.
+
+    A batch fails when a peer does not do its part. Batches of the same requests that were submitted behind it
+    fail too, until the engine says that it knows.
+    """
 
     def __init__(
         self,
@@ -25,7 +31,7 @@ class BatchLoop:
         tp_rank: int,
         runner: BatchRunner,
         lease_ends: LeaseEnds,
-        send: Callable[[BatchBegun | StepDone | PromptScored | BatchDone], None],
+        send: Callable[[BatchBegun | StepDone | PromptScored | BatchDone | BatchFailed], None],
         trace: Callable[[], None],
     ) -> None:
         """Take where to send reports, and what to do at each step boundary."""
@@ -33,9 +39,10 @@ class BatchLoop:
         self._runner, self._lease_ends = runner, lease_ends
         self._send, self._trace = send, trace
         self._started: StartedBatch | None = None
+        self._failed: set[RequestId] = set()  # requests of batches that have failed
         self._began_at = 0.0  # when the device came to the batch that it works on
 
-    def turn(self, commands: "SimpleQueue[RunBatch | None]") -> None:
+    def turn(self, commands: "SimpleQueue[RunBatch | ForgetFailures | None]") -> None:
         """Wait for the next command or for the device: begin a batch, and finish the one before.
 
         None in the queue is no batch, but asks for what is done at a step boundary.
@@ -44,32 +51,59 @@ class BatchLoop:
         before = self._started
         if before is None and command is not None:
             self._report_begin(command)
-        self._started = None if command is None else self._runner.begin(command)
+        self._started = None if command is None else self._begin(command)
         if before is not None:
             self._finish(before)
-            if command is not None:  # laid out before, but the device has come to it only now
-                self._report_begin(command)
+            if self._started is not None:  # laid out before, but the device has come to it only now
+                self._report_begin(self._started.command)
         self._trace()
+
+    def _begin(self, command: RunBatch) -> StartedBatch | None:
+        """Begin a batch, unless one of its requests was in a batch that failed."""
+        if self._failed.isdisjoint(command.plan.request_ids):
+            return self._runner.begin(command)
+        self._runner.abandon(command)
+        self._fail(command, "a batch before it failed", None)
+        return None
+
+    def _fail(self, command: RunBatch, message: str, blamed: tuple[InstanceId, int] | None) -> None:
+        self._failed.update(command.plan.request_ids)
+        self._lease_ends.forget_up_to(command.batch_id)
+        self._send(BatchFailed(command.batch_id, self._instance_id, self._tp_rank, message, blamed))
 
     def _report_begin(self, command: RunBatch) -> None:
         self._began_at = monotonic()
         if self._tp_rank == 0:  # all ranks begin together
             self._send(BatchBegun(command.batch_id, self._instance_id, self._tp_rank))
 
-    def _wait(self, commands: "SimpleQueue[RunBatch | None]") -> RunBatch | None:
-        """The next command; None if before that the batch that has begun is to be finished."""
+    def _wait(self, commands: "SimpleQueue[RunBatch | ForgetFailures | None]") -> RunBatch | None:
+        """Return the next batch; None if before that the batch that has begun is to be finished."""
         if self._started is None:
-            return commands.get()
+            return self._batch_of(commands.get())
         while not self._started.needs_host():
             with suppress(Empty):
-                return commands.get_nowait()  # first: a device that is done has nothing else to do
+                return self._batch_of(commands.get_nowait())  # first: a device that is done waits for it
             if self._started.is_done():
                 break
             with suppress(Empty):
-                return commands.get(timeout=_LOOK_SECONDS)
+                return self._batch_of(commands.get(timeout=_LOOK_SECONDS))
         return None
 
+    def _batch_of(self, command: RunBatch | ForgetFailures | None) -> RunBatch | None:
+        if isinstance(command, ForgetFailures):
+            self._failed.clear()
+            return None
+        return command
+
     def _finish(self, started: StartedBatch) -> None:
+        try:
+            self._complete(started)
+        except AbandonedError as error:
+            self._fail(started.command, str(error), None)
+        except PeerError as error:
+            self._fail(started.command, str(error), (error.instance_id, error.tp_rank))
+
+    def _complete(self, started: StartedBatch) -> None:
         batch_id = started.command.batch_id
         last_tokens: tuple[ProducedToken, ...] = ()
 

@@ -20,7 +20,8 @@ class WorkerConfig:
     instance i is instance `num_instances + i`, kept by the same processes. `model` is a folder, or with
     `load_format` "dummy" also the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device`
     is cpu, or cuda for the host's GPUs by turns, among which `fabric` (one of FABRICS) moves tensors.
-    `attention_tiles` are TileSizes that were measured (None: the usual ones).
+    `attention_tiles` are TileSizes that were measured (None: the usual ones). A worker that `is_restarted`
+    joins a cluster that serves, of which other instances may be lost.
     """
 
     instance_id: InstanceId
@@ -44,6 +45,7 @@ class WorkerConfig:
     attention_tiles: tuple[int, ...] | None = None
     tokenizer_folder: str | None = None
     log_format: str = "text"
+    is_restarted: bool = False
 
     @property
     def host_id(self) -> InstanceId:

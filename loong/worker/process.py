@@ -38,6 +38,7 @@ from loong.wire import (
     MAX_FRAME_BYTES,
     CommandDone,
     EndTrace,
+    ForgetFailures,
     Heartbeat,
     MigrationDone,
     PrepareGrammar,
@@ -111,14 +112,22 @@ class Worker:
         self._mover = SegmentMover(config, self._pools, self._fabric)
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
-        self._batches: SimpleQueue[RunBatch | None] = SimpleQueue()  # None: look for what to trace
+        self._batches: SimpleQueue[RunBatch | ForgetFailures | None] = (
+            SimpleQueue()
+        )  # None: look for what to trace
         self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._lease_ends = LeaseEnds(config.deadline)
 
     def serve(self) -> None:
-        """Take commands until told to shut down, once all workers are there."""
-        self._fabric.wait_for_peers()
+        """Take commands until told to shut down, once all workers are there.
+
+        A worker that was started again waits only for the ranks of its own instance.
+        """
+        if self._config.is_restarted:
+            self._sockets.wait_for_instance()
+        else:
+            self._fabric.wait_for_peers()
         commands = self._context.socket(zmq.PULL)
         commands.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         commands.bind(address(self._config.commands_endpoint))
@@ -142,9 +151,9 @@ class Worker:
                 return
             self._take(command)
 
-    def _take(self, command: Instruction | PrepareGrammar | StartTrace | EndTrace) -> None:
+    def _take(self, command: Instruction | PrepareGrammar | StartTrace | EndTrace | ForgetFailures) -> None:
         match command:
-            case RunBatch():
+            case RunBatch() | ForgetFailures():
                 self._batches.put(command)
             case StartTrace() | EndTrace():
                 self._tracing.put(command)

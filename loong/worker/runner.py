@@ -1,8 +1,9 @@
 """Carries out batches on one instance: a step each, or the steps of a lease."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
+from loong.core.errors import ClusterError
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId, KVSegment, Placement
@@ -108,6 +109,14 @@ class BatchRunner:
         return HostSteppedBatch(
             placeholders, pending_tokens, self._step_runner, self._fabric, is_alone=is_alone
         )
+
+    def abandon(self, command: RunBatch) -> None:
+        """Leave a batch that cannot begin here, so that its other members do not wait for this one."""
+        group = command.plan.group
+        if group.dop == 1 and self._fabric.tensor_parallel.size == 1:
+            return
+        with suppress(ClusterError), self._fabric.batch(command.batch_id, group.instance_ids):
+            raise ClusterError(f"batch {command.batch_id} cannot begin")
 
     def spans(self) -> Iterator[Span]:
         """What of this is worth to be told apart in a trace."""

@@ -44,8 +44,19 @@ async def test_an_error_of_its_own_is_named_at_once_whatever_others_reported_bef
     losses.take(blaming(0, 1))
     losses.take(WorkerFailed(1, 0, "KeyError: 'nobody'"))
     losses.end((1, 0), "exited with code 1")
-    losses.take(WorkerFailed(2, 0, "too late"))
+    losses.take(WorkerFailed(2, 0, "instance 1 is lost", (1, 0)))
     assert declared.all == [(1, "KeyError: 'nobody'")]
+
+
+async def test_each_instance_that_fails_by_itself_is_named_once_until_it_rejoins() -> None:
+    losses = Losses(declared := Declared(), NEVER)
+    losses.take(WorkerFailed(1, 0, "KeyError: 'nobody'"))
+    losses.take(WorkerFailed(2, 0, "out of memory"))
+    losses.end((1, 0), "exited with code 1")
+    losses.rejoin(1)
+    losses.end((1, 0), "was killed by signal 9")
+    reasons = [(1, "KeyError: 'nobody'"), (2, "out of memory"), (1, "was killed by signal 9")]
+    assert declared.all == reasons
 
 
 async def test_a_rank_that_ends_is_named_though_another_of_its_instance_has_reported() -> None:

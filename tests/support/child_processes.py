@@ -5,8 +5,9 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
-    """Those that its main thread has started and that are still there."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Those that its threads have started and that are still there, in the order of their ids."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return sorted(int(child) for text in lists for child in text.split())
 
 
 def own_children(word: str) -> list[int]:

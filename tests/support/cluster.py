@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from loong.core.cluster_history import ClusterHistory
@@ -131,6 +132,23 @@ class Cluster:
             happened = "\n".join(map(str, self.log[-8:]))
             raise AssertionError(f"stuck after\n{happened}\nin {self._engine.snapshot()}") from error
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """The cluster now."""
+        return self._engine.snapshot()
+
+    def wait_until(self, holds: Callable[[Snapshot], bool], timeout: float = 30) -> None:
+        """Return once `holds` is true of the cluster after some plan."""
+        self._raise_failure()
+        asyncio.run_coroutine_threadsafe(self._wait_until(holds, timeout), self._loop).result(timeout + 5)
+
+    async def _wait_until(self, holds: Callable[[Snapshot], bool], timeout: float) -> None:
+        async with asyncio.timeout(timeout):
+            while not holds(self._engine.snapshot()):
+                self._planned.clear()
+                await self._planned.wait()
+                self._raise_failure()
+
     def abort(self, request_id: RequestId) -> None:
         """Let the client of a request go now; for policies, which run in the engine's thread."""
         assert self._clients is not None
@@ -151,10 +169,7 @@ class Cluster:
         async with asyncio.timeout(timeout):
             outputs = await clients.outputs()
             self.prompt_logprobs = clients.prompt_logprobs
-            while self._engine.snapshot().stats.num_ended < num_ended:
-                self._planned.clear()
-                await self._planned.wait()
-                self._raise_failure()
+            await self._wait_until(lambda snapshot: snapshot.stats.num_ended >= num_ended, timeout)
         instances = self._engine.snapshot().instances
         assert all(instance.kv_used == 0 for instance in instances), instances
         return outputs
@@ -230,14 +245,18 @@ def running_cluster(
     config: ClusterConfig,
     believed: tuple[ElasticInstance, ...] | None = None,
     lookahead: LookaheadMargin | None = None,
+    *,
+    restarts: bool = False,
 ) -> Iterator[Cluster]:
     """A cluster in a thread of its own, so that one serves many tests; ends are predicted by `lookahead`.
 
-    The engine takes its instances for `believed`, if that is given: it may be wrong about their room.
+    The engine takes its instances for `believed`, if that is given: it may be wrong about their room. With
+    `restarts`, lost instances are started again.
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed
-    thread = threading.Thread(target=lambda: asyncio.run(_run(config, instances, lookahead, started)))
+    work = partial(_run, config, instances, lookahead, restarts, started)
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
     with ExitStack() as ending:
         ending.callback(thread.join)
@@ -250,10 +269,11 @@ async def _run(
     config: ClusterConfig,
     instances: tuple[ElasticInstance, ...],
     lookahead: LookaheadMargin | None,
+    restarts: bool,
     started: Future[Cluster],
 ) -> None:
     try:
-        async with local_workers(config, lookahead) as executor:
+        async with local_workers(config, lookahead, restarts=restarts) as executor:
             cluster = Cluster(executor, instances)
             started.set_result(cluster)
             await asyncio.wait([cluster.serving])

@@ -7,7 +7,7 @@ So each pair connects exactly once, whoever comes first, and a restarted process
 import fcntl
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Thread
@@ -51,11 +51,12 @@ class PeerRegistry:
                 if peer != rank:
                     self._dial(peer)
 
-    def wait_for_all(self) -> None:
-        """Return once every process of the world is connected; DeadlineError names the first that is not."""
+    def wait_for_all(self, peers: Iterable[int]) -> None:
+        """Return once every one of `peers` is connected; DeadlineError names the first that is not."""
+        awaited = tuple(peers)
 
         def missing() -> int | None:
-            wanted = ((peer, plane) for peer in range(self._world.size) for plane in self._planes(peer))
+            wanted = ((peer, plane) for peer in awaited for plane in self._planes(peer))
             links = ((peer, self._links.get((peer, plane))) for peer, plane in wanted)
             return next((peer for peer, link in links if link is None or link.is_lost), None)
 

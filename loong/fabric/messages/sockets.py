@@ -84,7 +84,11 @@ class SocketFabric:
 
     def wait_for_peers(self) -> None:
         """Return once the whole world has joined; DeadlineError names who has not."""
-        self._peer_registry.wait_for_all()
+        self._peer_registry.wait_for_all(range(self.world.size))
+
+    def wait_for_instance(self) -> None:
+        """Return once all ranks of this instance have joined; DeadlineError names who has not."""
+        self._peer_registry.wait_for_all(self.world.ranks(self._instance_id))
 
     @contextmanager
     def batch(self, batch_id: int, group: tuple[int, ...]) -> Iterator[None]:
@@ -94,13 +98,28 @@ class SocketFabric:
         if self._instance_id not in group:
             raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
         ranks = [rank for i in group for rank in self.world.ranks(i) if rank != self.rank]
-        links = {rank: self._peer_registry.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
+        links = self._links(batch_id, ranks)
         with self._opened(Plane.BATCH, batch_id, links.values()):
             self._open_batch = _Batch(batch_id, group, links)
             try:
                 yield
             finally:
                 self._open_batch = None
+
+    def _links(self, batch_id: int, ranks: Iterable[int]) -> Mapping[int, Link]:
+        """Return the links to the members of a batch; if one is lost, the others learn that it fails."""
+        links: dict[int, Link] = {}
+        lost: PeerLostError | None = None
+        for rank in ranks:
+            try:
+                links[rank] = self._peer_registry.link(rank, Plane.BATCH, f"batch {batch_id}")
+            except PeerLostError as error:
+                lost = error
+        if lost is not None:
+            self._abandon(Address(Plane.BATCH.abandoned, batch_id, self.rank), links.values())
+            self._mailbox.close(Plane.BATCH, max(batch_id, self._mailbox.last_closed(Plane.BATCH)))
+            raise lost
+        return links
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """See Fabric."""
@@ -222,7 +241,7 @@ class SocketFabric:
             raise InvalidMessageError(f"{kind} {batch_or_migration_id} after {kind} {last}")
         try:
             yield
-        except (PeerLostError, AbandonedError):  # the others see it, or were told, as we were
+        except AbandonedError:  # the others were told, as this process was
             raise
         except BaseException:
             self._abandon(Address(plane.abandoned, batch_or_migration_id, self.rank), links)

@@ -21,7 +21,7 @@ from loong.core.request import FinishReason, RequestId
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.state.live_request import LiveRequest
-from loong.wire import BatchBegun, BatchDone, PromptScored, StepDone
+from loong.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.worker.backend import CpuBackend, Reading
 from loong.worker.batch_loop import BatchLoop
 from loong.worker.batches.lease_ends import LeaseEnds
@@ -65,7 +65,7 @@ class LateBackend(CpuBackend):
 
     def __init__(self, *, takes_leases: bool) -> None:
         super().__init__(takes_leases=takes_leases)
-        self.reported: SimpleQueue[RunBatch | None] = SimpleQueue()
+        self.reported: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()
         self.story: list[int | None] = []  # a batch that was told to be done, or None: a step was asked for
 
     def read(self, *tensors: Tensor) -> Reading:
@@ -78,7 +78,8 @@ class OverlappingInstance(BareInstance):
 
     def __init__(self, fabric: SocketFabric, folder: Path, backend: LateBackend) -> None:
         super().__init__(fabric, 0, folder, None, backend)
-        self._backend, self._reports = backend, list[BatchBegun | StepDone | PromptScored | BatchDone]()
+        self._backend = backend
+        self._reports = list[BatchBegun | StepDone | PromptScored | BatchDone | BatchFailed]()
 
     def carry_out_all(self, commands: Sequence[RunBatch]) -> list[list[ProducedToken]]:
         """The tokens of each batch."""
@@ -91,13 +92,13 @@ class OverlappingInstance(BareInstance):
             [
                 token
                 for report in self._reports
-                if report.batch_id == command.batch_id and not isinstance(report, BatchBegun | PromptScored)
+                if report.batch_id == command.batch_id and isinstance(report, StepDone | BatchDone)
                 for token in report.tokens
             ]
             for command in commands
         ]
 
-    def _send(self, report: BatchBegun | StepDone | PromptScored | BatchDone) -> None:
+    def _send(self, report: BatchBegun | StepDone | PromptScored | BatchDone | BatchFailed) -> None:
         self._reports.append(report)
         if isinstance(report, BatchDone):
             self._backend.story.append(report.batch_id)

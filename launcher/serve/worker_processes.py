@@ -1,0 +1,108 @@
+"""The worker processes of a server: started, watched, and started again when they are lost."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+
+from loong.core.instance import ElasticInstance
+from loong.core.placement import InstanceId
+from loong.executor.endpoints import WorkerId
+from loong.executor.recovery import Restarts
+from loong.executor.workers import WorkersExecutor
+from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
+from loong.worker.config import ENVIRONMENT, WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+_WORKER = "loong.worker.process"
+_LAST_WORDS_SECONDS = 0.3
+FIRST_DELAY_SECONDS = 0.5  # before the third start of an instance that is lost soon after each
+MAX_DELAY_SECONDS = 60.0
+STEADY_SECONDS = 10.0  # after its start, the loss of an instance is not held against it
+
+
+class WorkerProcesses:
+    """One process for each rank of each instance."""
+
+    def __init__(
+        self, config_of: Callable[[WorkerId, str], WorkerConfig], instances: tuple[ElasticInstance, ...]
+    ) -> None:
+        """`config_of` returns the configuration of a worker that takes commands at an endpoint."""
+        self._config_of = config_of
+        self._processes: dict[WorkerId, ChildProcess] = {}
+        self._commands: dict[WorkerId, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_starts: Counter[InstanceId] = Counter()
+        self._num_failures: Counter[InstanceId] = Counter()  # in a row
+        self._started_at: dict[InstanceId, float] = {}
+        self._executor: WorkersExecutor | None = None
+        self.restarts = Restarts(self._restart, instances)
+
+    def start(self, commands: Mapping[WorkerId, str], executor: WorkersExecutor) -> None:
+        """Start all workers, which take commands at these endpoints."""
+        self._commands, self._executor = dict(commands), executor
+        for worker_id, where in commands.items():
+            self._start(self._config_of(worker_id, where), executor)
+
+    def kill(self) -> None:
+        """Kill all that have not ended."""
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+
+    def forget(self) -> None:
+        """Watch no process any more, and start none again."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Wait until all have ended, which were told to."""
+        await asyncio.gather(*(stop(process) for process in self._processes.values()))
+
+    def _start(self, config: WorkerConfig, executor: WorkersExecutor) -> None:
+        worker_id = config.instance_id, config.tp_rank
+        process = ChildProcess(_WORKER, config, environment=ENVIRONMENT)
+        self._processes[worker_id] = process
+        self._started_at[config.instance_id] = asyncio.get_running_loop().time()
+        self._run(self._watch(process, worker_id, executor), executor)
+
+    async def _watch(self, process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
+        code = await process.wait()
+        await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
+        if self._processes[worker_id] is process:
+            executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
+
+    def _restart(self, instance_id: InstanceId) -> None:
+        """End what is left of an instance, and start it again."""
+        assert self._executor is not None, "it was started before"
+        self._run(self._start_again(instance_id, self._executor), self._executor)
+
+    async def _start_again(self, instance_id: InstanceId, executor: WorkersExecutor) -> None:
+        workers = {w: process for w, process in self._processes.items() if w[0] == instance_id}
+        for process in workers.values():
+            process.kill()  # a process that is stopped or hangs must not wake up later
+        for process in workers.values():
+            await process.wait()
+        await asyncio.sleep(self._delay(instance_id))
+        self._num_starts[instance_id] += 1
+        endpoints = {w: f"{self._commands[w]}-{self._num_starts[instance_id]}" for w in workers}
+        executor.expect(endpoints)
+        for worker_id, where in endpoints.items():
+            self._start(replace(self._config_of(worker_id, where), is_restarted=True), executor)
+
+    def _delay(self, instance_id: InstanceId) -> float:
+        """Return the seconds to wait before a start: more after each that did not last."""
+        if asyncio.get_running_loop().time() - self._started_at[instance_id] > STEADY_SECONDS:
+            self._num_failures[instance_id] = 0
+        num_failures = self._num_failures[instance_id]
+        self._num_failures[instance_id] += 1
+        return (
+            min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (num_failures - 1)) if num_failures else 0.0
+        )
+
+    def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> None:
+        task = guarded(work, executor.fail)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,128 @@
+"""What a lost instance makes void, until the workers that are left have let go of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from loong.core.events import InstanceLost
+from loong.core.instance import ElasticInstance, InstanceKind, home_instance_id
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.placement import InstanceId
+from loong.core.request import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How lost instances come back: `start` ends all processes of one and starts new ones.
+
+    `instances` are all that can join again, empty.
+    """
+
+    start: Callable[[InstanceId], None]
+    instances: tuple[ElasticInstance, ...]
+
+    def kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
+        """Return an instance and the host tier that its processes keep, if there is one."""
+        num_full = sum(instance.kind is InstanceKind.FULL for instance in self.instances)
+        return tuple(i for i in self.instances if home_instance_id(i.instance_id, num_full) == instance_id)
+
+
+class Recovery:
+    """The batches in flight that fail with a lost instance, and the losses to be reported.
+
+    A batch is void if a lost instance has a part in it, if a worker has left it before its end, or if an
+    earlier batch of one of its requests is void. A loss becomes an event only when all workers that are left
+    have left all void batches: then nothing writes into slots that are released because of it.
+    """
+
+    def __init__(self, has_left: Callable[[int], bool]) -> None:
+        """`has_left` returns whether all workers that are left are done with a void batch."""
+        self._has_left = has_left
+        self._in_flight: dict[int, RunBatch] = {}  # in the order of their ids
+        self._void: set[int] = set()  # of these
+        self._unreported: set[int] = set()  # void batches that are left, for the next event to name
+        self._requests: set[RequestId] = set()  # of void batches, until the engine has seen all losses
+        self._losses: dict[InstanceId, str] = {}  # reasons of losses that are no event yet
+        self._gone: set[InstanceId] = set()  # instances whose loss the engine has not seen
+        self._ever_void: set[int] = set()
+
+    def accepts(self, instruction: Instruction) -> bool:
+        """Return whether an instruction can be carried out; a batch that cannot is void."""
+        match instruction:
+            case RunBatch():
+                self._in_flight[instruction.batch_id] = instruction
+                if not self._gone and not self._void:
+                    return True
+                self._spread()
+                return instruction.batch_id not in self._void
+            case ExtendLease() | StopLease():
+                return instruction.batch_id not in self._ever_void
+            case MoveKV():
+                segment, destination_id = instruction.migration.segment, instruction.migration.destination_id
+                return self._gone.isdisjoint((segment.instance_id, destination_id))
+            case ReleaseKV():
+                return True
+
+    def end(self, batch_id: int) -> None:
+        """Forget a batch that has ended."""
+        self._in_flight.pop(batch_id, None)
+
+    def is_void(self, batch_id: int) -> bool:
+        """Return whether a batch is void, or was."""
+        return batch_id in self._ever_void
+
+    def is_pending(self, instance_id: InstanceId) -> bool:
+        """Return whether the loss of an instance is no event yet."""
+        return instance_id in self._losses
+
+    def fail(self, batch_id: int) -> None:
+        """Note that a worker has left a batch before its end."""
+        self._void.add(batch_id)
+        self._spread()
+
+    def lose(self, instance_id: InstanceId, reason: str) -> None:
+        """Note that an instance is lost."""
+        self._losses[instance_id] = reason
+        self._gone.add(instance_id)
+        self._spread()
+
+    def settle(self) -> tuple[list[int], dict[InstanceId, str]]:
+        """Return the void batches that are over and the losses that are events now; none while one is not."""
+        if not self._losses or not all(map(self._has_left, self._void)):
+            return [], {}
+        losses, self._losses = self._losses, {}
+        return self._close(self._void), losses
+
+    def reported(self, event: InstanceLost) -> InstanceLost:
+        """Return the event as the engine is to see it now, with all batches that are void."""
+        self._gone.discard(event.instance_id)
+        if not self._losses:  # nothing else reports what was refused since the loss
+            self._close({batch_id for batch_id in self._void if self._has_left(batch_id)})
+        void, self._unreported = self._unreported, set()
+        if self.is_over:
+            self._requests.clear()
+        return replace(event, void_batch_ids=tuple(sorted(void)))
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether workers may forget the failures that they have seen."""
+        return not self._void and not self._gone
+
+    def _close(self, void: set[int]) -> list[int]:
+        for batch_id in void:
+            del self._in_flight[batch_id]
+        self._unreported |= void
+        self._void = self._void - void
+        return sorted(void)
+
+    def _spread(self) -> None:
+        requests = self._requests
+        for batch_id, batch in self._in_flight.items():
+            request_ids = batch.plan.request_ids
+            if (
+                batch_id in self._void
+                or not self._gone.isdisjoint(batch.participant_ids)
+                or not requests.isdisjoint(request_ids)
+            ):
+                self._void.add(batch_id)
+                requests.update(request_ids)
+        self._ever_void |= self._void
