@@ -18,13 +18,13 @@ T = TypeVar("T", ModelShape, Coefficients)
 
 
 class _Format(msgspec.Struct, frozen=True):
-    """Of a file of any version."""
+    """The part that files of every version have."""
 
     format: int
 
 
 class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Relative errors of predictions of samples that the fit has not seen."""
+    """Relative errors of predictions for samples that the fit has not seen."""
 
     num_samples: int
     mean: float
@@ -33,7 +33,7 @@ class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tiles of attention a library is to compute: the fields of TileSizes."""
+    """The tiles of attention that a library is to compute: the fields of TileSizes."""
 
     square: int
     largest_square: int
@@ -48,11 +48,11 @@ class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `loong profile` found, and where and how.
+    """The result of `loong profile`, with the place and the way it was measured.
 
-    `undetermined` coefficients are a roofline's, since no sample told them. `ranges` is the least and the
-    greatest measured of each count of work; beyond it the model extrapolates. `repeat_spread` tells how quiet
-    the machine was: how much longer, relative, the median of a plan's times was than the quickest.
+    `undetermined` coefficients are a roofline's, since no sample determines them. `ranges` is the least and
+    the greatest measured of each count of work; beyond it the model extrapolates. `repeat_spread` says how
+    quiet the machine was: how much longer, relative, the median of a plan's times was than the fastest.
     `attention_tiles` were in use, and are to be, where the device has any.
     """
 
@@ -85,14 +85,14 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 )
 
     def cost_model(self, num_instances: int) -> WorkCostModel:
-        """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
+        """Return the cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
         device = DEVICES[self.device]
         graph_limits = cuda_graph_limits(ModelShape(**self.shape), device)
         coefficients = Coefficients(**self.coefficients)
         return WorkCostModel(coefficients, self.overlap, graph_limits, num_instances, device.lane)
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
-        """What of these greatest counts to come is beyond what was measured, in words."""
+        """Return a phrase for each of these greatest counts that exceeds the measured range."""
         return [
             f"{name} may reach {value:,.0f}, but at most {self.ranges[name][1]:,.0f} was measured"
             for name, value in greatest.items()
@@ -146,7 +146,7 @@ def _check_names(path: Path, where: str, values: Mapping[str, object], kind: typ
 
 
 def _fit(tiles: AttentionTiles) -> bool:
-    """Whether the sizes are multiples of one another as TileSizes has them."""
+    """Return whether the sizes are multiples of one another, as TileSizes requires."""
     if min(msgspec.structs.astuple(tiles)) < 1:
         return False
     pairs = (
