@@ -22,6 +22,7 @@ from loong.scheduler.esp import plan_esp
 from loong.scheduler.esp_disaggregated import max_tokens_of_parts, plan_esp_disaggregated
 from loong.scheduler.esp_fixed import plan_esp_fixed
 from loong.scheduler.esp_paper import plan_esp_paper
+from loong.scheduler.esp_served import max_tokens_of_halves, plan_esp_served
 from loong.scheduler.extensions import extending
 from loong.scheduler.fixed_groups import memory_in_use, one_group, one_per_instance
 from loong.scheduler.program import warm_up
@@ -38,6 +39,10 @@ def _all_pools(pools: Pools, _config: PolicyConfig) -> int:
 
 def _largest_pool(pools: Pools, _config: PolicyConfig) -> int:
     return max(pools.values())
+
+
+def _halves(pools: Pools, _config: PolicyConfig, *, size: int | None = None) -> int:
+    return max_tokens_of_halves(pools, size)
 
 
 def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
@@ -72,6 +77,7 @@ POLICIES: dict[str, PolicyKind] = {
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
+    "esp-served": PolicyKind(plan_esp_served, _halves, min_instances=2),
     "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{
@@ -81,27 +87,29 @@ POLICIES: dict[str, PolicyKind] = {
 }
 
 
-FIXED = "esp-fixed-"
-NAMES = (*POLICIES, f"{FIXED}N")
+FIXED, SERVED = "esp-fixed-", "esp-served-"
+NAMES = (*POLICIES, f"{FIXED}N", f"{SERVED}N")
 """All names, for help and errors; N is any whole number above 0."""
 
 
 def policy_kind(name: str) -> PolicyKind:
-    """Return the policy called `name`, one of `POLICIES` or `esp-fixed-N`.
+    """Return the policy called `name`, one of `POLICIES`, `esp-fixed-N` or `esp-served-N`.
 
     Raises:
         ConfigError: there is none.
     """
     if name in POLICIES:
         return POLICIES[name]
-    number = name.removeprefix(FIXED)
-    if not (name.startswith(FIXED) and fullmatch("[1-9][0-9]{0,5}", number)):
+    if (found := fullmatch(f"({FIXED}|{SERVED})([1-9][0-9]{{0,5}})", name)) is None:
         raise ConfigError(f"policy must be one of {', '.join(NAMES)}, but is {name!r}")
-    return _fixed_kind(int(number))
+    return _sized_kind(found[1], int(found[2]))
 
 
 @cache
-def _fixed_kind(size: int) -> PolicyKind:
+def _sized_kind(family: str, size: int) -> PolicyKind:
+    if family == SERVED:
+        plan, tokens = partial(plan_esp_served, size=size), partial(_halves, size=size)
+        return PolicyKind(plan, tokens, min_instances=2)
     return PolicyKind(partial(plan_esp_fixed, size=size), partial(_largest_group, size=size), group_size=size)
 
 
