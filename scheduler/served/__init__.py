@@ -1,1 +1,1 @@
-"""Decodes on few instances that read KV where it was computed: the policies `esp-served` and `esp-served-N`."""
+"""`esp-served` and `esp-served-N`: decodes on few instances that read KV where it was computed."""
