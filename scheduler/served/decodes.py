@@ -6,7 +6,7 @@ The other instances serve that KV while they compute prompts, so nothing moves.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import WorkCount
@@ -69,12 +69,14 @@ class ServedDecodes:
     def instance_ids(self) -> tuple[InstanceId, ...]:
         """The last instances, as few as meet all TPOT targets and have room for all tokens to come.
 
-        At least one, and at most half of all, where it takes the number with the shortest step.
+        At least one and at most half of all. Where no number leaves a margin, the fewest that meet them
+        without one, or else the fewest.
         """
         able = [number for number in self._numbers if self._has_room(number)] or [self._numbers[-1]]
-        within = (number for number in able if self._step_seconds(number) <= self._budget)
-        number = next(within, None) or min(able, key=self._step_seconds)
-        return self._last(number)
+        target = min((target_tpot(view, self.config) for view in self.all_views), default=inf)
+        budgets = (TPOT_MARGIN * target, target)
+        enough = (k for budget in budgets for k in able if self._step_seconds(k) <= budget)
+        return self._last(next(enough, able[0]))
 
     def lease(self) -> BatchPlan | None:
         """Return a lease of those that have room, on instances that are idle; None if there is none."""
@@ -130,10 +132,6 @@ class ServedDecodes:
     @cached_property
     def _numbers(self) -> range:
         return range(1, max(1, len(self.snapshot.pools) // 2) + 1)
-
-    @cached_property
-    def _budget(self) -> float:
-        return TPOT_MARGIN * min((target_tpot(v, self.config) for v in self.all_views), default=1.0)
 
     @cached_property
     def _seconds(self) -> dict[int, float]:

@@ -18,7 +18,8 @@ SEEDS = range(6)
 
 
 def total(work: StepWork) -> InstanceWork:
-    return InstanceWork(*map(sum, zip(*map(astuple, work.instances.values()), strict=True)))
+    parts = (*work.instances.values(), *work.holders.values())
+    return InstanceWork(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 def num_new(batch: BatchPlan, request_id: RequestId) -> int:
