@@ -18,7 +18,7 @@ from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import SingleDevice
 from loong.model.transformer import Decoder
-from loong.worker.kv_pool import KVPool
+from loong.worker.kv.pool import KVPool
 
 
 class LaneModel:

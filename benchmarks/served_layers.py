@@ -11,8 +11,8 @@ from sm_lanes import Lane, Replay, captured, cuts_of
 from torch import Tensor
 
 from loong.kernels import Partial, gpu
+from loong.kernels.exchange.signals import now
 from loong.kernels.reference import attend_slots
-from loong.kernels.signals import now
 from loong.kernels.slots import SlotLists
 from loong.model.config import ModelConfig
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import smid
 
 from loong.kernels import Partial, gpu
-from loong.kernels.signals import now
+from loong.kernels.exchange.signals import now
 from loong.model.cuda_device import CudaDevice
 
 MAX_STAMPS = 1 << 20

@@ -8,14 +8,14 @@ from math import log
 from statistics import median
 from time import monotonic
 
-from loong.core.idle_tracker import IDLE_SECONDS
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.profile.measure import Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster, TimedExecutor
 from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
-from loong.scheduler.calibration import mean_error
-from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.fit import BatchSample, fit
+from loong.scheduler.cost.calibration import mean_error
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.fit import BatchSample, fit
+from loong.scheduler.cost.idle_tracker import IDLE_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from math import inf
 from random import Random
 from typing import TypeAlias, assert_never
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchEndPredicted,
@@ -21,16 +21,16 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
-from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
 from loong.executor.batch_queue import BatchQueue
 from loong.executor.held_instructions import HeldInstructions
 from loong.executor.lease_work import LeaseWork
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
+from loong.scheduler.cost.idle_tracker import IdleTracker
 
 HIDDEN_SHARE = 0.5  # of what it takes to tell a batch, that is over by then if another ran for as long
 

@@ -19,8 +19,8 @@ from loong.core.events import (
 )
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
-from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import BatchPlan
+from loong.executor.lookahead import LookaheadMargin
 from loong.wire import (
     BatchBegun,
     BatchDone,

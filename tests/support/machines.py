@@ -1,7 +1,7 @@
 """Cost models for tests of policies: of two machines, and one that charges for everything."""
 
-from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
+from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
+from loong.scheduler.cost.roofline import DEVICES, ModelShape, kv_capacity, roofline
 
 # The sizes of an 8-billion-parameter Llama 3.
 SHAPE = ModelShape(

@@ -3,13 +3,13 @@ from dataclasses import asdict
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.cost_model_file import FORMAT, CostModelFile
-from loong.launcher.memory import MAX_AUTO_TOKENS
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.cost_model_file import FORMAT, CostModelFile
+from loong.launcher.hardware.model_shape import shape_of
+from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import SHAPES
 from loong.model.tiny import CONFIG
-from loong.scheduler.cost_model import Coefficients
+from loong.scheduler.cost.cost_model import Coefficients
 
 LLAMA = shape_of(SHAPES["llama-3.1-8b"])
 
