@@ -16,6 +16,7 @@ from real_run import served
 
 from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
+from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
@@ -119,9 +120,9 @@ class KeptWorkers:
 
 
 @asynccontextmanager
-async def kept_workers(config: ClusterConfig) -> AsyncIterator[KeptWorkers]:
-    """Start workers, and end them."""
-    async with local_workers(config) as executor:
+async def kept_workers(config: ClusterConfig, lookahead: LookaheadMargin) -> AsyncIterator[KeptWorkers]:
+    """Start workers whose ends of batches are predicted by `lookahead`, and end them."""
+    async with local_workers(config, lookahead) as executor:
         yield KeptWorkers(config, executor)
 
 

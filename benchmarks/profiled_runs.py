@@ -123,8 +123,8 @@ class ProfiledRuns:
 async def profiled_runs(args: argparse.Namespace) -> AsyncIterator[ProfiledRuns]:
     """Start the workers that the flags name, and end them."""
     cluster, model = chosen_workers(args)
-    async with local_workers(cluster) as executor:
-        yield ProfiledRuns(ProfiledCluster(cluster.instances, executor), model)
+    async with local_workers(cluster, model.host.lookahead) as executor:
+        yield ProfiledRuns(ProfiledCluster(cluster.instances, executor, model.host.idle), model)
 
 
 def dops_up_to(num_instances: int) -> list[int]:

@@ -305,7 +305,7 @@ async def run_all(
 ) -> None:
     """Take policies off the list as they are run on the same workers, until one fails."""
     config, model = chosen_workers(args, left[0][1])
-    async with kept_workers(config) as kept:
+    async with kept_workers(config, model.host.lookahead) as kept:
         while left:
             traffic, policy = left.pop(0)
             room = admissible_tokens(policy, config.instances)

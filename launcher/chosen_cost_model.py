@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from loong.launcher.cost_model_file import read_cost_model
+from loong.launcher.devices import DEVICES
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.roofline import DEVICES, ModelShape, roofline
+from loong.scheduler.roofline import ModelShape, roofline
 
 logger = logging.getLogger(__name__)
 

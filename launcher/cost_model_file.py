@@ -8,13 +8,15 @@ from typing import TypeVar
 
 import msgspec
 
+from loong.core.cost_model import HostTimes
+from loong.core.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.roofline import DEVICES, ModelShape, cuda_graph_limits
+from loong.scheduler.roofline import ModelShape, cuda_graph_limits
 
-FORMAT = 6
+FORMAT = 7
 
-T = TypeVar("T", ModelShape, Coefficients)
+T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes)
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -48,12 +50,13 @@ class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `loong profile` found, and where and how.
+    """The result of `loong profile`: costs, and the machine and the model that they are of.
 
-    `undetermined` coefficients are a roofline's, since no sample told them. `ranges` is the least and the
-    greatest measured of each count of work; beyond it the model extrapolates. `repeat_spread` tells how quiet
-    the machine was: how much longer, relative, the median of a plan's times was than the quickest.
-    `attention_tiles` were in use, and are to be, where the device has any.
+    `undetermined` coefficients are a roofline's, since no sample determines them. `graph_limits` (the fields
+    of `CudaGraphLimits`, for any shape) and `host` (those of `HostTimes`) are the device's, not measured.
+    `ranges` is the least and the greatest measured of each count of work; beyond it the model extrapolates.
+    `repeat_spread` tells how quiet the machine was: how much longer, relative, the median of a plan's times
+    was than the quickest. `attention_tiles` were in use, and are to be, where the device has any.
     """
 
     format: int
@@ -68,6 +71,8 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     coefficients: dict[str, float]
     overlap: float
     undetermined: list[str]
+    graph_limits: dict[str, int]
+    host: dict[str, float]
     ranges: dict[str, tuple[float, float]]
     repeat_spread: float
     errors: dict[str, Errors]
@@ -86,8 +91,10 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def cost_model(self, num_instances: int) -> WorkCostModel:
         """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
-        graph_limits = cuda_graph_limits(ModelShape(**self.shape), DEVICES[self.device])
-        return WorkCostModel(Coefficients(**self.coefficients), self.overlap, graph_limits, num_instances)
+        limits = cuda_graph_limits(ModelShape(**self.shape), CudaGraphLimits(**self.graph_limits))
+        return WorkCostModel(
+            Coefficients(**self.coefficients), self.overlap, limits, num_instances, HostTimes(**self.host)
+        )
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
         """What of these greatest counts to come is beyond what was measured, in words."""
@@ -124,7 +131,10 @@ def read_cost_model(path: Path) -> CostModelFile:
         raise ConfigError(f"{path} is no cost model that this version can read: {error}") from error
     _check_names(path, "shape", file.shape, ModelShape)
     _check_names(path, "coefficients", file.coefficients, Coefficients)
-    for name, value in (*file.coefficients.items(), ("overlap", file.overlap)):
+    _check_names(path, "graph_limits", file.graph_limits, CudaGraphLimits)
+    _check_names(path, "host", file.host, HostTimes)
+    numbers = {**file.coefficients, **file.graph_limits, **file.host, "overlap": file.overlap}
+    for name, value in numbers.items():
         if not (isfinite(value) and value >= 0):
             raise ConfigError(f"{path}: {name} must be at least 0, but is {value}")
     if (tiles := file.attention_tiles) is not None and not _fit(tiles):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from loong.core.errors import ConfigError
+from loong.launcher.devices import DEVICES
 from loong.launcher.machine import output_of
-from loong.scheduler.roofline import DEVICES
 
 MIB = 2**20
 

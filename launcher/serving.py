@@ -122,9 +122,10 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     cluster = replace(
         config.cluster,
         attention_tiles=chosen_tiles(config.cost_model),
+        graph_limits=prior.graph_limits,
         log_format=config.log_format,
     )
-    async with local_workers(cluster) as executor:
+    async with local_workers(cluster, prior.host.lookahead) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
         base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)

@@ -3,7 +3,7 @@
 from dataclasses import astuple, dataclass, replace
 from math import hypot
 
-from loong.core.cost_model import PrefillTerms
+from loong.core.cost_model import HostTimes, PrefillTerms
 from loong.core.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.core.work import InstanceWork, Phase, StepWork
@@ -47,6 +47,10 @@ class Coefficients:
     offloaded_key: float = 1e-6  # a key and value moved to or from a host tier
 
 
+# Round numbers to try things with, as the defaults of `Coefficients` are.
+DEFAULT_HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead_request=130e-6)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkCostModel:
     """A step takes what binds its group and then as long as its busiest instance.
@@ -54,13 +58,14 @@ class WorkCostModel:
     `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
     goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `graph_limits`
     start none one by one, and all their KV travels before it is attended. Instances from `first_host_tier_id`
-    on are host tiers.
+    on are host tiers. `host` has the times of engine and workers.
     """
 
     coefficients: Coefficients = Coefficients()
     overlap: float = 0.0
     graph_limits: CudaGraphLimits = NO_GRAPHS
     first_host_tier_id: InstanceId | None = None
+    host: HostTimes = DEFAULT_HOST
 
     def scaled(self, factor: float) -> "WorkCostModel":
         """Return the model of an instance that takes `factor` times as long for everything."""

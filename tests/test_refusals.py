@@ -15,7 +15,6 @@ from loong.core.cluster_state import ClusterState
 from loong.core.cost_model import CostModel
 from loong.core.errors import InvalidPlanError
 from loong.core.events import Event, TokensProduced
-from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan, Preemption
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
@@ -26,7 +25,7 @@ from loong.recording.reader import read_recording
 from loong.recording.refused import MAX_FILES, RefusedPlans
 from loong.refusals import Refusals
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost_model import DEFAULT_HOST, WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
 from loong.scheduling import Scheduling
 
@@ -81,7 +80,7 @@ def run(spoil: Spoil, requests: list[Request], folder: Path) -> tuple[dict[str, 
 async def drain(
     policy: Policy, requests: list[Request], refusals: Refusals
 ) -> tuple[dict[str, int], dict[str, str]]:
-    executor = SimulatedExecutor(SETTING.cost_model, requests, lookahead=LookaheadMargin())
+    executor = SimulatedExecutor(SETTING.cost_model, requests, lookahead=DEFAULT_HOST.lookahead)
     state, failures = ClusterState(SETTING.instances), Failures()
     num_tokens: dict[str, int] = {}
     scheduling = Scheduling(state, policy, SETTING.cost_model, executor, (failures,), refusals)

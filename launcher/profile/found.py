@@ -12,6 +12,7 @@ import torch
 import loong
 from loong.core.work import InstanceWork
 from loong.launcher.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
+from loong.launcher.devices import DEVICES
 from loong.launcher.machine import machine_facts
 from loong.launcher.profile.measure import Measured
 from loong.scheduler.cost_model import WorkCostModel
@@ -68,6 +69,8 @@ def found(
         coefficients={n: _rounded(v) for n, v in asdict(result.model.coefficients).items()},
         overlap=result.model.overlap,
         undetermined=list(result.undetermined),
+        graph_limits=asdict(DEVICES[instances.device].graph_limits),
+        host=asdict(result.model.host),
         ranges=ranges(m.sample for m in measured),
         repeat_spread=round(median(m.spread for m in measured), 4),
         errors=error_table(result, held_out),

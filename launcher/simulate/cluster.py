@@ -8,12 +8,13 @@ from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.work import InstanceWork
 from loong.launcher.cost_model_file import CostModelFile
+from loong.launcher.devices import DEVICES
 from loong.launcher.memory import MAX_AUTO_TOKENS
 from loong.launcher.policy_flags import named_kind
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import DEFAULT_CONFIG, admissible_tokens
-from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
+from loong.scheduler.roofline import ModelShape, kv_capacity, roofline
 from loong.workloads.backlog import WorkOf
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.slo import PrefillTime

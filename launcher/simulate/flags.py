@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from loong.launcher.devices import DEVICES
 from loong.launcher.flags import (
     add_class_flag,
     add_goal_flags,
@@ -19,7 +20,6 @@ from loong.launcher.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.launcher.simulate.config import DEFAULT_DURATION, MIN_REQUESTS
 from loong.model.shapes import SHAPES
-from loong.scheduler.roofline import DEVICES
 from loong.workloads.slo import RULE_NAMES
 
 DEFAULT_SLO = "tight"

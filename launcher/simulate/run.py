@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import chain, takewhile
 
 from loong.core.cluster_state import ClusterState
-from loong.core.lookahead import LookaheadMargin
 from loong.core.request import SLO, Request, RequestId, SamplingParams
 from loong.core.snapshot import ClusterStats
 from loong.executor.processors import Processors
@@ -75,7 +74,7 @@ def simulate(
         processors=Processors(host.num_cores, cluster.instances[0].tp_size),
         plan_time=host.plan_time,
         noise=host.noise,
-        lookahead=LookaheadMargin(),
+        lookahead=cluster.cost_model.host.lookahead,
     )
     scheduling = Scheduling(state, policy, cluster.cost_model, executor, observers)
     asyncio.run(_drain(scheduling, watch))

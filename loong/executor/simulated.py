@@ -116,7 +116,7 @@ class SimulatedExecutor:
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
-        self._idle_tracker = IdleTracker()
+        self._idle_tracker = IdleTracker(cost_model.host.idle)
         self._running: dict[int, _Running] = {}
         self._migrations: dict[int, KVMigration] = {}
         self._due: list[tuple[float, int, Event | _Instructions]] = []

@@ -19,14 +19,14 @@ from loong.core.events import (
 )
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch
-from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, Failure, IterationPlan, Preemption
 from loong.core.request import FinishReason, Request, RequestId, RequestView, SamplingParams
+from loong.scheduler.cost_model import DEFAULT_HOST
 
 PROMPT = (50, 51, 52, 53)
 CAPACITY = 40
-MARGIN = LookaheadMargin()
+MARGIN = DEFAULT_HOST.lookahead
 
 
 def cluster(*request_ids: RequestId, max_tokens: int = 8, num_choices: int = 1) -> ClusterState:

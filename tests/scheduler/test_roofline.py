@@ -12,8 +12,9 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.core.work import step_work
+from loong.launcher.devices import DEVICES
 from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
+from loong.scheduler.roofline import ModelShape, kv_capacity, roofline
 from loong.scheduler.striping import batch_of, decode_part, striped_part
 
 LLAMA_8B = ModelShape(

@@ -22,7 +22,7 @@ from loong.decision_log.log import DecisionLog
 from loong.executor.simulated import SimulatedExecutor
 from loong.recording.lines import planned_line
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost_model import DEFAULT_HOST, WorkCostModel
 from loong.scheduler.policy import Policy, admissible_tokens, make_policy, policy_kind
 from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduling import Scheduling
@@ -107,7 +107,7 @@ def recorded_run(
         incidents,
         plan_time=plan_time,
         noise=noise,
-        lookahead=lookahead or LookaheadMargin(),
+        lookahead=lookahead or DEFAULT_HOST.lookahead,
     )
     chosen = make_policy(policy, PolicyConfig(lease_steps=16)) if isinstance(policy, str) else policy
     model = RecalibratedCostModel(recalibration)
