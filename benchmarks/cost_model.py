@@ -23,23 +23,23 @@ from real_run import add_run_flags, chosen_load, chosen_workers, served
 from result import print_result, script_parser
 from same_batches import NotingExecutor, repeated
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished, Event
-from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
+from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.profile.measure import batch_sample
-from loong.scheduler.calibration import Calibration, kind_of
+from loong.launcher.serve.local import ClusterConfig, local_workers
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.calibration import Calibration, kind_of
+from loong.scheduler.cost.idle_tracker import IdleTracker
 from loong.scheduler.policy import Policy, make_policy
-from loong.scheduling import Scheduling
-from loong.workloads.report import table
+from loong.state.cluster_state import ClusterState
+from loong.workloads.report.report import table
 from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
 
 CEILING = 0.10

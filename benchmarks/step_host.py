@@ -26,17 +26,17 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId, Placement, striped
 from loong.core.plan import QueryBlock, Transfer
 from loong.core.request import SamplingParams
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
-from loong.launcher.devices import DEVICES
+from loong.launcher.hardware.devices import DEVICES
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard
 from loong.model.transformer import Decoder
-from loong.scheduler.striping import RequestPart, batch_of
+from loong.scheduler.common.striping import RequestPart, batch_of
 from loong.wire import decode_command, encode
 from loong.worker.backend import CpuBackend
-from loong.worker.kv_pool import KVPool
-from loong.worker.lease_ends import LeaseEnds
+from loong.worker.batches.lease_ends import LeaseEnds
+from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
 
 NUM_STEPS, NUM_FIRST = 60, 10  # of which the first do not count

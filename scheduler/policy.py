@@ -6,25 +6,25 @@ from functools import cache, partial
 from re import fullmatch
 from typing import TypeAlias
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.decision import Decision, DecisionKind
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import Failure, IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.scheduler.ablations import ABLATIONS
-from loong.scheduler.baselines import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
-from loong.scheduler.cluster_parts import groups_of
+from loong.scheduler.baselines.disaggregated import max_tokens_moved, plan_disaggregated
+from loong.scheduler.baselines.esp_disaggregated import max_tokens_of_parts, plan_esp_disaggregated
+from loong.scheduler.baselines.esp_fixed import plan_esp_fixed
+from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one_per_instance
+from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
+from loong.scheduler.common.batching_program import warm_up
+from loong.scheduler.common.cluster_parts import groups_of
+from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.disaggregated import max_tokens_moved, plan_disaggregated
-from loong.scheduler.esp import plan_esp
-from loong.scheduler.esp_disaggregated import max_tokens_of_parts, plan_esp_disaggregated
-from loong.scheduler.esp_fixed import plan_esp_fixed
-from loong.scheduler.esp_paper import plan_esp_paper
-from loong.scheduler.extensions import extending
-from loong.scheduler.fixed_groups import memory_in_use, one_group, one_per_instance
-from loong.scheduler.program import warm_up
+from loong.scheduler.esp.ablations import ABLATIONS
+from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.paper.policy import plan_esp_paper
 
 DEFAULT_CONFIG = PolicyConfig()
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.child import config_line, config_of
-from loong.launcher.child_processes import ChildProcess, signal_children
+from loong.launcher.serve.child_processes import ChildProcess, signal_children
 
 SUPPORT = Path(__file__).parent / "support"
 PATHS = st.binary().map(lambda name: name.decode(errors="surrogateescape"))

@@ -30,7 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the lists and return 0."""
-    from loong.launcher.models.listing import list_models  # imports torch, which `--help` can do without
+    from loong.launcher.models.listing import list_models  # takes a moment, which `--help` can do without
 
     found = list_models()
     print(msgspec.json.encode(found).decode() if args.json else _reported(found))

@@ -10,6 +10,7 @@ from loong.launcher.models.hub import fetch_from_hub, is_hub_name
 from loong.launcher.models.packaged import PACKAGED, fetch_model
 from loong.launcher.parser import meant
 from loong.model.shapes import SHAPES, find_config
+from loong.model.tiny import tiny_model
 
 TINY: Final = "loong-tiny"
 
@@ -36,8 +37,6 @@ def find_source(name: str | None, load_format: str, revision: str | None = None)
     if revision is not None and (name is None or Path(name).exists() or not is_hub_name(name)):
         raise ConfigError(f"--revision {revision} is for models of the hub, such as ORG/NAME, not for {name}")
     if name is None or name == TINY or (load_format == "dummy" and name in SHAPES):
-        from loong.model.tiny import tiny_model  # imports torch
-
         folder = tiny_model(cache_folder())
         is_shape = name in SHAPES
         return ModelSource(name or TINY, name if name is not None and is_shape else str(folder), folder)

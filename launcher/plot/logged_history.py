@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, RequestSpan
 from loong.core.instance import ESPGroup
-from loong.core.request_spans import RequestSpan
-from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
-from loong.decision_log.lines import (
+from loong.observability.decision_log.lines import (
     ArrivedLine,
     BatchEndedLine,
     BatchStartedLine,
@@ -19,8 +18,8 @@ from loong.decision_log.lines import (
     MigrationEndedLine,
     PlannedLine,
 )
-from loong.decision_log.reader import read_log
-from loong.decision_log.runs import RequestRun, RequestRuns
+from loong.observability.decision_log.reader import read_log
+from loong.observability.decision_log.runs import RequestRun, RequestRuns
 
 
 def history_of_log(path: Path) -> ClusterHistory:

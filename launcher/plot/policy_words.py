@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from loong.workloads.plot_style import FIXED_GROUPS
+from loong.workloads.plots.style import FIXED_GROUPS
 
 POLICY_WORDS = {
     "esp": "groups of instances grow and shrink at every step, by deadline",

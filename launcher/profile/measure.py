@@ -10,15 +10,15 @@ from random import Random
 from statistics import median
 from time import monotonic
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
+from loong.core.cost.work import batch_work
 from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
-from loong.core.work import batch_work
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.scenarios import BATCH_KINDS, KINDS, Limits, Scenario, ScenarioGenerator
-from loong.scheduler.fit import BatchSample, MigrationSample, Sample
+from loong.scheduler.cost.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 3  # enough for a median; more scenarios tell coefficients apart better than more of each
 PAUSE = 0.004  # seconds before a plan, as a server has some between plans

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
-from loong.core.cluster_state import ClusterState
 from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchFinished,
@@ -13,13 +12,14 @@ from loong.core.events import (
     RequestAborted,
     RequestArrived,
 )
-from loong.core.idle_tracker import IdleTracker
 from loong.core.instance import ElasticInstance, ESPGroup
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId, RequestView, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.executor.protocol import Executor
+from loong.scheduler.cost.idle_tracker import IdleTracker
+from loong.state.cluster_state import ClusterState
 from loong.workloads.request import SMALLEST_VOCABULARY
 
 MAX_TOKENS = 1_000_000  # of output: no request ends by itself

@@ -12,9 +12,9 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.profile.measure import Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster, TimedExecutor
 from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
-from loong.scheduler.calibration import mean_error
-from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.fit import BatchSample, fit
+from loong.scheduler.cost.calibration import mean_error
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.fit import BatchSample, fit
 
 logger = logging.getLogger(__name__)
 

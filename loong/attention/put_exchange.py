@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loong.attention.exchange import QueryExchange, QueryRouting, StepExchange
-from loong.fabric.arena import Arena, Clock
+from loong.fabric.memory.arena import Arena, Clock
 from loong.kernels import Partial
-from loong.kernels.mailbox import Mailbox, Peers, await_members
-from loong.kernels.row_exchange import RowExchange, RowPeers
+from loong.kernels.exchange.mailbox import Mailbox, Peers, await_members
+from loong.kernels.exchange.row_exchange import RowExchange, RowPeers
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
+from loong.core.cost.work import InstanceWork, StepWork, step_work
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
-from loong.core.work import InstanceWork, StepWork, step_work
 
 _COUNTS = tuple(field.name for field in fields(InstanceWork))
 
@@ -35,10 +35,16 @@ class LeaseWork:
     def leave(self, request_id: RequestId) -> None:
         """Go on without a request of the lease."""
         alone = replace(self._plan, queries=self._plan.blocks_of(request_id), writes=())
-        for instance_id, less in step_work(alone, self._placements).instances.items():
-            work = self.step.instances[instance_id]
+        alone_work = step_work(alone, self._placements)
+        parts = [(self.step.instances[i], less) for i, less in alone_work.instances.items()]
+        leader = alone_work.instances[self._plan.group.leader_id]
+        for i, work in self.step.holders.items():
+            laid_out = InstanceWork(leader.num_requests, leader.num_segments)
+            parts.append((work, alone_work.holders.get(i, laid_out)))
+        for work, less in parts:
             less.num_decode_keys += less.num_blocks * self._num_steps_taken
             for name in _COUNTS:
                 setattr(work, name, getattr(work, name) - getattr(less, name))
         has_exchange = any(work.num_sent_queries for work in self.step.instances.values())
-        self.step = replace(self.step, has_exchange=has_exchange)
+        holders = {i: work for i, work in self.step.holders.items() if work.num_attends}
+        self.step = replace(self.step, has_exchange=has_exchange, holders=holders)

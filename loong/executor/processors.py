@@ -17,6 +17,7 @@ class Processors:
     def __init__(self, num_cores: float = inf, processes_per_instance: int = 1) -> None:
         self._num_cores, self._processes_per_instance = num_cores, processes_per_instance
         self._steps: list[tuple[float, int, int, int]] = []  # service at its end, order, batch, processes
+        self._delays: dict[int, float] = {}  # of service, that steps need besides, by their batches
         self._order = count()
         self._num_busy = 0
         self._rate = 1.0  # of service, in proportion to time
@@ -30,6 +31,11 @@ class Processors:
         heapq.heappush(self._steps, (now - self._lag + seconds, next(self._order), batch_id, num_processes))
         self._see_next_end()
 
+    def delay(self, batch_id: int, seconds: float) -> None:
+        """Let the step of a batch take so many seconds more."""
+        self._delays[batch_id] = self._delays.get(batch_id, 0.0) + seconds
+        self._see_next_end()
+
     def end(self) -> int:
         """Take out the step that ends next; returns its batch."""
         _, _, batch_id, num_processes = heapq.heappop(self._steps)
@@ -41,10 +47,14 @@ class Processors:
         """Take out the step of a batch that will not end."""
         self._serve_until(now, -sum(processes for *_, batch, processes in self._steps if batch == batch_id))
         self._steps = [step for step in self._steps if step[2] != batch_id]
+        self._delays.pop(batch_id, None)
         heapq.heapify(self._steps)
         self._see_next_end()
 
     def _see_next_end(self) -> None:
+        while self._steps and (delay := self._delays.pop(self._steps[0][2], 0.0)):
+            service_at_end, order, batch_id, num_processes = self._steps[0]
+            heapq.heapreplace(self._steps, (service_at_end + delay, order, batch_id, num_processes))
         if not self._steps:
             self.next_end = inf
             return

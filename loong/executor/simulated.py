@@ -8,7 +8,7 @@ from math import inf
 from random import Random
 from typing import TypeAlias, assert_never
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchEndPredicted,
@@ -21,16 +21,16 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
-from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
 from loong.executor.batch_queue import BatchQueue
 from loong.executor.held_instructions import HeldInstructions
 from loong.executor.lease_work import LeaseWork
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
+from loong.scheduler.cost.idle_tracker import IdleTracker
 
 HIDDEN_SHARE = 0.5  # of what it takes to tell a batch, that is over by then if another ran for as long
 
@@ -93,7 +93,7 @@ class SimulatedExecutor:
     as the cost model says, but for `noise`: the standard deviation of the logarithm of a factor that is drawn
     for each batch, whose median is 1. Ends are predicted by `lookahead` before they are predicted to come;
     without it, none is. What is told while another batch runs takes less, by up to `HIDDEN_SHARE` of telling
-    it.
+    it. A step that instances outside its group serve delays the steps that run there.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class SimulatedExecutor:
         self._processors = processors or Processors()
         self._idle_tracker = IdleTracker(cost_model.host.idle)
         self._running: dict[int, _Running] = {}
+        self._computing: dict[InstanceId, int] = {}  # the batch that each instance is a member of
         self._migrations: dict[int, KVMigration] = {}
         self._due: list[tuple[float, int, Event | _Instructions]] = []
         self._order = count()
@@ -243,6 +244,7 @@ class SimulatedExecutor:
         plan = running.plan
         starts_idle = self._idle_tracker.were_idle(plan.group.instance_ids, self._now)
         running.work = LeaseWork(plan, running.placements, starts_idle=starts_idle)
+        self._computing.update(dict.fromkeys(plan.group.instance_ids, batch_id))
         self._schedule(self._now, BatchStarted(self._now, batch_id))
         self._start_step(batch_id, running, self._hidden(running))
         if (
@@ -253,6 +255,7 @@ class SimulatedExecutor:
 
     def _end_batch(self, batch_id: int) -> None:
         """Let all go on that waited for a batch that has ended, or never will."""
+        self._computing = {i: computed for i, computed in self._computing.items() if computed != batch_id}
         for instruction in self._held_instructions.end(batch_id):
             self._do(instruction)
         self._held_instructions.forget(batch_id)
@@ -268,8 +271,12 @@ class SimulatedExecutor:
         return min(waited, HIDDEN_SHARE * (step_time(first) - step_time(replace(first, is_first=False))))
 
     def _start_step(self, batch_id: int, running: _Running, hidden: float = 0.0) -> None:
-        seconds = running.slowness * (self._cost_model.step_time(running.work.step) - hidden)
+        step = running.work.step
+        seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
+        for instance_id, work in step.holders.items():
+            if (delayed_id := self._computing.get(instance_id)) is not None:
+                self._processors.delay(delayed_id, self._cost_model.served_time(work, seconds))
 
     def _end_step(self, batch_id: int) -> TokensProduced:
         """Tell the tokens of a step; begin the next at once, or finish the batch."""

@@ -3,15 +3,12 @@
 from pathlib import Path
 
 import msgspec
-import torch
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from loong.model.config import ModelConfig
 from loong.model.made_once import made_once
-from loong.model.parameters import LM_HEAD, expected_shapes
 from loong.model.rope_config import DefaultRope
-from loong.model.weights import RandomTensors
+from loong.model.tensor_shapes import LM_HEAD, expected_shapes
 
 SPECIAL_TOKENS = (
     "<|bos|>", "<|eos|>", "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>",
@@ -82,6 +79,11 @@ def _write_config(folder: Path) -> None:
 
 
 def _write_weights(folder: Path) -> None:
+    import torch  # not at the top: processes that only name the model start without it
+    from safetensors.torch import save_file
+
+    from loong.model.weights import RandomTensors
+
     source = RandomTensors(expected_shapes(CONFIG), _SEED, torch.float32, torch.device("cpu"))
     tensors = {name: source.read(name) for name in source.shapes}
     for name, tensor in tensors.items():

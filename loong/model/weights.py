@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from loong.core.errors import ConfigError
-from loong.model.parameters import Parameters, assemble, expected_shapes
+from loong.model.parameters import Parameters, assemble
 from loong.model.tensor_parallel import Shard
+from loong.model.tensor_shapes import expected_shapes
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 

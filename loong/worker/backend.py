@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange
-from loong.core.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.sockets import SocketFabric
 from loong.kernels import reference_draw
-from loong.kernels.draw_params import DrawParams
+from loong.kernels.sampling.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
 from loong.model.tensor_parallel import Shard
-from loong.worker.group_exchange import FabricExchange, KVExchange
-from loong.worker.random_sampling import uniform
-from loong.worker.sampling import Sampler, TorchSampler
+from loong.worker.sampling.random_sampling import uniform
+from loong.worker.sampling.sampler import Sampler, TorchSampler
+from loong.worker.steps.group_exchange import FabricExchange, KVExchange
 
 
 class Reading(Protocol):

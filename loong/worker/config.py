@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loong.core.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
 from loong.wire import HEARTBEAT_SECONDS

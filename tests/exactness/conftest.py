@@ -12,9 +12,9 @@ from cluster import Cluster
 from families import write_tiny_model
 from leak_checks import shared_cluster
 
-from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import BatchPlan
-from loong.launcher.local import ClusterConfig
+from loong.executor.lookahead import LookaheadMargin
+from loong.launcher.serve.local import ClusterConfig
 from loong.model.tiny import tiny_model
 
 

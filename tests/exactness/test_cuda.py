@@ -19,13 +19,13 @@ from requests_for_tests import (
     scored_request,
 )
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instructions import ExtendLease
 from loong.core.plan import IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
-from loong.launcher.local import ClusterConfig
+from loong.launcher.serve.local import ClusterConfig
 from loong.model.tiny import tiny_model
-from loong.scheduler.extensions import extending
+from loong.scheduler.common.lease_extensions import extending
 
 pytestmark = pytest.mark.gpu
 

@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import decode
 
+from loong.core.cost.work import step_work
 from loong.core.placement import KVSegment, Placement, striped
 from loong.core.request import RequestView
-from loong.core.work import step_work
 from loong.executor.lease_work import LeaseWork
 
 GROUP = (0, 1, 2)
+ALL_INSTANCES = (*GROUP, 3, 4)
 
 
 @st.composite
@@ -18,7 +19,7 @@ def leases(draw: st.DrawFn) -> list[tuple[RequestView, int, int]]:
     """Decoding requests, the master of each, and the step after which it leaves."""
     entries = []
     for number in range(draw(st.integers(1, 5))):
-        holders = draw(st.lists(st.sampled_from(GROUP), min_size=1, unique=True))
+        holders = draw(st.lists(st.sampled_from(ALL_INSTANCES), min_size=1, unique=True))
         num_cached = draw(st.integers(1, 40))
         placement = striped(f"r{number}", range(num_cached), tuple(holders))
         view = RequestView(f"r{number}", num_cached, 1, 99, 0.0, None, placement)
@@ -43,6 +44,10 @@ def test_a_lease_grows_and_shrinks_to_the_work_that_each_step_counted_afresh_has
         assert work.step.is_first == (step == 0)
         for instance_id, expected in counted.instances.items():
             assert work.step.instances[instance_id] == replace(expected, num_segments=ANY)
+        assert work.step.holders == {
+            instance_id: replace(expected, num_segments=ANY)
+            for instance_id, expected in counted.holders.items()
+        }
         work.take_step()
         for view, _, last in entries:
             if last == step + 1:

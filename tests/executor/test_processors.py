@@ -64,3 +64,22 @@ def test_cores_do_all_the_work_and_no_more_than_they_can(
     for batch_id, time in reported:
         start = sum(gap for gap, _, _ in steps[: batch_id + 1])
         assert time >= (start + steps[batch_id][1]) * (1 - 1e-9)
+
+
+def test_a_step_that_is_delayed_ends_later_by_as_much_and_others_do_not() -> None:
+    processors = Processors()
+    processors.start(1, 0.0, 3.0, num_instances=1)
+    processors.start(2, 0.0, 4.0, num_instances=1)
+    processors.delay(1, 1.5)
+    processors.delay(1, 0.25)
+    assert ends(processors) == [(2, 4.0), (1, 4.75)]
+
+
+def test_a_delay_is_gone_with_the_step_that_it_was_of() -> None:
+    processors = Processors()
+    processors.start(1, 0.0, 2.0, num_instances=1)
+    processors.start(2, 0.0, 3.0, num_instances=1)
+    processors.delay(2, 5.0)
+    processors.cancel(2, 1.0)
+    processors.start(2, 1.0, 3.0, num_instances=1)
+    assert ends(processors) == [(1, 2.0), (2, 4.0)]

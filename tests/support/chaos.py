@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import (

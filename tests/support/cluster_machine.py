@@ -11,7 +11,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidPlanError
 from loong.core.events import (
     BatchEndPredicted,
@@ -47,6 +46,7 @@ from loong.core.plan import (
 )
 from loong.core.request import FinishReason, Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
+from loong.state.cluster_state import ClusterState
 
 SPARE = 9
 INSTANCES = {

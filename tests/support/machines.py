@@ -1,8 +1,8 @@
 """Cost models for tests of policies: of two machines, and one that charges for everything."""
 
-from loong.launcher.devices import DEVICES
-from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.roofline import ModelShape, kv_capacity, roofline
+from loong.launcher.hardware.devices import DEVICES
+from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
+from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline
 
 # The sizes of an 8-billion-parameter Llama 3.
 SHAPE = ModelShape(

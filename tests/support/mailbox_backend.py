@@ -3,12 +3,12 @@
 from machines import H200_GRAPH_LIMITS
 
 from loong.core.placement import InstanceId
+from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.symmetric import SymmetricFabric
 from loong.model.tensor_parallel import Shard
 from loong.worker.backend import CpuBackend
-from loong.worker.group_exchange import KVExchange
-from loong.worker.mailbox_exchange import MailboxExchange
+from loong.worker.steps.group_exchange import KVExchange
+from loong.worker.steps.mailbox_exchange import MailboxExchange
 
 
 class MailboxBackend(CpuBackend):

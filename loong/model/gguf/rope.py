@@ -1,16 +1,14 @@
 """The rotary embedding of a GGUF file: scaling by its metadata, or by the factors in a tensor of it."""
 
 import numpy as np
-import torch
 
 from loong.core.errors import ConfigError
 from loong.model.gguf.header import Header
 from loong.model.gguf.metadata import Metadata
 from loong.model.gguf.quantization import read_tensor
-from loong.model.gguf.tensors import FREQUENCY_FACTORS
-from loong.model.rope import make_rotary
 from loong.model.rope_config import DefaultRope, Llama3Rope, RopeConfig, parse_rope
 
+FREQUENCY_FACTORS = "rope_freqs.weight"  # a tensor: of a rope scaling, which the config has
 _DEFAULT_THETA = 10000.0
 # Llama 3.1 to 3.3 differ in their factor alone. A file holds only what follows from these four numbers.
 _LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
@@ -40,6 +38,10 @@ def read_rope(metadata: Metadata, header: Header, head_dim: int) -> RopeConfig:
 
 def _llama3_rope(header: Header, theta: float, head_dim: int) -> Llama3Rope:
     """Return the scaling whose frequencies are the default ones divided by the file's factors."""
+    import torch  # not at the top: processes that read other files' configs start without it
+
+    from loong.model.rope import make_rotary
+
     factors = read_tensor(header, FREQUENCY_FACTORS)
     rope = Llama3Rope(
         rope_theta=theta,

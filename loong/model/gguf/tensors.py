@@ -13,7 +13,8 @@ from torch import Tensor
 from loong.model.config import ModelConfig
 from loong.model.gguf.header import Header
 from loong.model.gguf.quantization import check_types, read_tensor
-from loong.model.parameters import EMBEDDING, LM_HEAD, NORM
+from loong.model.gguf.rope import FREQUENCY_FACTORS
+from loong.model.tensor_shapes import EMBEDDING, LM_HEAD, NORM
 
 _NAMES: Final = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": LM_HEAD}
 _LAYER_NAMES: Final = {
@@ -30,7 +31,6 @@ _LAYER_NAMES: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-FREQUENCY_FACTORS = "rope_freqs.weight"  # of a rope scaling, which the config has
 _PERMUTED = "llama"  # the architecture whose heads have the two halves of a rotation side by side
 
 

@@ -7,13 +7,13 @@ from math import ceil, inf
 import msgspec
 
 import loong
+from loong.core.cluster_history import BatchSlice, KVMove
 from loong.core.snapshot import RunningBatch, Snapshot
-from loong.core.timeline import BatchSlice, KVMove
-from loong.decision_log.runs import RequestRun
+from loong.observability.decision_log.runs import RequestRun
 from loong.server.cluster import Cluster
 from loong.server.dashboard.past import Past
-from loong.server.request_observers import RequestObservers
-from loong.workloads.timeline_cells import LONG_SHARE
+from loong.server.metrics.request_observers import RequestObservers
+from loong.workloads.report.timeline_cells import LONG_SHARE
 
 WINDOW_SECONDS = 120.0  # of the past, that a page begins with
 MAX_BATCHES = 4_000  # in one tick

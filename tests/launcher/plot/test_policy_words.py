@@ -1,6 +1,6 @@
 from loong.launcher.plot.policy_words import POLICY_WORDS, words_of
 from loong.scheduler.policy import POLICIES
-from loong.workloads.plot_style import POLICY_STYLES, styles_of
+from loong.workloads.plots.style import POLICY_STYLES, styles_of
 
 
 def test_every_policy_has_words_and_a_style_of_its_own() -> None:

@@ -14,15 +14,15 @@ from requests_for_tests import assert_exact, greedy_request, random_prompt
 from safetensors.torch import load_file
 
 from loong.core.errors import ConfigError
-from loong.launcher.local import ClusterConfig
+from loong.launcher.serve.local import ClusterConfig
 from loong.model.config import load_config
 from loong.model.gguf.header import read_header
 from loong.model.gguf.tensors import GgufTensors, open_gguf_tensors
 from loong.model.load import load_model
-from loong.model.parameters import expected_shapes
 from loong.model.rope_config import Llama3Rope
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import SingleDevice
+from loong.model.tensor_shapes import expected_shapes
 
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 FAMILIES = (

@@ -1,0 +1,304 @@
+"""What a step makes each instance do: counts, from which a cost model makes seconds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import InitVar, dataclass, field, fields, replace
+from enum import Enum
+from operator import attrgetter
+
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, KVSegment, Placement
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.request import RequestId
+from loong.core.value import value
+
+
+@dataclass(slots=True)
+class InstanceWork:
+    """The part of one instance in one step. Tokens are the unit where no other is named.
+
+    A query meets a key in a pair; pairs that the mask removes are not counted. Keys that single queries meet
+    (decode) are apart, because attention is bound by reading there and by computing elsewhere.
+    """
+
+    num_requests: int = 0  # of the batch: every instance of the group lays out all of them
+    num_segments: int = 0  # of their KV before the step, likewise
+    num_tokens: int = 0  # computed as a master, from embedding to output
+    num_blocks: int = 0  # query blocks that it is master of
+    num_ring_blocks: int = 0  # of these, to which KV travels
+    num_prompt_blocks: int = 0  # longer ones, of all masters, that it attends where no KV travels
+    num_attends: int = 0  # attention calls, a layer
+    num_decode_keys: int = 0  # read for single queries
+    num_keys: int = 0  # read for longer blocks
+    num_pairs: float = 0.0  # computed for longer blocks
+    num_part_pairs: float = 0.0  # of these, with keys that the instance does not compute itself in the step
+    num_ring_keys: int = 0  # keys and values received round the ring
+    num_hops: int = 0  # blocks of these, a layer
+    num_sent_queries: int = (
+        0  # queries that go to another instance, and come back as partials; see `StepWork`
+    )
+    num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
+
+    def copy(self) -> "InstanceWork":
+        """One to which other work can be added."""
+        return InstanceWork(*_counts(self))
+
+
+_counts = attrgetter(*(count.name for count in fields(InstanceWork)))
+
+
+class Phase(Enum):
+    """What a step computes: chunks of prompts, single tokens after all others, or both."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+@value
+class StepWork:
+    """One step of a group: the work of each of its instances, and what binds them.
+
+    With its first step a batch is told to the group, of which some instances `starts_idle` before; after each
+    step of a lease its members settle whether they go on. `holders` are the instances outside the group that
+    serve it, each with what it attends for members, and with the queries that it answers.
+    """
+
+    group: ESPGroup
+    instances: Mapping[InstanceId, InstanceWork]
+    has_ring: bool
+    has_exchange: bool
+    is_first: bool = True
+    is_lease: bool = False
+    starts_idle: bool = False
+    holders: Mapping[InstanceId, InstanceWork] = field(default_factory=dict)
+
+    @property
+    def phase(self) -> Phase:
+        """What its queries are."""
+        return phase_of(self.instances.values())
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the step."""
+        return self.instances[self.group.leader_id].num_requests
+
+
+def phase_of(works: Iterable[InstanceWork]) -> Phase:
+    """What the queries of these instances are; none are decode."""
+    has_decode = has_prefill = False
+    for work in works:
+        has_decode |= work.num_decode_keys > 0
+        has_prefill |= work.num_keys > 0
+    return phase_with(has_prefill, has_decode)
+
+
+def phase_with(has_prefill: bool, has_decode: bool) -> Phase:
+    """What queries are, longer blocks or single ones or both; none are decode."""
+    if has_prefill:
+        return Phase.MIXED if has_decode else Phase.PREFILL
+    return Phase.DECODE
+
+
+@dataclass(slots=True)
+class WorkCount:
+    """The work of a step in the making, request by request; `is_lease` if it is the first of many."""
+
+    instance_ids: InitVar[Iterable[InstanceId]]
+    is_lease: bool = False
+    num_requests: int = 0
+    num_segments: int = 0
+    has_ring: bool = False
+    has_exchange: bool = False
+    instances: dict[InstanceId, InstanceWork] = field(init=False)
+    holders: dict[InstanceId, InstanceWork] = field(default_factory=dict)  # no members of the group
+
+    def __post_init__(self, instance_ids: Iterable[InstanceId]) -> None:
+        self.instances = {instance_id: InstanceWork() for instance_id in instance_ids}
+
+    def add(
+        self, blocks: tuple[QueryBlock, ...], writes: tuple[KVSegment, ...], placement: Placement
+    ) -> None:
+        """Count one more request, given its KV before the step."""
+        is_ringed = blocks[0].transfer is Transfer.KV and len(self.instances) > 1
+        if not is_ringed and len(blocks) == 1 and len(blocks[0].positions) == 1:
+            self.add_decode(blocks[0].master_id, placement)
+            return
+        made = {block.master_id: len(block.positions) for block in blocks}
+        self.add_chunk(made, placement.tokens_by_instance(), is_ringed=is_ringed)
+        _add_kept(self, made, writes)
+        self.num_segments += len(placement.segments)
+
+    def add_chunk(
+        self, made: Mapping[InstanceId, int], held: Mapping[InstanceId, int], *, is_ringed: bool
+    ) -> None:
+        """Count a chunk of a prompt, given how many tokens each master computes and each instance holds.
+
+        Its KV travels if it `is_ringed`, else its queries do.
+        """
+        if is_ringed:
+            _add_ring(self.instances, made, held)
+            self.has_ring = True
+        else:
+            self.has_exchange |= _add_exchange(self, made, held)
+        self.num_requests += 1
+
+    def add_decode(self, master_id: InstanceId, placement: Placement) -> None:
+        """Count one token that its master stores, and that meets its history where that is."""
+        segments, master = placement.segments, self.instances[master_id]
+        master.num_tokens += 1
+        master.num_blocks += 1
+        master.num_attends += 1
+        if len(segments) == 1 and segments[0].instance_id == master_id:
+            master.num_decode_keys += 1 + len(segments[0].positions)
+        else:
+            master.num_decode_keys += 1
+            self.has_exchange |= _add_history(self, master_id, placement.tokens_by_instance())
+        self.num_requests += 1
+        self.num_segments += len(segments)
+
+    def add_lone_decodes(self, placements: Sequence[Placement]) -> None:
+        """Count a token of each of these, with all of their history, on the only instance."""
+        (work,) = self.instances.values()
+        num_decodes = len(placements)
+        work.num_tokens += num_decodes
+        work.num_blocks += num_decodes
+        work.num_attends += num_decodes
+        work.num_decode_keys += num_decodes + sum([placement.num_tokens for placement in placements])
+        self.num_requests += num_decodes
+        self.num_segments += sum([len(placement.segments) for placement in placements])
+
+    def copy(self, instance_ids: Iterable[InstanceId] | None = None) -> "WorkCount":
+        """Return one to which other requests can be added: of all its instances, or of these alone."""
+        other = copy(self)
+        other.holders = {instance_id: work.copy() for instance_id, work in self.holders.items()}
+        ids = self.instances if instance_ids is None else instance_ids
+        other.instances = {instance_id: self.instances[instance_id].copy() for instance_id in ids}
+        return other
+
+    def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
+        """All of it, for a group with all instances that have a part in it."""
+        instances = {instance_id: self.instances[instance_id] for instance_id in group.instance_ids}
+        for work in (*instances.values(), *self.holders.values()):
+            work.num_requests = self.num_requests
+            work.num_segments = self.num_segments
+        return StepWork(
+            group,
+            instances,
+            self.has_ring,
+            self.has_exchange,
+            is_first,
+            self.is_lease,
+            holders=self.holders,
+        )
+
+    def at(self, instance_id: InstanceId) -> InstanceWork:
+        """The work of a member, or of a holder outside the group."""
+        work = self.instances.get(instance_id) or self.holders.get(instance_id)
+        if work is None:
+            work = self.holders[instance_id] = InstanceWork()
+        return work
+
+    def answer(self, instance_id: InstanceId, num_queries: int) -> None:
+        """Count queries of members that an instance answers, unless it is a member too."""
+        if instance_id not in self.instances:
+            self.holders[instance_id].num_sent_queries += num_queries
+
+
+def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], is_first: bool = True) -> StepWork:
+    """The work of a step of a batch, its first or a later one of its lease, given the KV before that step."""
+    count = WorkCount(batch.group.instance_ids, is_lease=batch.num_steps > 1)
+    for request_id in batch.request_ids:
+        count.add(batch.blocks_of(request_id), batch.writes_of(request_id), placements[request_id])
+    return count.step(batch.group, is_first)
+
+
+def batch_work(
+    batch: BatchPlan,
+    placements: Mapping[RequestId, Placement],
+    num_steps: int,
+    *,
+    starts_idle: bool = False,
+) -> tuple[tuple[StepWork, int], ...]:
+    """The work of `num_steps` steps of a batch, with how many are like each, given the KV before the first.
+
+    A lease is its first step, and as many times as there are others the one in their middle.
+    """
+    first = replace(step_work(batch, placements), starts_idle=starts_idle)
+    if num_steps == 1:
+        return ((first, 1),)
+    grown = {
+        request_id: placements[request_id].adding(
+            KVSegment(request_id, segment.positions[: num_steps // 2], segment.instance_id)
+            for segment in batch.writes_of(request_id)
+        )
+        for request_id in batch.request_ids
+    }
+    return (first, 1), (step_work(batch, grown, is_first=False), num_steps - 1)
+
+
+def _add_history(count: WorkCount, master_id: InstanceId, held: Mapping[InstanceId, int]) -> bool:
+    """A single query meets what is held; whether some of that is elsewhere than at its master."""
+    num_remote = 0
+    for instance_id, num_keys in held.items():
+        work = count.at(instance_id)
+        work.num_decode_keys += num_keys
+        if instance_id != master_id:
+            work.num_attends += 1
+            count.answer(instance_id, 1)
+            num_remote += 1
+    count.instances[master_id].num_sent_queries += num_remote
+    return num_remote > 0
+
+
+def _add_ring(
+    instances: Mapping[InstanceId, InstanceWork],
+    made: Mapping[InstanceId, int],
+    held: Mapping[InstanceId, int],
+) -> None:
+    """All KV passes by every instance; a master's query meets half of the chunk's keys on average."""
+    num_new, num_cached = sum(made.values()), sum(held.values())
+    num_holders = len(made.keys() | held.keys())
+    for instance_id, work in instances.items():
+        num_queries = made.get(instance_id, 0)
+        work.num_hops = len(instances) - 1
+        work.num_ring_keys += num_new + num_cached - num_queries - held.get(instance_id, 0)
+        if num_queries:
+            work.num_tokens += num_queries
+            work.num_blocks += 1
+            work.num_ring_blocks += 1
+            work.num_attends += num_holders
+            work.num_keys += num_new + num_cached
+            num_pairs = num_queries * (num_cached + (num_new + 1) / 2)
+            work.num_pairs += num_pairs
+            work.num_part_pairs += num_pairs - num_queries * (num_queries + 1) / 2
+
+
+def _add_exchange(count: WorkCount, made: Mapping[InstanceId, int], held: Mapping[InstanceId, int]) -> bool:
+    """Every instance that has KV of the request, old or new, meets all its queries; whether any travel."""
+    num_new = sum(made.values())
+    holders = made.keys() | held.keys()
+    for instance_id in holders:
+        work, num_made = count.at(instance_id), made.get(instance_id, 0)
+        num_keys = held.get(instance_id, 0) + num_made
+        work.num_attends += len(made)
+        work.num_prompt_blocks += len(made)
+        work.num_keys += num_keys
+        num_pairs = num_new * (held.get(instance_id, 0) + (num_made + num_made / num_new) / 2)
+        work.num_pairs += num_pairs
+        work.num_part_pairs += num_pairs - num_made * (num_made + 1) / 2
+        count.answer(instance_id, num_new)
+        if num_made:
+            work.num_tokens += num_made
+            work.num_blocks += 1
+            work.num_sent_queries += num_made * (len(holders) - 1)
+    return len(holders) > 1
+
+
+def _add_kept(count: WorkCount, made: Mapping[InstanceId, int], writes: Iterable[KVSegment]) -> None:
+    """KV stored elsewhere than where it is made, to the nearest token an instance."""
+    left = dict(made)
+    for segment in writes:
+        num_own = min(left.get(segment.instance_id, 0), len(segment.positions))
+        left[segment.instance_id] = left.get(segment.instance_id, 0) - num_own
+        count.at(segment.instance_id).num_kept_keys += len(segment.positions) - num_own
