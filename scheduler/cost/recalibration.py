@@ -58,7 +58,7 @@ class Recalibration:
                 self._running = {
                     batch_id: running
                     for batch_id, running in self._running.items()
-                    if event.instance_id not in running.batch.plan.group.instance_ids
+                    if event.instance_id not in running.batch.participant_ids
                 }
             case _:
                 pass
