@@ -117,7 +117,7 @@ class SimulatedExecutor:
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
-        self._idle_tracker = IdleTracker()
+        self._idle_tracker = IdleTracker(cost_model.host.idle)
         self._running: dict[int, _Running] = {}
         self._computing: dict[InstanceId, int] = {}  # the batch that each instance is a member of
         self._migrations: dict[int, KVMigration] = {}
