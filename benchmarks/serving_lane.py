@@ -33,8 +33,8 @@ from sm_lanes import Lane, LaneDevice, Replay, Stamps, processors_seen, seconds_
 from loong.model.shapes import find_config
 
 LOADS = ("1x1024", "1x65536", "16x1024", "16x8192", "64x1024", "64x8192")
-WAYS = ("plain", "high", "rows-1024", "cap-16", "cap-32", "lane-16", "lane-32", "lane-48", "open-32")
-SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 120, 132)
+WAYS = ("plain", "high", "lane-32", "lane-16", "lane-48", "cap-32", "cap-16", "rows-1024", "open-32")
+SIZES = (8, 16, 24, 32, 40, 48, 64, 96, 132)
 READS = ("16x8192", "128x1024")
 HIGH = -1
 NUM_CHUNKS, NUM_WARM_UPS = 3, 5
@@ -128,12 +128,14 @@ class Bench:
         replay = self._model.captured(self._chunk, way.chunks, way.most_rows)
         alone = median(seconds_of(replay, way.chunks, self._stamps, NUM_CHUNKS))
         seen = processors_seen(way.served, self._device), processors_seen(way.chunks, self._device)
+        error = self._kv.error(loads[0], way.served)
         for load in loads:
             served = self._kv.captured(load, way.served)
             yield {
                 "way": way.name,
                 "processors": way.served.num_processors,
                 "seen": seen,
+                "error": error,
                 "requests": load.num_requests,
                 "context": load.context,
                 "bytes": load.num_bytes(self._kv.config),
@@ -179,8 +181,11 @@ def print_rows(rows: Iterable[dict[str, Any]], chunk_seconds: float, rate: float
         "beside",
     )
     print("".join(f"{name:>10}" for name in names))
-    table = []
+    table = list[dict[str, Any]]()
     for row in rows:
+        if not table or table[-1]["way"] != row["way"]:
+            served, chunks = row["seen"]
+            print(f"{row['way']}: {served} and {chunks} multiprocessors seen, off by {row['error']:.1e}")
         alone, beside = row["alone"], row["beside"]
         times = (
             row["bytes"] / rate,

@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias  # Any: what the driver takes and gives has types of its own
@@ -44,6 +45,7 @@ def whole(index: int, priority: int = 0) -> Lane:
     return Lane(torch.cuda.Stream(index, priority), count)  # type: ignore[no-untyped-call]  # torch's own
 
 
+@cache
 def split(index: int, num_processors: int) -> tuple[Lane, Lane]:
     """Return a lane of so many multiprocessors, a multiple of 8, and one of the rest."""
     from cuda.bindings import driver  # not at the top: it needs a GPU's driver
@@ -103,6 +105,7 @@ def cuts_of(lane: Lane, num_kv_heads: int) -> int:
 
 def captured(call: Callable[[], None], lane: Lane) -> Replay:
     """Return what replays `call` in a lane, as one graph; it is run once before."""
+    torch.cuda.synchronize()  # what it reads has been made on other streams
     with torch.cuda.stream(lane.stream), gemm_processors(lane.num_told):
         call()
         lane.stream.synchronize()
@@ -153,6 +156,7 @@ class Stamps:
     def __init__(self, device: torch.device) -> None:
         self._times = torch.zeros(MAX_STAMPS, dtype=torch.int64, device=device)
         self._count = 0
+        torch.cuda.synchronize()
 
     def put(self, lane: Lane) -> None:
         """Note when the lane comes here."""

@@ -23,7 +23,7 @@ class ChosenCluster:
     name: str
     model: "ModelConfig"
     cluster: "ClusterConfig"
-    device: str  # a key of the cost model's DEVICES
+    device: str  # a key of DEVICES
     tokenizer_folder: Path
 
 
@@ -157,7 +157,8 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
 
 
 def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
-    """Return the instances' device, as cost models name it, and the KV tokens that each has room for."""
+    """Return the instances' device, as cost models name it, and the KV tokens each has room for."""
+    from loong.launcher.hardware.devices import DEVICES
     from loong.launcher.serve.gpus import check_torch, cost_device, host_gpus
     from loong.launcher.serve.memory import fit_gpu_kv_capacity, fit_kv_capacity
 
@@ -165,11 +166,13 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
         return "cpu", fit_kv_capacity(config, args.num_instances, args.kv_cache_tokens)
     gpus = host_gpus()
     check_torch()
+    device = cost_device(gpus[0])
     tokens = fit_gpu_kv_capacity(
         config,
         gpus,
         (args.num_instances, args.tensor_parallel_size),
         args.kv_cache_tokens,
         args.gpu_memory_utilization,
+        DEVICES[device].graph_limits,
     )
-    return cost_device(gpus[0]), tokens
+    return device, tokens

@@ -113,11 +113,14 @@ class _Reading:
             max(
                 (self.prompts.get(chunk.request_id, chunk.stop_position) for chunk in batch.chunks), default=0
             ),
+            batch.holder_ids,
         )
 
     def _lose(self, instance_id: int) -> None:
         self.running = {
-            key: value for key, value in self.running.items() if instance_id not in value[0].instance_ids
+            key: value
+            for key, value in self.running.items()
+            if instance_id not in (*value[0].instance_ids, *value[0].holder_ids)
         }
         self.moving = {
             key: value

@@ -12,6 +12,7 @@ import torch
 import loong
 from loong.core.cost.work import InstanceWork
 from loong.launcher.hardware.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
+from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.machine import machine_facts
 from loong.launcher.profile.measure import Measured
 from loong.scheduler.cost.cost_model import WorkCostModel
@@ -68,6 +69,9 @@ def found(
         coefficients={n: _rounded(v) for n, v in asdict(result.model.coefficients).items()},
         overlap=result.model.overlap,
         undetermined=list(result.undetermined),
+        graph_limits=asdict(DEVICES[instances.device].graph_limits),
+        host=asdict(result.model.host),
+        lane=asdict(result.model.lane),
         ranges=ranges(m.sample for m in measured),
         repeat_spread=round(median(m.spread for m in measured), 4),
         errors=error_table(result, held_out),

@@ -37,12 +37,14 @@ class TimedExecutor(Executor, Protocol):
 class ProfiledCluster:
     """The engine's loop by hand: the caller says what arrives, runs and ends."""
 
-    def __init__(self, instances: Sequence[ElasticInstance], executor: TimedExecutor) -> None:
+    def __init__(
+        self, instances: Sequence[ElasticInstance], executor: TimedExecutor, idle_seconds: float
+    ) -> None:
         self._state, self._executor = ClusterState(tuple(instances)), executor
         self._num_arrived = 0
         self.batch_seconds: float | None = None
         self._now = executor.now
-        self._idle_tracker = IdleTracker()
+        self._idle_tracker = IdleTracker(idle_seconds)
 
     @property
     def now(self) -> float:

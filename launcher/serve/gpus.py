@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from loong.core.errors import ConfigError
+from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.machine import output_of
-from loong.scheduler.cost.roofline import DEVICES
 
 MIB = 2**20
 

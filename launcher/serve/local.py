@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints, WorkerId
@@ -21,7 +22,6 @@ from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_LOOKAHEAD = LookaheadMargin()
 _WORKER = "loong.worker.process"
 MAX_SOCKET_PATH = 107
 _LAST_WORDS_SECONDS = 0.3
@@ -33,6 +33,7 @@ class ClusterConfig:
 
     On `device` cuda, the ranks of instances take the GPUs of the host by turns, and `fabric`, one of FABRICS,
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
+    On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
     Each worker sends a heartbeat every `heartbeat` seconds.
     """
 
@@ -50,6 +51,7 @@ class ClusterConfig:
     device: str = "cpu"
     fabric: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
+    graph_limits: CudaGraphLimits = NO_GRAPHS
     tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema
     log_format: str = "text"
 
@@ -62,7 +64,7 @@ class ClusterConfig:
     def instances(self) -> tuple[ElasticInstance, ...]:
         """Return the instances, and their host tiers if there are any, all empty."""
         full = [
-            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity)
+            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=False)
             for i in range(self.num_instances)
         ]
         hosts = [
@@ -76,9 +78,11 @@ class ClusterConfig:
 
 @asynccontextmanager
 async def local_workers(
-    config: ClusterConfig, lookahead: LookaheadMargin | None = DEFAULT_LOOKAHEAD
+    config: ClusterConfig, lookahead: LookaheadMargin | None = None
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
+
+    The executor predicts the ends of batches with a margin of `lookahead`, or never (None).
 
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
@@ -176,6 +180,7 @@ def _worker_config(
         device=config.device,
         fabric=config.fabric,
         attention_tiles=config.attention_tiles,
+        graph_limits=config.graph_limits,
         tokenizer_folder=config.tokenizer_folder,
         log_format=config.log_format,
     )

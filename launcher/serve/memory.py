@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from loong.core.cost.cuda_graph_limits import H200_GRAPH_LIMITS
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.launcher.serve.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
@@ -61,6 +61,7 @@ def fit_gpu_kv_capacity(
     size: tuple[int, int],
     asked: int | None,
     utilization: float,
+    graph_limits: CudaGraphLimits,
 ) -> int:
     """Return the tokens of KV an instance: `asked`, or what fits `utilization` of free GPU memory.
 
@@ -80,7 +81,7 @@ def fit_gpu_kv_capacity(
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_gpus]))
 
     def needed(tokens: int) -> int:
-        copied = H200_GRAPH_LIMITS.num_copied(num_instances * tokens)  # of a layer, in captured steps
+        copied = graph_limits.num_copied(num_instances * tokens)  # of a layer, in captured steps
         kv = tokens * kv_bytes_per_token + copied * kv_bytes_per_token // config.num_layers
         return weights + reserved + kv
 

@@ -20,6 +20,7 @@ from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.loop import Observer, Scheduling
 from loong.engine.refusals import Refusals
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
@@ -122,9 +123,10 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     cluster = replace(
         config.cluster,
         attention_tiles=chosen_tiles(config.cost_model),
+        graph_limits=prior.graph_limits,
         log_format=config.log_format,
     )
-    async with local_workers(cluster) as executor:
+    async with local_workers(cluster, LookaheadMargin.on(prior.host)) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
         base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)

@@ -65,11 +65,16 @@ def _first(lines: Sequence[str]) -> list[str]:
 def _batch(batch: RunningBatch, now: float, *, is_ending: bool) -> str:
     plan = batch.plan
     return (
-        f"batch {batch.batch_id} on instances {', '.join(map(str, plan.group.instance_ids))}: "
+        f"batch {batch.batch_id} on instances {', '.join(map(str, plan.group.instance_ids))}"
+        f"{_holders(batch)}: "
         f"{len(plan.request_ids)} requests, {batch.num_steps_taken} of {batch.last_step} steps, "
         f"began {now - batch.started_at:.3f} s ago, last step {now - batch.stepped_at:.3f} s ago"
         + (", is ending" if is_ending else "")
     )
+
+
+def _holders(batch: RunningBatch) -> str:
+    return f", served by {', '.join(map(str, batch.holder_ids))}" if batch.holder_ids else ""
 
 
 def _migration(migration: KVMigration) -> str:

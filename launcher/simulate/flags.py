@@ -15,11 +15,11 @@ from loong.launcher.flags import (
     seconds,
     token_count,
 )
+from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.launcher.simulate.config import DEFAULT_DURATION, MIN_REQUESTS
 from loong.model.shapes import SHAPES
-from loong.scheduler.cost.roofline import DEVICES
 from loong.workloads.metrics.slo import RULE_NAMES
 
 DEFAULT_SLO = "tight"

@@ -75,7 +75,7 @@ def simulate(
         processors=Processors(host.num_cores, cluster.instances[0].tp_size),
         plan_time=host.plan_time,
         noise=host.noise,
-        lookahead=LookaheadMargin(),
+        lookahead=LookaheadMargin.on(cluster.cost_model.host),
     )
     scheduling = Scheduling(state, policy, cluster.cost_model, executor, observers)
     asyncio.run(_drain(scheduling, watch))

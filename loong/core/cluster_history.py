@@ -18,6 +18,7 @@ class BatchSlice:
 
     `kv_used` is of its group at its end, and `kv_reserved` at its beginning, with room for all that it may
     write. `num_prefill_tokens` and `longest_prompt` are of prompts of which it computes some; 0 without any.
+    `holder_ids` are the instances outside its group that served it.
     """
 
     batch_id: int
@@ -30,6 +31,7 @@ class BatchSlice:
     kv_reserved: TokensOf = ()
     num_prefill_tokens: int = 0
     longest_prompt: int = 0
+    holder_ids: tuple[InstanceId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

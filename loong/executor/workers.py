@@ -189,7 +189,7 @@ class WorkersExecutor:
         workers = self._endpoints.addressees(instruction)
         match instruction:
             case RunBatch():
-                self._outstanding.begin_batch(instruction.batch_id, workers)
+                self._outstanding.begin_batch(instruction.batch_id, self._endpoints.members(instruction))
                 self._begin_batch(instruction)
             case MoveKV():
                 self._outstanding.begin_migration(instruction.migration_id, workers)

@@ -54,7 +54,7 @@ class Timeline:
             self._running = {
                 batch_id: running
                 for batch_id, running in self._running.items()
-                if lost not in running[0].plan.group.instance_ids
+                if lost not in running[0].participant_ids
             }
             self._moving = {
                 migration_id: (instruction, started_at)
@@ -98,7 +98,8 @@ class Timeline:
 def _size_of_slice(piece: BatchSlice) -> int:
     """Return the bytes of a slice, counting ids as if no other slice had them."""
     num_ids, num_letters = len(piece.request_ids), sum(map(len, piece.request_ids))
-    return _SLICE_BYTES + _INSTANCE_BYTES * piece.group.dop + _ID_BYTES * num_ids + num_letters
+    num_instances = piece.group.dop + len(piece.holder_ids)
+    return _SLICE_BYTES + _INSTANCE_BYTES * num_instances + _ID_BYTES * num_ids + num_letters
 
 
 def _size_of_move(move: KVMove) -> int:
@@ -124,6 +125,7 @@ def _slice(batch: RunBatch, started_at: float, reserved: TokensOf, ended_at: flo
         reserved,
         sum(len(given.token_ids) for given in prefilled),
         max((given.num_prompt_tokens for given in prefilled), default=0),
+        batch.holder_ids,
     )
 
 

@@ -211,12 +211,21 @@ class Accounting:
         )
 
     def ending_on(self, plan: BatchPlan) -> dict[int, float]:
-        """The batches that are ending on instances of a plan, and when they are to end."""
-        group = frozenset(plan.group.instance_ids)
+        """Return the batches that are ending on instances of a plan, or make KV of its requests.
+
+        Each with the time at which it is to end. KV that is made outside the group is served no earlier.
+        """
+        if not self.ending:
+            return {}
+        group, request_ids = frozenset(plan.group.instance_ids), frozenset(plan.request_ids)
         return {
             batch_id: batch.ends_at
             for batch_id, batch in self.ending.items()
-            if batch.ends_at is not None and not group.isdisjoint(batch.plan.group.instance_ids)
+            if batch.ends_at is not None
+            and not (
+                group.isdisjoint(batch.plan.group.instance_ids)
+                and request_ids.isdisjoint(batch.plan.request_ids)
+            )
         }
 
     def are_busy(self, instance_ids: Iterable[InstanceId]) -> bool:

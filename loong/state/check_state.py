@@ -84,10 +84,25 @@ def _check_batches(accounting: Accounting) -> None:
             raise InvalidEventError(f"request {request_id} says it is in batch {live.batch_id}; it is not")
     if at_requests:
         raise InvalidEventError(f"batches run requests {sorted(at_requests)}, which are not live")
+    _check_holders(accounting)
     ending = {r: n for n, b in accounting.ending.items() for r in b.request_ids}
     named = {r: live.ending_id for r, live in accounting.requests.items() if live.ending_id is not None}
     if named != ending:
         raise InvalidEventError(f"requests {ending} are in batches that are ending, but they name {named}")
+
+
+def _check_holders(accounting: Accounting) -> None:
+    """KV that a running batch reads is where it was at its beginning, on instances that are live."""
+    for batch_id, batch in accounting.batches.items():
+        placements = [accounting.requests[request_id].placement for request_id in batch.plan.request_ids]
+        holder_ids = batch.plan.group.holder_ids(placements)
+        if holder_ids != batch.running.holder_ids:
+            raise InvalidEventError(
+                f"batch {batch_id} reads KV on instances {holder_ids}, "
+                f"but began with holders {batch.running.holder_ids}"
+            )
+        if not accounting.instances.keys() >= set(holder_ids):
+            raise InvalidEventError(f"batch {batch_id} reads KV on {holder_ids}, some of which do not exist")
 
 
 def _check_migrations(accounting: Accounting) -> None:

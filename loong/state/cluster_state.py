@@ -225,22 +225,22 @@ class ClusterState:
     def _lose(self, instance_id: InstanceId) -> tuple[Instruction, ...]:
         """Requests that lose any KV, or are in a batch with the instance, lose all of it and wait again.
 
-        A migration between two others goes on: its request loses its KV when that has ended.
+        A batch is void without a member or a holder of it, for all of its requests. A migration between two
+        others goes on: its request loses its KV when that has ended.
         """
         accounting = self._accounting
-        instance = accounting.instances.get(instance_id)
-        if instance is None:
+        if instance_id not in accounting.instances:
             raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
         hit_ids = {r for r, live in accounting.requests.items() if instance_id in live.placement.instance_ids}
-        if instance.batch_id is not None:
-            hit_ids.update(accounting.batches[instance.batch_id].request_ids)
-        voided = [n for n, batch in accounting.ending.items() if instance_id in batch.plan.group.instance_ids]
+        voided = [n for n, batch in accounting.batches.items() if batch.has_part(instance_id)]
         for batch_id in voided:
+            hit_ids.update(accounting.batches[batch_id].request_ids)
+        for batch_id in [n for n, batch in accounting.ending.items() if batch.has_part(instance_id)]:
             hit_ids.update(live.request.request_id for live in accounting.close_ending(batch_id))
         for request_id in hit_ids:
             accounting.changing(request_id).has_lost_kv = True
-        if instance.batch_id is not None:
-            accounting.close_batch(instance.batch_id)
+        for batch_id in voided:
+            accounting.close_batch(batch_id)
         orphans = self._void_migrations(instance_id)
         for request_id in hit_ids:
             live = accounting.changing(request_id)
@@ -295,7 +295,10 @@ class ClusterState:
         sampling = [live for i, live in given if i.sampling_params is not None]
         sampled = {r.request.request_id: r for live in sampling for r in (live, *live.siblings)}
         start = max([now, *self._accounting.ending_on(plan).values()])
-        running = RunningBatch(batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start)
+        holder_ids = plan.group.holder_ids([live.placement for live in lives])
+        running = RunningBatch(
+            batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start, holder_ids=holder_ids
+        )
         asking = [live for live in lives if live.request.num_prompt_logprobs is not None]
         scored = tuple([chunk for live in asking if (chunk := live.scored_chunk(plan)) is not None])
         self._accounting.open_batch(InFlightBatch(running, sampled))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from loong.core.errors import InvalidEventError
 from loong.core.events import ProducedToken
-from loong.core.placement import KVSegment
+from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import EXTENSION_STEPS, RunningBatch
@@ -44,6 +44,10 @@ class InFlightBatch:
     def request_ids(self) -> frozenset[RequestId]:
         """All requests that it touches."""
         return frozenset(self.plan.request_ids).union(self.sampled)
+
+    def has_part(self, instance_id: InstanceId) -> bool:
+        """Return whether an instance is a member of its group, or serves it."""
+        return instance_id in self.running.participant_ids
 
     @property
     def is_lease(self) -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.attention.put_exchange import PutExchange, num_exchange_bytes
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.messages.sockets import SocketFabric
@@ -45,9 +46,14 @@ class CudaBackend:
     """One GPU, for a model of `dtype`; `fabric` is one of FABRICS. See Backend."""
 
     def __init__(
-        self, index: int, dtype: torch.dtype, fabric: str = "auto", tiles: TileSizes | None = None
+        self,
+        index: int,
+        dtype: torch.dtype,
+        fabric: str = "auto",
+        tiles: TileSizes | None = None,
+        graph_limits: CudaGraphLimits = NO_GRAPHS,
     ) -> None:
-        self._index, self._fabric = index, fabric
+        self._index, self._fabric, self.graph_limits = index, fabric, graph_limits
         self.device = CudaDevice(index, dtype, tiles)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True

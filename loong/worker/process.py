@@ -242,7 +242,7 @@ def _make_backend(config: WorkerConfig) -> Backend:
     dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
     rank = config.instance_id * config.tp_size + config.tp_rank
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
-    return CudaBackend(rank % torch.cuda.device_count(), dtype, config.fabric, tiles)
+    return CudaBackend(rank % torch.cuda.device_count(), dtype, config.fabric, tiles, config.graph_limits)
 
 
 def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:

@@ -22,11 +22,12 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, Failure, IterationPlan, Preemption
 from loong.core.request import FinishReason, Request, RequestId, RequestView, SamplingParams
 from loong.executor.lookahead import LookaheadMargin
+from loong.scheduler.cost.cost_model import DEFAULT_HOST
 from loong.state.cluster_state import ClusterState
 
 PROMPT = (50, 51, 52, 53)
 CAPACITY = 40
-MARGIN = LookaheadMargin()
+MARGIN = LookaheadMargin.on(DEFAULT_HOST)
 
 
 def cluster(*request_ids: RequestId, max_tokens: int = 8, num_choices: int = 1) -> ClusterState:

@@ -37,6 +37,7 @@ class _WireBatch(msgspec.Struct):
     request_ids: tuple[str, ...] = ()
     num_prefill_tokens: int = 0
     longest_prompt: int = 0
+    holders: tuple[int, ...] = ()
     kv_reserved: int | None = None
     kv_used: int | None = None
 
@@ -105,6 +106,7 @@ def _batch(parts: list[tuple[_WireEvent, _WireBatch]]) -> BatchSlice:
         tuple((i, part.kv_reserved) for i, part in members if part.kv_reserved is not None),
         batch.num_prefill_tokens,
         batch.longest_prompt,
+        batch.holders,
     )
 
 

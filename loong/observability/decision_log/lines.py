@@ -79,7 +79,10 @@ class Decode(_Part, frozen=True):
 
 
 class LoggedBatch(_Part, frozen=True):
-    """A batch of up to `num_steps` steps; its group's instances are in ring order."""
+    """A batch of up to `num_steps` steps; its group's instances are in ring order.
+
+    Holders are the instances outside the group that serve attention over the KV that they hold.
+    """
 
     batch_id: int
     instance_ids: tuple[int, ...]
@@ -88,6 +91,7 @@ class LoggedBatch(_Part, frozen=True):
     decodes: tuple[Decode, ...] = ()
     num_steps: int = 1
     predicted_seconds: float | None = None  # of one step
+    holder_ids: tuple[int, ...] = ()
 
     @property
     def num_requests(self) -> int:

@@ -22,7 +22,7 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instructions import Instruction, RunBatch
-from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.plan import IterationPlan
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log import lines
@@ -66,7 +66,7 @@ class DecisionLog:
         self._file, self._listeners = file, listeners
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
-        self._running: dict[int, tuple[BatchPlan, float]] = {}  # and since when, or since they were told
+        self._running: dict[int, tuple[RunBatch, float]] = {}  # and since when, or since they were told
         self._held: list[Line] = []  # from an arrival up to the next plan
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
         self._write(lines.StartedLine(lines.VERSION, clock_start))
@@ -118,7 +118,7 @@ class DecisionLog:
         waits = self._said[DecisionKind.WAIT]
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
-                self._running[instruction.batch_id] = (instruction.plan, snapshot.now)
+                self._running[instruction.batch_id] = (instruction, snapshot.now)
                 for request_id in waits.keys() & instruction.plan.request_ids:
                     del waits[request_id]
         for preemption in plan.preemptions:
@@ -178,25 +178,23 @@ class DecisionLog:
             self._write(lines.EndedLine(time, request_id, reason.value, num_tokens))
 
     def _start_batch(self, event: BatchStarted) -> None:
-        plan, _ = self._running[event.batch_id]
-        self._running[event.batch_id] = plan, event.time
+        run, _ = self._running[event.batch_id]
+        self._running[event.batch_id] = run, event.time
         self._write(lines.BatchStartedLine(event.time, event.batch_id))
 
     def _end_batch(self, event: BatchFinished) -> None:
-        plan, started_at = self._running.pop(event.batch_id)
-        seconds = (event.time - started_at) / event.num_steps
-        self._write(
-            lines.BatchEndedLine(event.time, event.batch_id, event.num_steps, seconds, plan.predicted_time)
-        )
+        run, started_at = self._running.pop(event.batch_id)
+        seconds, predicted = (event.time - started_at) / event.num_steps, run.plan.predicted_time
+        self._write(lines.BatchEndedLine(event.time, event.batch_id, event.num_steps, seconds, predicted))
 
     def _lose(self, event: InstanceLost) -> None:
         self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason))
         for said in self._said.values():
             said.clear()  # whoever has lost KV waits anew
         self._running = {
-            batch_id: (plan, submitted_at)
-            for batch_id, (plan, submitted_at) in self._running.items()
-            if event.instance_id not in plan.group.instance_ids
+            batch_id: (run, submitted_at)
+            for batch_id, (run, submitted_at) in self._running.items()
+            if event.instance_id not in run.participant_ids
         }
 
     def _write_held(self, snapshot: Snapshot) -> None:

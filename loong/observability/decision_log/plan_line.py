@@ -100,6 +100,7 @@ def _batch(run: RunBatch) -> LoggedBatch:
         decodes=tuple(_decode(plan, given) for given in run.inputs if given.is_decoding),
         num_steps=plan.num_steps,
         predicted_seconds=plan.predicted_time,
+        holder_ids=run.holder_ids,
     )
 
 

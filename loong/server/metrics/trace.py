@@ -97,6 +97,7 @@ def _batch_events(instance_id: InstanceId, batch: BatchSlice) -> Iterator[Chrome
         "batch_id": batch.batch_id,
         "group": list(batch.group.instance_ids),
         "dop": batch.group.dop,
+        "holders": list(batch.holder_ids),
         "phase": batch.phase,
         "num_prefill_tokens": batch.num_prefill_tokens,
         "longest_prompt": batch.longest_prompt,

@@ -39,8 +39,8 @@ def _join(earlier: StoryStep, later: StoryStep) -> StoryStep | None:
             return None
 
 
-def _shape(run: ComputedBatches) -> tuple[str, bool, frozenset[int]]:
-    return run.phase, run.is_recomputed, frozenset(run.instance_ids)
+def _shape(run: ComputedBatches) -> tuple[str, bool, frozenset[int], frozenset[int]]:
+    return run.phase, run.is_recomputed, frozenset(run.instance_ids), frozenset(run.holder_ids)
 
 
 def _each_kind_once(earlier: Iterable[Reason], later: Iterable[Reason]) -> tuple[Reason, ...]:

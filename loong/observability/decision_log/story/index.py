@@ -218,7 +218,8 @@ def _add_loss(index: LogIndex, loss: InstanceLostLine) -> None:
     for request_id in index.arrivals.keys() - index.ends.keys():
         index.entries[request_id].append(loss)
     for batch_id in index.batches.keys() - index.batch_ends.keys() - index.batch_losses.keys():
-        if loss.instance_id in index.batches[batch_id][1].instance_ids:
+        batch = index.batches[batch_id][1]
+        if loss.instance_id in (*batch.instance_ids, *batch.holder_ids):
             index.batch_losses[batch_id] = loss
             index.held_moves.pop(batch_id, None)  # of KV that is lost
             _close_batch(index, batch_id, loss.time)

@@ -25,6 +25,8 @@ def run_words(run: ComputedBatches) -> Iterator[str]:
     if run.phase == "prefill":
         dop += f" of {run.num_idle} idle"
     group = f"{instances(run.instance_ids)} ({dop})"
+    if run.holder_ids:
+        group += f", with KV served by {instances(run.holder_ids)}"
     yield f"{_what(run)} on {group}{_beside(run)}: {_time(run)}."
     yield from _scaling(run)
     if len(run.instance_ids) > 1 and (kept_on := _sum(part.kept_on for part in run.parts)):

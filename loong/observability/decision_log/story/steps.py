@@ -76,6 +76,7 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
     """It is computed in batches, one after the other, on the same instances.
 
     Compared with the run before it, instances joined and left. What is recomputed was lost or dropped before.
+    Holders are instances outside the group that served KV.
     """
 
     phase: Literal["prefill", "decode"]
@@ -87,6 +88,7 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
     parts: tuple[StoryPart, ...]
     waited_for: tuple[WaitedFor, ...]  # while it rested
     reasons: tuple[Reason, ...]
+    holder_ids: tuple[int, ...] = ()
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -115,6 +115,7 @@ class _Trail:
                 parts=(part,),
                 waited_for=self._waited_for(began),
                 reasons=self._take_reasons(),
+                holder_ids=ran.batch.holder_ids,
             )
         )
         self.group, self.pauses = group, []
