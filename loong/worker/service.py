@@ -71,7 +71,7 @@ class AttentionService:
                     return
 
     def _fork(self, command: RunBatch) -> None:
-        """Let siblings begin with what is here of their primary, which the engine may release once both end."""
+        """Let siblings begin with what is here of their primary, before the engine may release that."""
         for given in command.inputs:
             for sibling in given.siblings:
                 for positions in given.placement.on(self._instance_id):
