@@ -207,17 +207,23 @@ class Request:
         _check_token_ids("stop_token_ids", params.stop_token_ids)
         _check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
 
+    @property
+    def choice_ids(self) -> tuple[RequestId, ...]:
+        """The ids of its choices; the first has the id of the request."""
+        others = (f"{self.request_id}-{number}" for number in range(1, self.num_choices))
+        return (self.request_id, *others)
+
     def choices(self) -> "tuple[Request, ...]":
-        """A request for each choice: the first has this one's id, and seeds count up from this one's."""
+        """Return a request for each choice, whose seeds count up from the seed of this one."""
         if self.num_choices == 1:
             return (self,)
-        return tuple(map(self._choice, range(self.num_choices)))
+        return tuple(map(self._choice, range(self.num_choices), self.choice_ids))
 
-    def _choice(self, number: int) -> "Request":
+    def _choice(self, number: int, choice_id: RequestId) -> "Request":
         seed = (self.sampling_params.seed + number) % NUM_SEEDS
         return replace(
             self,
-            request_id=f"{self.request_id}-{number}" if number else self.request_id,
+            request_id=choice_id,
             sampling_params=replace(self.sampling_params, seed=seed),
             num_choices=1,
         )

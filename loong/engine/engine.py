@@ -67,7 +67,7 @@ class Engine:
             put(EngineStoppedError())
             return
         request = replace(request, arrival_time=self._executor.now)
-        choice_ids = [choice.request_id for choice in request.choices()]
+        choice_ids = request.choice_ids
         params = request.sampling_params
         try:
             encode(params)

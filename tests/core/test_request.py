@@ -168,6 +168,7 @@ def test_choices_are_requests_whose_seeds_count_up() -> None:
     params = SamplingParams(seed=2**63 - 2, max_tokens=5)
     request = Request("r", (1, 2), params, 3.0, SLO(1.0, 0.1), "me", num_choices=3)
     choices = request.choices()
+    assert request.choice_ids == tuple(choice.request_id for choice in choices)
     assert [choice.request_id for choice in choices] == ["r", "r-1", "r-2"]
     assert [choice.sampling_params.seed for choice in choices] == [2**63 - 2, 2**63 - 1, 0]
     first = replace(request, num_choices=1)

@@ -217,7 +217,7 @@ async def test_a_choice_that_is_left_before_its_grammar_is_there_is_left_alone()
     workers = IdleWorkers()
     async with running_engine(workers) as engine:
         request = with_schema("shared", num_choices=3)
-        left, *others = (choice.request_id for choice in request.choices())
+        left, *others = request.choice_ids
         engine.submit(request, lambda _: None)
         engine.abort(left)
         workers.grammars["shared"].set_result(None)

@@ -20,7 +20,7 @@ class TokenStream:
 
     def __init__(self, engine: TokenEngine, request: Request) -> None:
         self._engine, self._request = engine, request
-        self._open = {choice.request_id for choice in request.choices()}
+        self._open = set(request.choice_ids)
         self._stream: Stream[ProducedToken | PromptLogprobs | ClusterError] = Stream()
         self.prompt_logprobs: PromptLogprobs | None = None
 

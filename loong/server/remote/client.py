@@ -77,7 +77,7 @@ class RemoteEngineClient:
         if self.ended.is_set():
             put(EngineStoppedError())
             return
-        self._puts.update((choice.request_id, put) for choice in request.choices())
+        self._puts.update(dict.fromkeys(request.choice_ids, put))
         self._call(Submit(request))
 
     def abort(self, request_id: RequestId) -> None:

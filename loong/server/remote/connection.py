@@ -119,8 +119,7 @@ class ApiConnection:
             self._report(Admitted(call.ticket))
 
     def _submit(self, request: Request) -> None:
-        request_ids = [choice.request_id for choice in request.choices()]
-        self._open.update(request_ids)
+        self._open.update(request.choice_ids)
 
         def put(token: ProducedToken | PromptLogprobs | ClusterError) -> None:
             if isinstance(token, ProducedToken):
@@ -129,7 +128,7 @@ class ApiConnection:
             if isinstance(token, PromptLogprobs):
                 self._report(Scored(request.request_id, token))
                 return
-            failed = self._open.intersection(request_ids)
+            failed = self._open.intersection(request.choice_ids)
             if not failed:
                 return  # the failure was told once for all choices
             self._open -= failed
