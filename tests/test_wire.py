@@ -137,7 +137,7 @@ def request_with(name: str, number: float) -> Request:
         of_request[OF_REQUEST[name]] = number
     else:
         params = OF_SAMPLING[name](number) if name in OF_SAMPLING else {name: number}
-    return Request("r", [1], SamplingParams(**params), 0.0, **of_request)
+    return Request("r", [1], SamplingParams(**params), arrival_time=0.0, **of_request)
 
 
 @pytest.mark.parametrize("name", [*LIMITS, "stop_token_ids", "biased token"])

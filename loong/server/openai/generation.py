@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
-from loong.core.request import FinishReason, Request, RequestId
+from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.server.api.request_ids import logged_name
 from loong.server.context import Server
 from loong.server.metrics.spans import TRACEPARENT
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 async def generate(
-    server: Server, request: Request, options: OutputOptions, arrived_at: float, *, choice: int = 0
+    server: Server, request: NewRequest, options: OutputOptions, arrived_at: float, *, choice: int = 0
 ) -> AsyncGenerator[Delta, None]:
     """The answers to an admitted request, token by token, as the choices from this index on.
 

@@ -8,7 +8,7 @@ from socket import socket
 from typing import assert_never
 
 from loong.core.errors import ClusterError, EngineStoppedError
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, RequestId
 from loong.engine.client import Asking, EngineLimits, PutToken
 from loong.server.api.errors import ApiError
 from loong.server.remote.channel import RemoteChannel
@@ -72,7 +72,7 @@ class RemoteEngineClient:
             self._asking.pop(ticket, None)
             self._call(Leave(ticket))
 
-    def submit(self, request: Request, put: PutToken) -> None:
+    def submit(self, request: NewRequest, put: PutToken) -> None:
         """Begin a request."""
         if self.ended.is_set():
             put(EngineStoppedError())

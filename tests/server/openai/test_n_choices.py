@@ -9,14 +9,14 @@ from http_answers import error_of, events_of, get_json, post
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.request import FinishReason, Request
+from loong.core.request import FinishReason, NewRequest
 from loong.engine.client import EngineLimits
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXTS = ("one", "two STOP on", "three and some more")
 
 
-def by_seed(request: Request) -> Sequence[int]:
+def by_seed(request: NewRequest) -> Sequence[int]:
     """Another text for each seed from 7 on."""
     return [*TEXTS[request.sampling_params.seed - 7].encode()]
 
