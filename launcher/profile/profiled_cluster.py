@@ -83,7 +83,7 @@ class ProfiledCluster:
         prompt = tuple(random.choices(range(SMALLEST_VOCABULARY), k=num_prompt_tokens))
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
         self._now = self._executor.now
-        request = Request(f"profile-{self._num_arrived}", prompt, params, self._now)
+        request = Request(f"profile-{self._num_arrived}", prompt, params, arrival_time=self._now)
         self._state.apply(RequestArrived(self._now, request))
         return request.request_id
 

@@ -121,9 +121,9 @@ def request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Reque
         request_id_of(number),
         range(sent.num_prompt_tokens),
         SamplingParams(max_tokens=sent.num_output_tokens),
-        sent.arrival_time,
         SLO(limits.ttft, limits.tpot),
         sent.shape.user,
+        arrival_time=sent.arrival_time,
     )
 
 
