@@ -1,4 +1,4 @@
-"""What the HTTP face needs of an engine: to answer requests, and to tell of the cluster."""
+"""Protocols of an engine, as the HTTP server needs them: to answer requests and to show the cluster."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -10,18 +10,23 @@ from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, RequestId
 from loong.core.snapshot import Snapshot
 
 PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | ClusterError], None]
-"""Takes the tokens of all choices of a request as they are produced, the last of each with a finish reason;
-or the error that ends them all. Before the first token come the log probabilities of the prompt, if they were
-asked for and it has more than one token."""
+"""Takes the tokens of all choices of a request as they are produced, or the error that ends all choices.
+
+The last token of a choice has a finish reason. The log probabilities of the prompt come before the first
+token, if the request wants them and its prompt has more than one token.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What bounds a request, in tokens; `max_request_kv` is what the cluster holds of one, by its policy."""
+    """The bounds of a request, in tokens.
+
+    `max_request_kv` is the most KV of one request that the policy allows.
+    """
 
     max_model_len: int
     max_request_kv: int
@@ -30,7 +35,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the engine makes progress, and if not, why."""
+    """The health of an engine: is it alive, and if not, why."""
 
     is_alive: bool
     message: str
@@ -38,9 +43,9 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What one client asks for: requests, with the tokens of their prompts, in so many choices each.
+    """The load of one client's call: requests with their prompt lengths, each in `num_choices` choices.
 
-    `key` is the number of the API key that came with them.
+    `key` is the index of the API key of the call.
     """
 
     num_prompt_tokens: Mapping[RequestId, int]
@@ -49,80 +54,77 @@ class Asking:
 
 
 class TokenEngine(Protocol):
-    """Makes tokens for requests."""
+    """An engine that produces tokens for requests."""
 
     @property
     def limits(self) -> EngineLimits:
-        """The bounds that requests are checked against before they are sent."""
+        """The bounds that the caller checks before it submits a request."""
         ...
 
-    def submit(self, request: Request, put: PutToken) -> None:
-        """Begin a request, and hand its tokens to `put`.
-
-        The engine stamps `request.arrival_time` itself: the clock is its own.
-        """
+    def submit(self, request: NewRequest, put: PutToken) -> None:
+        """Begin a request, which arrives now by the engine's clock, and pass its tokens to `put`."""
         ...
 
     def abort(self, request_id: RequestId) -> None:
-        """End one choice of a request, unless it has ended; the others go on, and no more comes of it."""
+        """Abort one choice of a request unless it has ended. Its tokens stop; the other choices go on."""
         ...
 
 
 class EngineClient(TokenEngine, Protocol):
-    """An engine as those see it who answer requests, in its process or in another."""
+    """An engine as the server's handlers see it, in the same process or in another one."""
 
     def admit(self, asking: Asking) -> AbstractAsyncContextManager[None]:
-        """Count requests in while the context lasts, all or none; of whatever process they are.
+        """Count requests, all or none, while the context lasts. The counts cover all server processes.
 
-        Raises what `Admission.admit` does.
+        Raises the errors of `Admission.admit`.
         """
         ...
 
     def note_parent(self, request_id: RequestId, traceparent: str) -> None:
-        """Remember whose child the request's span is, before it is submitted."""
+        """Record the parent of the request's span, before the request is submitted."""
         ...
 
 
 class ClusterView(Protocol):
-    """What an engine tells of its cluster, in its own process."""
+    """The state of an engine's cluster, in the engine's process."""
 
     @property
     def limits(self) -> EngineLimits:
-        """The bounds of requests."""
+        """The bounds of a request."""
         ...
 
     def health(self) -> Health:
-        """From progress, never a constant."""
+        """Return the health, judged by progress."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """The cluster now, with the counts since the start."""
+        """Return the present snapshot, with the counts since the start."""
         ...
 
     @property
     def num_stray_frames(self) -> int:
-        """Frames on private sockets that were no messages, and were dropped."""
+        """The number of dropped frames on private sockets that were not messages."""
         ...
 
     def history(self) -> ClusterHistory:
-        """The last batches and migrations, oldest first."""
+        """Return the last batches and migrations, oldest first."""
         ...
 
 
 class EngineInterface(TokenEngine, ClusterView, Protocol):
-    """An engine of this process."""
+    """An engine in this process."""
 
 
 class Tracing(Protocol):
-    """Traces of all workers of an engine."""
+    """The traces of all workers of an engine."""
 
     async def start(self) -> None:
-        """Return once all trace. Raises `InvalidRequestError` if they do already."""
+        """Return when all workers trace. Raises `InvalidRequestError` if they already do."""
         ...
 
     async def write(self) -> Path:
-        """End after the steps in flight; the one file with what all workers did.
+        """End the traces after the steps in flight, and return the path of the one file with all of them.
 
-        Raises `InvalidRequestError` if none was started.
+        Raises `InvalidRequestError` if no trace was started.
         """
         ...

@@ -1,4 +1,4 @@
-"""Real workers served by the loop, and every request's tokens to whoever asked for them."""
+"""The loop on real workers, which passes each request's tokens to its client."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from loong.core.events import (
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, Health, PutToken
 from loong.engine.held_tokens import HeldTokens
@@ -31,23 +31,23 @@ from loong.wire import encode
 
 logger = logging.getLogger(__name__)
 
-HEALTHY_SILENCE_SECONDS = 4.0  # of heartbeats that are a second apart
+HEALTHY_SILENCE_SECONDS = 4.0  # without a heartbeat; the interval is 1 s
 HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes
 
 
 class Engine:
-    """The engine of a server, on real workers. Arrivals and aborts go through the executor's events."""
+    """The engine of a server, on real workers. Arrivals and aborts pass through the executor's events."""
 
     def __init__(
         self, scheduling: Scheduling, executor: WorkersExecutor, limits: EngineLimits, timeline: Timeline
     ) -> None:
         self.limits = limits
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
-        self._waiting: dict[RequestId, PutToken] = {}  # for tokens: choices that have not ended
-        self._scored: dict[RequestId, HeldTokens] = {}  # choices whose prompt has yet to be scored
-        self._unprepared: set[RequestId] = set()  # those that arrive when their grammar is there
+        self._waiting: dict[RequestId, PutToken] = {}  # choices that have not ended
+        self._scored: dict[RequestId, HeldTokens] = {}  # choices whose prompt logprobs are incomplete
+        self._unprepared: set[RequestId] = set()  # choices whose grammar is being compiled
         self._failure: str | None = None
-        self._advanced_at = executor.now  # when something was last done, or there last was something to do
+        self._advanced_at = executor.now  # time of the last progress, or of the first waiting request
         executor.take_prompt_logprobs = self._take_prompt_logprobs
         scheduling.observe(self)
 
@@ -64,23 +64,22 @@ class Engine:
             for put in (*self._waiting.values(), *(scored.put for scored in self._scored.values())):
                 put(EngineStoppedError())
 
-    def submit(self, request: Request, put: PutToken) -> None:
-        """Begin a request, and hand the tokens of all its choices to `put`, or why there are none."""
+    def submit(self, request: NewRequest, put: PutToken) -> None:
+        """Begin a request, and pass the tokens of all its choices to `put`, or the error that ends them."""
         if self._failure is not None:
             put(EngineStoppedError())
             return
-        request = replace(request, arrival_time=self._executor.now)
-        choice_ids = [choice.request_id for choice in request.choices()]
-        params = request.sampling_params
+        choice_ids, params = request.choice_ids, request.sampling_params
         try:
             encode(params)
             prepared = None if params.grammar is None else self._executor.prepare_grammar(params.grammar)
-        except (OverflowError, TypeError, ValueError):  # of what cannot be encoded
+        except (OverflowError, TypeError, ValueError):  # from values that msgpack cannot encode
             logger.exception("request %s cannot be sent to workers", request.request_id)
             put(ClusterError("the request cannot be sent to workers; the server's log says why"))
             return
+        arrived = request.arriving(self._executor.now)
         if not self._waiting:
-            self._advanced_at = self._executor.now
+            self._advanced_at = arrived.arrival_time
         if request.num_prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
             num_top = min(request.num_prompt_logprobs, self.limits.vocab_size)
             scored = HeldTokens(request, num_top, put)
@@ -88,19 +87,19 @@ class Engine:
             put = scored.put
         self._waiting.update(dict.fromkeys(choice_ids, put))
         if prepared is None:
-            self._arrive(request)
+            self._arrive(arrived)
             return
         self._unprepared.update(choice_ids)
-        prepared.add_done_callback(lambda _: self._end_preparation(request, choice_ids, prepared.exception()))
+        prepared.add_done_callback(lambda _: self._end_preparation(arrived, choice_ids, prepared.exception()))
 
     def abort(self, request_id: RequestId) -> None:
-        """End one choice of a request, unless it has ended; no more comes of it."""
+        """Abort one choice of a request unless it has ended. Its tokens stop."""
         self._scored.pop(request_id, None)
         if self._waiting.pop(request_id, None) is not None:
             self._abort_arrived(request_id)
 
     def health(self) -> Health:
-        """Whether the loop runs, every worker was heard from lately, and what is asked advances."""
+        """Return whether the loop runs, all workers reported lately, and waiting requests make progress."""
         silence = self._executor.seconds_since_heard
         standstill = self._executor.now - self._advanced_at if self._waiting else 0.0
         if self._failure is not None:
@@ -113,17 +112,20 @@ class Engine:
         return Health(is_alive=True, message="ok")
 
     def snapshot(self) -> Snapshot:
-        """The cluster now, with the counts since the start; once the engine has failed, nothing is there."""
+        """Return the present snapshot with the counts since the start.
+
+        After a failure only the counts remain.
+        """
         snapshot = self._scheduling.state.snapshot(self._executor.now)
         return snapshot if self._failure is None else _emptied(snapshot)
 
     @property
     def num_stray_frames(self) -> int:
-        """Frames on private sockets that were no messages, and were dropped."""
+        """The number of dropped frames on private sockets that were not messages."""
         return self._executor.num_stray_frames
 
     def history(self) -> ClusterHistory:
-        """The last batches and migrations, oldest first."""
+        """Return the last batches and migrations, oldest first."""
         return self._timeline.history()
 
     def _arrive(self, request: Request) -> None:
@@ -136,7 +138,9 @@ class Engine:
     def _end_preparation(
         self, request: Request, choice_ids: Sequence[RequestId], error: BaseException | None
     ) -> None:
-        """Let a request arrive for which all workers have a grammar, unless nobody waits for it any more."""
+        """Let a request arrive after all workers have compiled its grammar, unless all its choices were
+        aborted.
+        """
         self._unprepared.difference_update(choice_ids)
         puts = [self._waiting[choice_id] for choice_id in choice_ids if choice_id in self._waiting]
         if self._failure is not None or not puts:
@@ -153,13 +157,13 @@ class Engine:
                 self._abort_arrived(choice_id)
 
     def _take_prompt_logprobs(self, part: PromptLogprobs) -> None:
-        """Take what an instance found of a prompt; nobody may wait for it any more."""
+        """Take an instance's log probabilities of a prompt. The request may be gone already."""
         scored = self._scored.get(part.request_id)
         if scored is not None and scored.take(part):
             self._scored = {i: other for i, other in self._scored.items() if other is not scored}
 
     def on_event(self, event: Event, /) -> None:
-        """Hand out tokens. Raises `ClusterError` when an instance is lost for good."""
+        """Pass on tokens. Raises `ClusterError` when an instance is lost for good."""
         match event:
             case TokensProduced():
                 self._advanced_at = event.time
@@ -183,7 +187,7 @@ class Engine:
         _instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Hand out why requests fail."""
+        """Pass on the errors of failed requests."""
         for failure in plan.failures:
             self._scored.pop(failure.request_id, None)
             if (put := self._waiting.pop(failure.request_id, None)) is not None:
@@ -191,14 +195,14 @@ class Engine:
 
 
 def _reason(error: BaseException | None) -> str:
-    """Why an engine has stopped, for clients and operators."""
+    """Return the reason why the engine stopped, for clients and operators."""
     if error is None or isinstance(error, asyncio.CancelledError):
         return "the engine has stopped"
     return str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
 
 
 def _emptied(snapshot: Snapshot) -> Snapshot:
-    """The same counts, but nothing that waits, runs or is held."""
+    """Return the snapshot with its counts, but without requests, batches and KV."""
     instances = tuple(instance.using(0).running(None) for instance in snapshot.instances)
     return replace(
         snapshot,

@@ -1,4 +1,4 @@
-"""The loop that serves real clusters and simulated ones: events in, plans out."""
+"""The loop for real and simulated clusters: from events to plans."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
@@ -16,10 +16,10 @@ from loong.state.cluster_state import ClusterState
 
 
 class Observer(Protocol):
-    """Sees all that the loop does, in order; it must neither change anything nor wait."""
+    """Receives all events and plans of the loop, in order. It must not change them, and must not block."""
 
     def on_event(self, event: Event, /) -> None:
-        """The state has applied `event`."""
+        """Receive an event that the state has applied."""
         ...
 
     def on_plan(
@@ -30,12 +30,14 @@ class Observer(Protocol):
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """On `events`, taken in together, `plan` was made for `snapshot`, which gave `instructions`."""
+        """Receive the plan for a snapshot, the events that it answers, and the instructions that follow from
+        it.
+        """
         ...
 
 
 class Scheduling:
-    """State, policy and executor put together."""
+    """The loop over a state, a policy and an executor."""
 
     def __init__(
         self,
@@ -46,16 +48,16 @@ class Scheduling:
         observers: Sequence[Observer] = (),
         refusals: Refusals | None = None,
     ) -> None:
-        """Without `refusals`, a plan that breaks a rule ends the loop with `InvalidPlanError`."""
+        """Set up the loop. Without `refusals`, a plan that breaks a rule raises `InvalidPlanError`."""
         self.state, self._policy, self._cost_model, self._executor = state, policy, cost_model, executor
         self._observers, self._refusals = list(observers), refusals
 
     def observe(self, observer: Observer) -> None:
-        """Let another observer see what comes, after all there are."""
+        """Add an observer, which is called after all earlier ones."""
         self._observers.append(observer)
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Take in every event, hand it on, and act on those there are, until the executor has drained."""
+        """Apply and yield every event, and plan when events need a plan, until the executor has drained."""
         while events := await self._executor.next_events():
             calls = []
             for event in events:
@@ -70,7 +72,10 @@ class Scheduling:
                 is_settled = self._plan(calls, events[-1].time)
 
     def _plan(self, calls: Sequence[Event], now: float) -> bool:
-        """Start what the policy wants; false if that freed KV or ended requests, for no event will tell."""
+        """Commit and submit one plan; return whether the loop can wait for events.
+
+        It must plan again after a plan that freed KV or failed requests, because no event follows from those.
+        """
         snapshot = self.state.snapshot(now)
         plan, instructions = self._committed(snapshot)
         self._executor.submit(instructions)
@@ -80,7 +85,7 @@ class Scheduling:
         return not (has_freed or plan.failures)
 
     def _committed(self, snapshot: Snapshot) -> tuple[IterationPlan, tuple[Instruction, ...]]:
-        """Commit the policy's plan, or what can be done instead if that is refused."""
+        """Commit the policy's plan, or its replacement if the plan is refused."""
         plan = self._planned(snapshot)
         try:
             instructions = self.state.commit(plan, snapshot)
@@ -94,9 +99,9 @@ class Scheduling:
         return plan, instructions
 
     def _planned(self, snapshot: Snapshot) -> IterationPlan:
-        """Return the policy's plan, or what can be done instead if it raises an error.
+        """Return the policy's plan, or a replacement if the policy raises an error.
 
-        A policy is pure, so an error in the middle of it has changed nothing.
+        A policy is pure, so an error inside it has changed nothing.
         """
         try:
             return self._policy(snapshot, self._cost_model)

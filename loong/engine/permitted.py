@@ -12,17 +12,17 @@ from loong.core.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class PermittedPart:
-    """A plan that keeps the rules, and the requests that only parts left out of it are for."""
+    """The part of a plan that keeps the rules, and the requests that occur only in the refused parts."""
 
     plan: IterationPlan
     refused_ids: frozenset[RequestId]
 
 
 def permitted_part(snapshot: Snapshot, plan: IterationPlan) -> PermittedPart:
-    """Return the parts of `plan` that keep the rules together, taken one by one in a fixed order.
+    """Return the parts of `plan` that keep the rules together, tried one by one in a fixed order.
 
-    Parts that free KV come first, so that batches which need that room are kept. A batch that breaks a rule
-    is cut to those of its requests that keep the rules. Decisions are left out: they explain the whole plan.
+    Parts that free KV come first, so that batches which need those slots are kept. A batch that breaks a rule
+    is reduced to the requests that keep the rules. Decisions are left out: they explain the whole plan.
     """
     permitted, kept_ids, refused_ids = IterationPlan(), set[RequestId](), set[RequestId]()
     for part, request_ids in _parts(plan):
@@ -42,7 +42,7 @@ def permitted_part(snapshot: Snapshot, plan: IterationPlan) -> PermittedPart:
 
 
 def _permitted_batch(snapshot: Snapshot, permitted: IterationPlan, batch: BatchPlan) -> BatchPlan | None:
-    """Return what of a batch keeps the rules beside `permitted`, request by request; None for nothing."""
+    """Return the requests of a batch that keep the rules together with `permitted`, or None if none do."""
 
     def is_permitted(part: BatchPlan) -> bool:
         return _keeps_rules(snapshot, replace(permitted, batches=(*permitted.batches, part)))
@@ -50,7 +50,9 @@ def _permitted_batch(snapshot: Snapshot, permitted: IterationPlan, batch: BatchP
     kept: list[RequestId] = []
 
     def keep(request_ids: Sequence[RequestId]) -> None:
-        """Keep what is permitted of these, in halves: a check takes as long as the batch is large."""
+        """Keep the permitted ones of these requests by bisection: a check takes time in proportion to the
+        batch.
+        """
         if is_permitted(batch.only_for((*kept, *request_ids))):
             kept.extend(request_ids)
         elif len(request_ids) > 1:
@@ -71,7 +73,7 @@ def _keeps_rules(snapshot: Snapshot, plan: IterationPlan) -> bool:
 
 
 def _parts(plan: IterationPlan) -> Iterator[tuple[IterationPlan, tuple[RequestId, ...]]]:
-    """Yield a plan of each part but the batches, and the requests that it is for."""
+    """Yield a plan of each part except batches, and the requests that the part concerns."""
     for failure in plan.failures:
         yield IterationPlan(failures=(failure,)), (failure.request_id,)
     for preemption in plan.preemptions:

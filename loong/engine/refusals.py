@@ -1,4 +1,4 @@
-"""Going on after a plan that broke a rule, or a policy that raised an error."""
+"""Replacements for a plan that broke a rule, or that a policy failed to make."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -18,37 +18,40 @@ from loong.scheduler.policy import Policy
 logger = logging.getLogger(__name__)
 
 LOG_SECONDS = 1.0
-MAX_TRIES = 64  # calls of a policy that raises errors, for one plan
+MAX_TRIES = 64  # calls of the policy for one plan, after an error
 _REASON = "the scheduler found no valid plan for this request; the server's log says why"
 
 
 class Refusals:
-    """Replaces a refused plan by one that keeps the rules, so that other requests go on.
+    """Replaces a refused plan by one that keeps the rules, so that other requests continue.
 
-    A request that a refused part was for is planned again on later events. It fails once it is refused again
-    after everything has ended that was in flight at its first refusal, while nothing else was started.
+    A request of a refused part is planned again on later events. It fails when it is refused again after all
+    batches and migrations of its first refusal have ended, and no others were started meanwhile.
     """
 
     def __init__(self, record: Callable[[Snapshot, IterationPlan, Exception], str]) -> None:
-        """`record` keeps a refused plan for replay, and returns a clause that says where."""
+        """Set up. `record` saves a refused plan for replay, and returns a clause that names the file."""
         self._record = record
-        self._in_flight_at: dict[RequestId, frozenset[int | KVMigration]] = {}  # at its first refusal
+        self._in_flight_at: dict[
+            RequestId, frozenset[int | KVMigration]
+        ] = {}  # batches and migrations in flight at the first refusal
         self._logged_at = -inf
 
     def accept(self) -> None:
-        """Forget earlier refusals: the policy has made a valid plan."""
+        """Forget earlier refusals, because the policy has made a valid plan."""
         self._in_flight_at.clear()
 
     def plan_without_one(
         self, policy: Policy, snapshot: Snapshot, cost_model: CostModel, error: Exception
     ) -> IterationPlan:
-        """Return what to do after the policy has raised `error`.
+        """Return a replacement after the policy has raised `error`.
 
-        If it plans once one request at rest is left out, that request fails. The newest are tried first.
+        If the policy can plan without one of the requests at rest, that request fails. The newest are tried
+        first.
         """
         at_rest = [view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable]
         for view in sorted(at_rest, key=_age, reverse=True)[:MAX_TRIES]:
-            with suppress(Exception):  # then it is not this request alone
+            with suppress(Exception):  # this request is not the only cause
                 plan = policy(_without(snapshot, view), cost_model)
                 check_plan(snapshot, plan)
                 self._log(snapshot, IterationPlan(), error, (view,))
@@ -56,7 +59,7 @@ class Refusals:
         return self.amend(snapshot, IterationPlan(), error)
 
     def amend(self, snapshot: Snapshot, plan: IterationPlan, error: Exception) -> IterationPlan:
-        """Return what to do instead of `plan`, which was refused with `error`.
+        """Return a replacement for `plan`, which was refused with `error`.
 
         If nothing else is in flight, at least one request fails, so that there is always progress.
         """
@@ -72,7 +75,7 @@ class Refusals:
             failing = _newest(snapshot, permitted.refused_ids)
         self._log(snapshot, plan, error, failing)
         if starts_anything:
-            self._in_flight_at.clear()  # what starts now may change the case of all others
+            self._in_flight_at.clear()  # new work may make other requests plannable
         else:
             self._in_flight_at.update(
                 (request_id, self._in_flight_at.get(request_id, in_flight))
@@ -94,10 +97,10 @@ class Refusals:
             what = f"{type(error).__name__}: {error}"
             kept = self._record(snapshot, plan, error)
             cause = None if isinstance(error, InvalidPlanError) else error
-            message = "a plan was refused and what keeps the rules is done: %s; %s"
+            message = "refused a plan and carry out only the part that keeps the rules: %s; %s"
             logger.error(message, what, kept, exc_info=cause)
         for view in failing:
-            logger.error("request %s fails: no valid plan was found for it", view.request_id)
+            logger.error("request %s fails: no valid plan was found", view.request_id)
 
 
 def _in_flight(snapshot: Snapshot) -> frozenset[int | KVMigration]:
@@ -106,14 +109,14 @@ def _in_flight(snapshot: Snapshot) -> frozenset[int | KVMigration]:
 
 
 def _without(snapshot: Snapshot, view: RequestView) -> Snapshot:
-    """Return the snapshot as if a request were not there, though the KV that it holds is still in use."""
+    """Return the snapshot without a request. The KV that the request holds still counts as used."""
     waiting = tuple(other for other in snapshot.waiting if other is not view)
     running = tuple(other for other in snapshot.running if other is not view)
     return replace(snapshot, waiting=waiting, running=running)
 
 
 def _newest(snapshot: Snapshot, refused_ids: frozenset[RequestId]) -> list[RequestView]:
-    """Return the newest of the refused requests at rest, or of all at rest where none was named."""
+    """Return the newest refused request at rest. If none of those is at rest, return the newest at rest."""
     plannable = [view for view in snapshot.request.values() if view.is_plannable]
     named = [view for view in plannable if view.request_id in refused_ids]
     newest = max(named or plannable, key=_age, default=None)
@@ -121,5 +124,5 @@ def _newest(snapshot: Snapshot, refused_ids: frozenset[RequestId]) -> list[Reque
 
 
 def _age(view: RequestView) -> tuple[float, RequestId]:
-    """Return a key that orders requests from the oldest to the newest."""
+    """Return a sort key that orders requests from the oldest to the newest."""
     return view.arrival_time, view.request_id

@@ -1,4 +1,4 @@
-"""The production loop on recorded events: does it plan again what it planned?"""
+"""Replay of recorded events through the production loop. Its plans are compared with the recorded ones."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
@@ -20,7 +20,7 @@ from loong.state.cluster_state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """The first plan that is not as recorded, and the event before it. None stands for no plan at all."""
+    """The first plan that differs from its record, and the event before it. None stands for no plan."""
 
     number: int
     event: Event
@@ -30,7 +30,7 @@ class PlanDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How many plans were the same, and the first that was not, if any."""
+    """The number of equal plans, and the first difference, if any."""
 
     num_plans: int
     difference: PlanDifference | None
@@ -39,7 +39,7 @@ class Replay:
 async def replay(recording: Recording) -> Replay:
     """Feed the events of a recording to the state and the policy that it names, up to the first difference.
 
-    Raises `ConfigError` if there is no such policy any more, `InvalidPlanError` if it now breaks a rule.
+    Raises `ConfigError` if the policy no longer exists, `InvalidPlanError` if it now breaks a rule.
     """
     setting = recording.setting
     recalibration = Recalibration(setting.cost_model)
@@ -57,30 +57,30 @@ async def replay(recording: Recording) -> Replay:
 
 
 def plan_again(setting: Setting, refused: RefusedPlanRecord) -> str | None:
-    """Let the policy plan for the snapshot of a refused plan; return the error, or None if the plan is valid.
+    """Plan again for the snapshot of a refused plan; return the error, or None if the plan is valid.
 
-    Corrections of the cost model are not recorded, so the plan may be another than the refused one.
+    Corrections of the cost model are not recorded, so the plan may differ from the refused one.
     """
     policy = make_policy(setting.policy, setting.policy_config)
     try:
         check_plan(refused.snapshot, policy(refused.snapshot, setting.cost_model))
-    except Exception as error:  # noqa: BLE001 - whatever the policy raises is the answer
+    except Exception as error:  # noqa: BLE001 - any error of the policy is the result
         return f"{type(error).__name__}: {error}"
     return None
 
 
 class _Script:
-    """An executor that tells recorded events, and an observer that compares plans with the recorded ones."""
+    """An executor that reports recorded events, and an observer that compares plans with the recording."""
 
     def __init__(self, recorded_steps: Iterable[RecordedStep]) -> None:
         self._recorded_steps = list(recorded_steps)
-        self._next = 0  # of the recorded_steps
-        self._expected: list[PlanRecord] = []  # of the present recorded_step, last first
+        self._next = 0  # index in `_recorded_steps`
+        self._expected: list[PlanRecord] = []  # of the present recorded step, last first
         self.num_plans = 0
         self.difference: PlanDifference | None = None
 
     async def next_events(self) -> Sequence[Event]:
-        """What was recorded up to the next plan, until one differs."""
+        """Return the recorded events up to the next plan, or nothing after a difference."""
         if self._expected and self.difference is None:
             self._differ(self._recorded_steps[self._next - 1].events, self._expected[-1], None)
         if self._next == len(self._recorded_steps) or self.difference is not None:
@@ -91,10 +91,10 @@ class _Script:
         return recorded_step.events
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
-        """What follows from these was recorded."""
+        """Ignore instructions, because their effects are recorded."""
 
     def on_event(self, event: Event, /) -> None:
-        """Nothing is compared here."""
+        """Ignore events, because only plans are compared."""
 
     def on_plan(
         self,
@@ -104,7 +104,7 @@ class _Script:
         _instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Compare a plan with the recorded one. The last events may have been recorded without plans."""
+        """Compare a plan with its record. The last events may have been recorded without plans."""
         if not self._expected and self._next == len(self._recorded_steps):
             return
         recorded, replayed = self._expected.pop() if self._expected else None, planned_line(plan)

@@ -102,7 +102,7 @@ class BatchRunner:
             PendingTokens(command.batch_id),
         )
         self._pending_tokens = pending_tokens
-        is_alone = command.plan.group.dop == 1 and self._fabric.tensor_parallel.size == 1
+        is_alone = self._is_alone(command)
         is_stepped = is_alone and command.plan.num_steps == 1  # the next can begin before that has ended
         if self._leases is not None and not is_stepped and self._leases.can_run(command):
             return DecodeLease(self._leases, placeholders, pending_tokens, is_alone=is_alone)
@@ -112,11 +112,14 @@ class BatchRunner:
 
     def abandon(self, command: RunBatch) -> None:
         """Leave a batch that cannot begin here, so that its other members do not wait for this one."""
-        group = command.plan.group
-        if group.dop == 1 and self._fabric.tensor_parallel.size == 1:
+        if self._is_alone(command):
             return
-        with suppress(ClusterError), self._fabric.batch(command.batch_id, group.instance_ids):
+        group = command.plan.group.instance_ids
+        with suppress(ClusterError), self._fabric.batch(command.batch_id, group, command.holder_ids):
             raise ClusterError(f"batch {command.batch_id} cannot begin")
+
+    def _is_alone(self, command: RunBatch) -> bool:
+        return len(command.participant_ids) == 1 and self._fabric.tensor_parallel.size == 1
 
     def spans(self) -> Iterator[Span]:
         """What of this is worth to be told apart in a trace."""

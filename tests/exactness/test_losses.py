@@ -13,8 +13,10 @@ from requests_for_tests import assert_exact, greedy_request, random_prompt
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.launcher.serve.local import DEFAULT_LOOKAHEAD, ClusterConfig
+from loong.executor.lookahead import LookaheadMargin
+from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.cost_model import DEFAULT_HOST
 from loong.scheduler.policy import Policy, make_policy
 
 NUM_INSTANCES = 3
@@ -23,7 +25,7 @@ NUM_INSTANCES = 3
 @pytest.fixture(scope="module")
 def restarting(folder: Path) -> Iterator[Cluster]:
     config = ClusterConfig(str(folder), num_instances=NUM_INSTANCES, kv_capacity=256)
-    with running_cluster(config, lookahead=DEFAULT_LOOKAHEAD, restarts=True) as cluster:
+    with running_cluster(config, lookahead=LookaheadMargin.on(DEFAULT_HOST), restarts=True) as cluster:
         yield cluster
 
 
