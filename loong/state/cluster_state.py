@@ -258,9 +258,16 @@ class ClusterState:
         )
 
     def _count_losses(self, instance_id: InstanceId) -> None:
-        """Count the loss against the requests that the instance was computing."""
+        """Count the loss against the requests that the instance had begun to compute.
+
+        A batch that never started had no part in it: its instance may have been lost before.
+        """
         in_flight = (*self._accounting.batches.values(), *self._accounting.ending.values())
-        batches = [batch for batch in in_flight if instance_id in batch.plan.group.instance_ids]
+        batches = [
+            batch
+            for batch in in_flight
+            if batch.running.has_started and instance_id in batch.plan.group.instance_ids
+        ]
         for request_id in {request_id for batch in batches for request_id in batch.plan.request_ids}:
             self._accounting.changing(request_id).num_losses += 1
 
