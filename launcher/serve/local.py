@@ -64,7 +64,7 @@ class ClusterConfig:
     def instances(self) -> tuple[ElasticInstance, ...]:
         """Return the instances, and their host tiers if there are any, all empty."""
         full = [
-            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=False)
+            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=self.device == "cpu")
             for i in range(self.num_instances)
         ]
         hosts = [
