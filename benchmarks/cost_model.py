@@ -66,13 +66,13 @@ class Watch:
     It stands between the loop and its policy, to see when a plan was ready.
     """
 
-    def __init__(self, policy: Policy, executor: WorkersExecutor) -> None:
+    def __init__(self, policy: Policy, executor: WorkersExecutor, idle_seconds: float) -> None:
         self.ran: list[Ran] = []
         self.planning: list[float] = []
         self._policy, self._executor = policy, executor
         self._planned_at = 0.0
         self._running: dict[int, tuple[RunBatch, float, bool]] = {}
-        self._idle_tracker = IdleTracker()
+        self._idle_tracker = IdleTracker(idle_seconds)
 
     def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         """What the policy plans."""
@@ -172,7 +172,8 @@ async def serve(
     """Serve all requests as they come, then run the same batches again."""
     sent = [request_of(number, request) for number, request in enumerate(requests)]
     async with local_workers(config, lookahead=None) as executor:  # one by one, as they are told again
-        watch, noted = Watch(make_policy(policy_name, PolicyConfig()), executor), NotingExecutor(executor)
+        watch = Watch(make_policy(policy_name, PolicyConfig()), executor, model.host.idle)
+        noted = NotingExecutor(executor)
         scheduling = Scheduling(ClusterState(config.instances), watch.plan, model, noted, (watch,))
         async for _ in served(scheduling, executor, sent):
             pass
@@ -186,7 +187,7 @@ def request_of(number: int, sent: WorkloadRequest) -> Request:
         f"r{number}",
         tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY)),
         SamplingParams(max_tokens=sent.num_output_tokens, temperature=0.0),
-        sent.arrival_time,
+        arrival_time=sent.arrival_time,
     )
 
 

@@ -20,6 +20,7 @@ from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.loop import Scheduling
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.serve.local import ClusterConfig, local_workers
 from loong.launcher.simulate.cluster import SimulatedCluster
@@ -120,9 +121,9 @@ class KeptWorkers:
 
 
 @asynccontextmanager
-async def kept_workers(config: ClusterConfig) -> AsyncIterator[KeptWorkers]:
-    """Start workers, and end them."""
-    async with local_workers(config) as executor:
+async def kept_workers(config: ClusterConfig, lookahead: LookaheadMargin) -> AsyncIterator[KeptWorkers]:
+    """Start workers whose ends of batches are predicted by `lookahead`, and end them."""
+    async with local_workers(config, lookahead) as executor:
         yield KeptWorkers(config, executor)
 
 

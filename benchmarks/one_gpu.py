@@ -18,6 +18,7 @@ from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.launcher.hardware.devices import DEVICES
 from loong.model.config import ModelConfig
 from loong.model.load import load_model
 from loong.model.shapes import find_config
@@ -85,7 +86,7 @@ class OneGpu:
     def __init__(self, model: str, num_slots: int, *, is_captured: bool = True) -> None:
         torch.set_num_threads(1)  # as workers do
         config = find_config(model, "dummy")
-        backend = CudaBackend(0, config.torch_dtype)
+        backend = CudaBackend(0, config.torch_dtype, graph_limits=DEVICES["h200"].graph_limits)
         backend.device.use()
         decoder = load_model(model, "dummy", None, 0, SingleDevice(), backend.device)
         self._pool = KVPool(

@@ -64,7 +64,7 @@ def chosen_workers(args: Namespace, policy: str | None = None) -> tuple[ClusterC
         tp_size=chosen.cluster.tp_size,
         greatest={},
     )
-    return chosen.cluster, model
+    return replace(chosen.cluster, graph_limits=model.graph_limits), model
 
 
 def chosen_load(args: Namespace, request_rate: float, seed: int) -> Sequence[WorkloadRequest]:

@@ -47,6 +47,7 @@ from result import print_result, script_parser
 from run_pairs import GOAL, Pairs, RunPair
 
 from loong.core.errors import ClusterError
+from loong.executor.lookahead import LookaheadMargin
 from loong.launcher.bench.background_load import background_load_note, processor_time, share_of_others
 from loong.launcher.bench.spawned_server import sigterm_unwinds
 from loong.launcher.flags import ratio
@@ -305,7 +306,7 @@ async def run_all(
 ) -> None:
     """Take policies off the list as they are run on the same workers, until one fails."""
     config, model = chosen_workers(args, left[0][1])
-    async with kept_workers(config) as kept:
+    async with kept_workers(config, LookaheadMargin.on(model.host)) as kept:
         while left:
             traffic, policy = left.pop(0)
             room = admissible_tokens(policy, config.instances)

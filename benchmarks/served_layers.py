@@ -8,10 +8,12 @@ import torch
 import triton
 import triton.language as tl
 from sm_lanes import Lane, Replay, captured, cuts_of
+from torch import Tensor
 
-from loong.kernels import Partial
+from loong.kernels import Partial, gpu
+from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.exchange.signals import now
-from loong.kernels.gpu import SplitWorkspace, attend_slots
+from loong.kernels.reference import attend_slots
 from loong.kernels.slots import SlotLists
 from loong.model.config import ModelConfig
 
@@ -79,30 +81,45 @@ class ServedKV:
 
     def captured(self, load: Load, lane: Lane, gap: int = GAP) -> Replay:
         """Return what replays a step of served layers in a lane; `gap` 0: one layer behind the other."""
-        return captured(self.call_of(load, lane, gap), lane)
+        return captured(self._call_of(self._step_of(load, lane), gap), lane)
 
-    def call_of(self, load: Load, lane: Lane, gap: int) -> Callable[[], None]:
-        """Return what takes such a step."""
-        config, (num_requests, num_tokens) = self.config, (load.num_requests, load.num_tokens)
-        slots = torch.randperm(num_tokens, device=self._device)
-        lists = SlotLists.of(list(torch.split(slots, load.context)))
-        heads = config.num_heads, config.head_dim
-        q = torch.randn(NUM_LAYERS, num_requests, *heads, dtype=config.torch_dtype, device=self._device)
-        part, num_cuts = Partial.empty(num_requests, *heads, self._device), cuts_of(lane, config.num_kv_heads)
-        workspace = SplitWorkspace.empty(num_cuts, num_requests, *heads, self._device)
-        mailbox = Partial(torch.empty_like(q[0]), torch.empty_like(part.lse))
-        grid = (min(num_requests * config.num_heads, _PROGRAMS_PER_PROCESSOR * lane.num_processors),)
+    def error(self, load: Load, lane: Lane) -> float:
+        """Return how far a captured step is from the definition, as a share of what it gives."""
+        step, (kv, scale) = self._step_of(load, lane), (self._layers[-1], self.config.head_dim**-0.5)
+        captured(self._call_of(step, GAP), lane)()
+        lane.stream.synchronize()
+        exact = attend_slots(step.q[-1].float(), kv[: load.num_tokens].float(), step.lists, scale=scale).out
+        return float((step.mailbox.out - exact).norm() / exact.norm())
+
+    def _step_of(self, load: Load, lane: Lane) -> "_Step":
+        config, device, num_requests = self.config, self._device, load.num_requests
+        slots = torch.randperm(load.num_tokens, device=device)
+        heads, num_cuts = (config.num_heads, config.head_dim), cuts_of(lane, config.num_kv_heads)
+        q = torch.randn(NUM_LAYERS, num_requests, *heads, dtype=config.torch_dtype, device=device)
+        part = Partial.empty(num_requests, *heads, device)
+        return _Step(
+            q=q,
+            lists=SlotLists.of(list(torch.split(slots, load.context))),
+            part=part,
+            workspace=gpu.SplitWorkspace.empty(num_cuts, num_requests, *heads, device),
+            mailbox=Partial(torch.empty_like(q[0]), torch.empty_like(part.lse)),
+            num_programs=min(num_requests * config.num_heads, _PROGRAMS_PER_PROCESSOR * lane.num_processors),
+        )
+
+    def _call_of(self, step: "_Step", gap: int) -> Callable[[], None]:
+        scale, num_rows = self.config.head_dim**-0.5, step.part.lse.numel()
 
         def call() -> None:
             for layer in range(NUM_LAYERS):
-                kv = self._layers[layer % NUM_BUFFERS]
-                times = self._num_steps, self._times, layer
+                kv, times = self._layers[layer % NUM_BUFFERS], (self._num_steps, self._times, layer)
                 if gap:
-                    _await_queries[(1,)](*times, gap, NUM_LAYERS, MAX_STEPS, num_warps=1)
-                attend_slots(q[layer], kv, lists, scale=config.head_dim**-0.5, workspace=workspace, out=part)
+                    _await_queries[(1,)](*times, gap, NUM_LAYERS, MAX_STEPS, num_warps=1, **chain_options())
+                gpu.attend_slots(
+                    step.q[layer], kv, step.lists, scale=scale, workspace=step.workspace, out=step.part
+                )
                 if gap:
-                    sizes = NUM_LAYERS, MAX_STEPS, _ROWS_AT_ONCE
-                    _put[grid](*part, *mailbox, *times, part.lse.numel(), config.head_dim, *sizes)
+                    sizes = num_rows, self.config.head_dim, NUM_LAYERS, MAX_STEPS, _ROWS_AT_ONCE
+                    _put[(step.num_programs,)](*step.part, *step.mailbox, *times, *sizes, **chain_options())
 
         return call
 
@@ -110,6 +127,7 @@ class ServedKV:
         """Forget all times."""
         self._times.zero_()
         self._num_steps.zero_()
+        torch.cuda.synchronize()
 
     def latencies(self, begin: int = 0, end: int = 1 << 62) -> Latencies:
         """Return those of layers whose times are within some nanoseconds of the device's clock."""
@@ -117,6 +135,18 @@ class ServedKV:
         times = self._times[1 : num_steps + 1].reshape(-1, 2).tolist()
         within = [(put - came) * 1e-9 for came, put in times if begin <= came and put <= end and put]
         return Latencies.of(within)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What served layers read and write."""
+
+    q: Tensor  # [layers, T, H, D]
+    lists: SlotLists
+    part: Partial
+    workspace: gpu.SplitWorkspace
+    mailbox: Partial  # of the queries' dtype, as partials travel
+    num_programs: int  # that put
 
 
 @triton.jit(do_not_specialize=["layer", "gap"])  # type: ignore[untyped-decorator]  # Triton's own
@@ -127,8 +157,10 @@ def _await_queries(
     gap: tl.tensor,
     num_layers: tl.constexpr,
     max_steps: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
     """Wait, as for a flag, and note the time; the first layer of a step counts it."""
+    follow(is_chained)
     polls = tl.full((), 0, tl.int64)
     step = tl.load(num_steps) + (layer == 0)
     begin = now(polls)
@@ -155,8 +187,11 @@ def _put(
     num_layers: tl.constexpr,
     max_steps: tl.constexpr,
     at_once: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
     """Copy partials, rows of a token and a head, in the dtype in which they travel, and note the time."""
+    let_next_start(is_chained)
+    follow(is_chained)
     dim = tl.arange(0, head_dim)
     for first in tl.range(tl.program_id(0) * at_once, num_rows, tl.num_programs(0) * at_once):
         row = first + tl.arange(0, at_once)

@@ -28,6 +28,7 @@ from loong.core.plan import QueryBlock, Transfer
 from loong.core.request import SamplingParams
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.launcher.hardware.devices import DEVICES
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard
 from loong.model.transformer import Decoder
@@ -55,7 +56,12 @@ class NobodyThere(SocketFabric):
     """Of a group in which the others say and hear nothing."""
 
     @contextmanager
-    def batch(self, batch_id: int, group: tuple[InstanceId, ...]) -> Iterator[None]:  # noqa: ARG002 - see Fabric
+    def batch(
+        self,
+        batch_id: int,  # noqa: ARG002 - see Fabric
+        group: tuple[InstanceId, ...],  # noqa: ARG002 - see Fabric
+        holders: tuple[InstanceId, ...] = (),  # noqa: ARG002 - see Fabric
+    ) -> Iterator[None]:
         """See Fabric."""
         yield
 
@@ -125,7 +131,13 @@ def measure(story: Story) -> list[float]:
     with TemporaryDirectory() as folder:
         fabric = NobodyThere(Path(folder), World(story.group.dop, 1), 0, deadline=1.0)
         model = cast("Decoder", NoModel(shard))
-        runner = BatchRunner(0, model, pool, fabric, NothingReplayed(takes_leases=True))
+        runner = BatchRunner(
+            0,
+            model,
+            pool,
+            fabric,
+            NothingReplayed(takes_leases=True, graph_limits=DEVICES["h200"].graph_limits),
+        )
         runner.warm_up()
         for name, placement in story.placements.items():
             for positions in placement.on(0):

@@ -8,23 +8,25 @@ from typing import TypeVar
 
 import msgspec
 
+from loong.core.cost.cost_model import HostTimes
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.cost.roofline import DEVICES, ModelShape, cuda_graph_limits
+from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
+from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 
-FORMAT = 6
+FORMAT = 7
 
-T = TypeVar("T", ModelShape, Coefficients)
+T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane)
 
 
 class _Format(msgspec.Struct, frozen=True):
-    """Of a file of any version."""
+    """The part that files of every version have."""
 
     format: int
 
 
 class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Relative errors of predictions of samples that the fit has not seen."""
+    """Relative errors of predictions for samples that the fit has not seen."""
 
     num_samples: int
     mean: float
@@ -33,7 +35,7 @@ class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tiles of attention a library is to compute: the fields of TileSizes."""
+    """The tiles of attention that a library is to compute: the fields of TileSizes."""
 
     square: int
     largest_square: int
@@ -48,12 +50,14 @@ class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `loong profile` found, and where and how.
+    """The result of `loong profile`: costs, and the machine and the model that they are of.
 
-    `undetermined` coefficients are a roofline's, since no sample told them. `ranges` is the least and the
-    greatest measured of each count of work; beyond it the model extrapolates. `repeat_spread` tells how quiet
-    the machine was: how much longer, relative, the median of a plan's times was than the quickest.
-    `attention_tiles` were in use, and are to be, where the device has any.
+    `undetermined` coefficients are a roofline's, since no sample determines them. `graph_limits` (the fields
+    of `CudaGraphLimits`, for any shape), `host` (of `HostTimes`) and `lane` (of `ServiceLane`) are the
+    device's, not measured. `ranges` is the least and the greatest measured of each count of work; beyond it
+    the model extrapolates. `repeat_spread` says how quiet the machine was: how much longer, relative, the
+    median of a plan's times was than the fastest. `attention_tiles` were in use, and are to be, where the
+    device has any.
     """
 
     format: int
@@ -68,6 +72,9 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     coefficients: dict[str, float]
     overlap: float
     undetermined: list[str]
+    graph_limits: dict[str, int]
+    host: dict[str, float]
+    lane: dict[str, float]
     ranges: dict[str, tuple[float, float]]
     repeat_spread: float
     errors: dict[str, Errors]
@@ -85,14 +92,19 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 )
 
     def cost_model(self, num_instances: int) -> WorkCostModel:
-        """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
-        device = DEVICES[self.device]
-        graph_limits = cuda_graph_limits(ModelShape(**self.shape), device)
-        coefficients = Coefficients(**self.coefficients)
-        return WorkCostModel(coefficients, self.overlap, graph_limits, num_instances, device.lane)
+        """Return the cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
+        limits = cuda_graph_limits(ModelShape(**self.shape), CudaGraphLimits(**self.graph_limits))
+        return WorkCostModel(
+            Coefficients(**self.coefficients),
+            self.overlap,
+            limits,
+            num_instances,
+            ServiceLane(**self.lane),
+            HostTimes(**self.host),
+        )
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
-        """What of these greatest counts to come is beyond what was measured, in words."""
+        """Return a phrase for each of these greatest counts that exceeds the measured range."""
         return [
             f"{name} may reach {value:,.0f}, but at most {self.ranges[name][1]:,.0f} was measured"
             for name, value in greatest.items()
@@ -126,7 +138,11 @@ def read_cost_model(path: Path) -> CostModelFile:
         raise ConfigError(f"{path} is no cost model that this version can read: {error}") from error
     _check_names(path, "shape", file.shape, ModelShape)
     _check_names(path, "coefficients", file.coefficients, Coefficients)
-    for name, value in (*file.coefficients.items(), ("overlap", file.overlap)):
+    _check_names(path, "graph_limits", file.graph_limits, CudaGraphLimits)
+    _check_names(path, "host", file.host, HostTimes)
+    _check_names(path, "lane", file.lane, ServiceLane)
+    numbers = {**file.coefficients, **file.graph_limits, **file.host, **file.lane, "overlap": file.overlap}
+    for name, value in numbers.items():
         if not (isfinite(value) and value >= 0):
             raise ConfigError(f"{path}: {name} must be at least 0, but is {value}")
     if (tiles := file.attention_tiles) is not None and not _fit(tiles):
@@ -146,7 +162,7 @@ def _check_names(path: Path, where: str, values: Mapping[str, object], kind: typ
 
 
 def _fit(tiles: AttentionTiles) -> bool:
-    """Whether the sizes are multiples of one another as TileSizes has them."""
+    """Return whether the sizes are multiples of one another, as TileSizes requires."""
     if min(msgspec.structs.astuple(tiles)) < 1:
         return False
     pairs = (

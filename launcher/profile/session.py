@@ -8,8 +8,10 @@ import msgspec
 from tqdm import tqdm
 
 from loong.core.errors import ConfigError
+from loong.executor.lookahead import LookaheadMargin
 from loong.launcher.cluster_flags import ChosenCluster
 from loong.launcher.hardware.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
+from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.machine import num_processors
 from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
@@ -18,7 +20,7 @@ from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
 from loong.launcher.serve.local import local_workers
 from loong.scheduler.cost.cost_model import WorkCostModel
-from loong.scheduler.cost.roofline import DEVICES, roofline
+from loong.scheduler.cost.roofline import roofline
 from loong.workloads.report.report import table
 
 NUM_SIGNIFICANT = 4  # digits of a coefficient that are shown
@@ -36,7 +38,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     shape, tp_size = shape_of(chosen.model), chosen.cluster.tp_size
     prior = roofline(shape, DEVICES[chosen.device], tp_size)
     tiles = _attention_tiles(chosen)
-    cluster = chosen.cluster
+    cluster = replace(chosen.cluster, graph_limits=prior.graph_limits)
     if tiles is not None:
         cluster = replace(cluster, attention_tiles=msgspec.structs.astuple(tiles))
     print(_heading(chosen, duration), flush=True)
@@ -48,7 +50,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
 
 
 def _heading(chosen: ChosenCluster, duration: float) -> str:
-    """Return what is measured and, where processes share processors, that their times are of that."""
+    """Return what is measured and, where processes share cores, a note on that."""
     cluster = chosen.cluster
     dops = f"1 to {cluster.num_instances}" if cluster.num_instances > 1 else "1"
     heading = (
@@ -61,7 +63,7 @@ def _heading(chosen: ChosenCluster, duration: float) -> str:
 
 
 def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
-    """Which tiles of attention a library computes sooner, on the first GPU; None on processors."""
+    """Return the attention tiles that a library computes fastest on the first GPU; None on processors."""
     if chosen.cluster.device == "cpu":
         return None
     from loong.model.tile_sizes import measured_tile_sizes  # not at the top: its kernels need a GPU
@@ -73,8 +75,8 @@ def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
 async def _measure(
     chosen: ChosenCluster, limits: Limits, prior: WorkCostModel, duration: float
 ) -> list[Measured]:
-    async with local_workers(chosen.cluster) as executor:
-        cluster = ProfiledCluster(chosen.cluster.instances, executor)
+    async with local_workers(chosen.cluster, LookaheadMargin.on(prior.host)) as executor:
+        cluster = ProfiledCluster(chosen.cluster.instances, executor, prior.host.idle)
         with tqdm(total=round(duration), unit="s", desc="measuring", disable=None) as bar:
 
             def show(elapsed: float) -> None:

@@ -15,13 +15,12 @@ from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
 from loong.scheduler.cost.calibration import mean_error
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.fit import BatchSample, fit
-from loong.scheduler.cost.idle_tracker import IDLE_SECONDS
 
 logger = logging.getLogger(__name__)
 
 _LIMITS = Limits(max_decode_requests=16, max_step_seconds=0.1, max_prompt_seconds=0.2)
-_LEAST_SAMPLES = 60  # that tell coefficients apart
-_MEASURING_SHARE = 0.85  # of the time; the rest is for the fit
+_LEAST_SAMPLES = 60  # enough to determine coefficients
+_MEASURING_SHARE = 0.85  # of the time; the fit takes the remainder
 
 
 async def calibrate(
@@ -31,7 +30,7 @@ async def calibrate(
     seconds: float,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> tuple[WorkCostModel, int]:
-    """Run batches of every kind for about `seconds`, and fit `prior` to what they take.
+    """Run batches of every kind for about `seconds`, and fit `prior` to their times.
 
     Few batches, as of a busy machine, only scale it. Nothing is measured if there is no time or too little
     room. Returns the model, and the id of the last batch, since workers take no id twice.
@@ -39,9 +38,9 @@ async def calibrate(
     room = min(instance.kv_capacity for instance in instances if instance.kind is InstanceKind.FULL)
     if seconds == 0 or room < LEAST_ROOM:
         return prior, 0
-    start, cluster = monotonic(), ProfiledCluster(instances, executor)
-    # A pause is no longer than it takes to count as idle.
-    profiler = Profiler(cluster, _LIMITS, prior, pause=lambda length: pause(min(length, 1.25 * IDLE_SECONDS)))
+    start, cluster = monotonic(), ProfiledCluster(instances, executor, prior.host.idle)
+    longest = 1.25 * prior.host.idle  # a pause is no longer than it takes to count as idle
+    profiler = Profiler(cluster, _LIMITS, prior, pause=lambda length: pause(min(length, longest)))
     samples = await profiler.sample(seconds * _MEASURING_SHARE)
     found = scaled = prior.scaled(median(each.seconds / each.predicted(prior) for each in samples))
     if len(samples) >= _LEAST_SAMPLES:

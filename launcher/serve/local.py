@@ -1,4 +1,4 @@
-"""Worker processes on this machine: started together, watched, and gone when we are."""
+"""Worker processes on this machine: started together, watched, and ended with this process."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints, WorkerId
@@ -21,7 +22,6 @@ from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_LOOKAHEAD = LookaheadMargin()
 _WORKER = "loong.worker.process"
 MAX_SOCKET_PATH = 107
 _LAST_WORDS_SECONDS = 0.3
@@ -33,6 +33,7 @@ class ClusterConfig:
 
     On `device` cuda, the ranks of instances take the GPUs of the host by turns, and `fabric`, one of FABRICS,
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
+    On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
     Each worker sends a heartbeat every `heartbeat` seconds.
     """
 
@@ -50,6 +51,7 @@ class ClusterConfig:
     device: str = "cpu"
     fabric: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
+    graph_limits: CudaGraphLimits = NO_GRAPHS
     tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema
     log_format: str = "text"
 
@@ -60,9 +62,9 @@ class ClusterConfig:
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
-        """The instances, and their host tiers if there are any, all empty."""
+        """Return the instances, and their host tiers if there are any, all empty."""
         full = [
-            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=False)
+            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=self.device == "cpu")
             for i in range(self.num_instances)
         ]
         hosts = [
@@ -76,9 +78,11 @@ class ClusterConfig:
 
 @asynccontextmanager
 async def local_workers(
-    config: ClusterConfig, lookahead: LookaheadMargin | None = DEFAULT_LOOKAHEAD
+    config: ClusterConfig, lookahead: LookaheadMargin | None = None
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
+
+    The executor predicts the ends of batches with a margin of `lookahead`, or never (None).
 
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
@@ -107,13 +111,13 @@ async def local_workers(
                 task.cancel()
             executor.shut_down()
             executor.close()
-            if not is_ready:  # those that are loading listen to nobody, and have nothing to lose
+            if not is_ready:  # workers that are loading do not listen yet, and have nothing to lose
                 _kill(processes)
             await asyncio.gather(*(stop(process) for process in processes))
 
 
 def _remove_leftovers() -> None:
-    """Remove the run directories of servers that were killed before they could."""
+    """Remove the run directories of servers that were killed before they could do so."""
     for directory in Path(gettempdir()).glob("loong-[0-9]*-*"):
         pid = directory.name.split("-")[1]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -122,7 +126,7 @@ def _remove_leftovers() -> None:
 
 
 def _check_socket_path(directory: Path) -> None:
-    """Sockets have short names: the longest must fit beside the directory's."""
+    """Raise `ConfigError` if the longest socket path in this directory exceeds the system's limit."""
     longest = len(os.fsencode(directory / "worker-0000-00"))
     if longest > MAX_SOCKET_PATH:
         raise ConfigError(
@@ -133,7 +137,7 @@ def _check_socket_path(directory: Path) -> None:
 
 async def _watch(process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
     code = await process.wait()
-    await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
+    await asyncio.sleep(_LAST_WORDS_SECONDS)  # a worker's last report says more than its exit code
     executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
 
 
@@ -176,6 +180,7 @@ def _worker_config(
         device=config.device,
         fabric=config.fabric,
         attention_tiles=config.attention_tiles,
+        graph_limits=config.graph_limits,
         tokenizer_folder=config.tokenizer_folder,
         log_format=config.log_format,
     )

@@ -46,7 +46,7 @@ class Refusals:
     ) -> IterationPlan:
         """Return a replacement after the policy has raised `error`.
 
-        If the policy can plan without one of the requests that can be planned, that request fails. The newest are tried
+        If the policy can plan without one of the plannable requests, that request fails. The newest are tried
         first.
         """
         plannable = [view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable]

@@ -2,20 +2,26 @@
 
 from dataclasses import dataclass
 
+from loong.core.cost.cost_model import HostTimes
 from loong.core.events import BatchEndPredicted
 from loong.core.plan import BatchPlan
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadMargin:
-    """Seconds for which a batch is planned, told and laid out: `batch` and, for each request, `request`.
+    """The seconds in which a batch is planned, sent and laid out: `batch` and, for each request, `request`.
 
-    It is more than these take, for what an engine sees of an end is later than that: tokens are read and told
-    first. Who comes meanwhile waits for a step more. `docs/performance.md` has what was measured.
+    The margin is larger than the work itself, because an engine sees the end of a batch only after tokens
+    were read and sent. A request that arrives within the margin waits for one more step.
     """
 
-    batch: float = 4e-3
-    request: float = 130e-6
+    batch: float
+    request: float
+
+    @classmethod
+    def on(cls, host: HostTimes) -> "LookaheadMargin":
+        """Return the margin where the engine and the workers take the times of `host`."""
+        return cls(host.lookahead_batch, host.lookahead_request)
 
     def delay(self, plan: BatchPlan) -> float | None:
         """How long after its start the end of a batch is predicted; None if it is not.

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, ServingFabric
 from loong.kernels import reference_draw
 from loong.kernels.sampling.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
@@ -45,11 +46,18 @@ class Backend(Protocol):
         """Whether steps are captured, and those of decode leases follow each other without the host."""
 
     @property
+    def graph_limits(self) -> CudaGraphLimits:
+        """The limits within which single steps are captured, where `takes_leases`."""
+
+    @property
     def warm_up_lengths(self) -> tuple[int, ...]:
         """Prompts of these lengths, prefilled once, let everything be compiled that prefill needs."""
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:
         """A fabric for the tensors of the device, of a model of which this process holds `shard`."""
+
+    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:
+        """Return how this device serves batches of other groups; None if it cannot."""
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """How steps that the host launches exchange queries, over a fabric that `connect` gave."""
@@ -87,13 +95,18 @@ class _Copies:
 class CpuBackend:
     """The processor, with the definitions of all kernels. See Backend."""
 
-    def __init__(self, *, takes_leases: bool = False) -> None:
+    def __init__(self, *, takes_leases: bool = False, graph_limits: CudaGraphLimits = NO_GRAPHS) -> None:
+        """Compute eagerly; `takes_leases` and `graph_limits` serve tests only: no host is waited for."""
         self.device = CpuDevice()
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
-        self.takes_leases = takes_leases  # no use but to test: there is no host to wait for
+        self.takes_leases, self.graph_limits = takes_leases, graph_limits
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
+        """See Backend."""
+        return sockets
+
+    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:
         """See Backend."""
         return sockets
 

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.attention.put_exchange import PutExchange, num_exchange_bytes
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, ServingFabric
 from loong.kernels import gpu
 from loong.kernels.late_compilation import warn_of_compilation
 from loong.kernels.sampling.draw_params import DrawParams
@@ -45,9 +46,14 @@ class CudaBackend:
     """One GPU, for a model of `dtype`; `fabric` is one of FABRICS. See Backend."""
 
     def __init__(
-        self, index: int, dtype: torch.dtype, fabric: str = "auto", tiles: TileSizes | None = None
+        self,
+        index: int,
+        dtype: torch.dtype,
+        fabric: str = "auto",
+        tiles: TileSizes | None = None,
+        graph_limits: CudaGraphLimits = NO_GRAPHS,
     ) -> None:
-        self._index, self._fabric = index, fabric
+        self._index, self._fabric, self.graph_limits = index, fabric, graph_limits
         self.device = CudaDevice(index, dtype, tiles)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
@@ -65,6 +71,10 @@ class CudaBackend:
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or isinstance(fabric, SymmetricFabric)
         return fabric
+
+    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:  # noqa: ARG002 - see Backend
+        """See Backend. `ElasticInstance.serves` is false for these instances, so that no plan asks for it."""
+        return None
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """See Backend."""

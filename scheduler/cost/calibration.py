@@ -7,7 +7,7 @@ from math import exp, inf, log
 from statistics import fmean, median
 from typing import NamedTuple
 
-from loong.core.cost.cost_model import CostModel, PrefillTerms
+from loong.core.cost.cost_model import CostModel, HostTimes, PrefillTerms
 from loong.core.cost.work import InstanceWork, Phase, StepWork, phase_with
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
@@ -149,6 +149,11 @@ class CalibratedCostModel:
             kind = Kind(phase_with(has_prefill, has_decode), _transfer(has_exchange, has_ring))
             factors[does] = self.calibration.corrections[kind].factor
         object.__setattr__(self, "_factors", factors)
+
+    @property
+    def host(self) -> HostTimes:
+        """The times of the base, which are not corrected."""
+        return self.base.host
 
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch."""

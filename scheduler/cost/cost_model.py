@@ -3,7 +3,7 @@
 from dataclasses import astuple, dataclass, replace
 from math import hypot
 
-from loong.core.cost.cost_model import PrefillTerms
+from loong.core.cost.cost_model import HostTimes, PrefillTerms
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.cost.work import InstanceWork, Phase, StepWork
 from loong.core.placement import InstanceId
@@ -47,6 +47,10 @@ class Coefficients:
     offloaded_key: float = 1e-6  # a key and value moved to or from a host tier
 
 
+# Round numbers to try things with, as the defaults of `Coefficients` are.
+DEFAULT_HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead_request=130e-6)
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceLane:
     """What of an instance attends for the batches of others: shares of its compute and of its bandwidth.
@@ -82,7 +86,7 @@ class WorkCostModel:
     `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
     goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `graph_limits`
     start none one by one, and all their KV travels before it is attended. Instances from `first_host_tier_id`
-    on are host tiers.
+    on are host tiers. `host` has the times of engine and workers.
     """
 
     coefficients: Coefficients = Coefficients()
@@ -90,6 +94,7 @@ class WorkCostModel:
     graph_limits: CudaGraphLimits = NO_GRAPHS
     first_host_tier_id: InstanceId | None = None
     lane: ServiceLane = WHOLE_INSTANCE
+    host: HostTimes = DEFAULT_HOST
 
     def scaled(self, factor: float) -> "WorkCostModel":
         """Return the model of an instance that takes `factor` times as long for everything."""

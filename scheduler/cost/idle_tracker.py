@@ -4,14 +4,15 @@ from collections.abc import Iterable
 
 from loong.core.placement import InstanceId
 
-# Seconds after which a processor has slept and its caches are cold. Shorter pauses change nothing.
-IDLE_SECONDS = 0.02
-
 
 class IdleTracker:
-    """The times until which instances worked. An instance that has not worked yet counts from time 0."""
+    """The times until which instances worked. An instance that has not worked yet counts from time 0.
 
-    def __init__(self) -> None:
+    An instance is idle after `idle_seconds` without work: its processor has slept and its caches are cold.
+    """
+
+    def __init__(self, idle_seconds: float) -> None:
+        self._idle_seconds = idle_seconds
         self._worked_until: dict[InstanceId, float] = {}
 
     def work(self, instance_ids: Iterable[InstanceId], until: float) -> None:
@@ -19,7 +20,8 @@ class IdleTracker:
         self._worked_until.update(dict.fromkeys(instance_ids, until))
 
     def were_idle(self, instance_ids: Iterable[InstanceId], now: float) -> bool:
-        """Return whether any of these instances has been idle for longer than `IDLE_SECONDS`."""
+        """Return whether any of these instances has been idle for longer than `idle_seconds`."""
         return any(
-            now - self._worked_until.get(instance_id, 0.0) > IDLE_SECONDS for instance_id in instance_ids
+            now - self._worked_until.get(instance_id, 0.0) > self._idle_seconds
+            for instance_id in instance_ids
         )

@@ -6,7 +6,7 @@ What is learned follows from the events and the plans alone, so whoever replays 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loong.core.cost.cost_model import CostModel, PrefillTerms
+from loong.core.cost.cost_model import CostModel, HostTimes, PrefillTerms
 from loong.core.cost.work import InstanceWork, StepWork, batch_work
 from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost
 from loong.core.instructions import ExtendLease, Instruction, RunBatch
@@ -32,7 +32,7 @@ class Recalibration:
         self.base, self.is_applied = base, is_applied
         self.corrected = CalibratedCostModel(base, Calibration())
         self._running: dict[int, _Running] = {}
-        self._idle_tracker = IdleTracker()
+        self._idle_tracker = IdleTracker(base.host.idle)
 
     @property
     def errors(self) -> Mapping[str, float]:
@@ -97,6 +97,11 @@ class RecalibratedCostModel:
 
     def __init__(self, recalibration: Recalibration) -> None:
         self._recalibration = recalibration
+
+    @property
+    def host(self) -> HostTimes:
+        """The times of the base, which are not corrected."""
+        return self._recalibration.base.host
 
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch."""

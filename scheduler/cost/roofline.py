@@ -3,14 +3,15 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
-from loong.core.cost.cuda_graph_limits import H200_GRAPH_LIMITS, NO_GRAPHS, CudaGraphLimits
+from loong.core.cost.cost_model import HostTimes
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.scheduler.cost.cost_model import WHOLE_INSTANCE, Coefficients, ServiceLane, WorkCostModel
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model decides its time. Parameters are counted once a step, embeddings left out."""
+    """The sizes of a model that decide its time. Parameters count once a step, without embeddings."""
 
     num_layers: int
     hidden_size: int
@@ -50,6 +51,7 @@ class DeviceRates:
     exchange_delay: float  # queries out and partials back, a layer
     hop_delay: float  # of a ring, a layer
     step_delay: float  # between two steps
+    host: HostTimes
     message_delay: float
     batch_delay: float  # what a batch takes beside its steps
     beside_delay: float = 0.0  # what a step with prompts and decodes takes more
@@ -68,86 +70,6 @@ class DeviceRates:
     beside_ring_launch: float = 0.0  # and of queries to which none travels
     overlap: float = 1.0
     lane: ServiceLane = WHOLE_INSTANCE  # that serves the batches of others
-
-
-# Measured (docs/performance.md) by 105 steps of one: linear, with norms and activations, and attention. Where
-# four served a mixed load: rings and chunks behind history (parts), 540 short prompts (batch, beside), and
-# what groups took however little they computed (launches). By puts into a peer's memory: link.
-_H200 = DeviceRates(
-    linear_flops=645e12,
-    attention_flops=617e12,
-    part_flops=540e12,
-    lone_part_flops=470e12,
-    memory_bandwidth=3.85e12,
-    memory_bytes=143e9,
-    link_bandwidth=383e9,
-    host_bandwidth=54e9,
-    all_reduce_delay=13e-6,
-    exchange_delay=38e-6,
-    hop_delay=11e-6,
-    step_delay=4e-4,
-    message_delay=5e-5,
-    batch_delay=2e-3,
-    beside_delay=1.5e-3,
-    request_delay=7e-5,
-    block=128,
-    graph_limits=H200_GRAPH_LIMITS,
-    launch=3.7e-4,
-    mixed_launch=3.7e-4,
-    reduce_launch=3e-4,
-    exchange_launch=3.7e-4,
-    ring_launch=2.8e-4,
-    hop_launch=2.8e-4,
-    beside_ring_launch=3.7e-3,
-)
-# In proportion to published peaks.
-_H100 = replace(
-    _H200,
-    linear_flops=627e12,
-    attention_flops=599e12,
-    part_flops=525e12,
-    lone_part_flops=456e12,
-    memory_bandwidth=2.7e12,
-    memory_bytes=80e9,
-)
-_A100 = replace(
-    _H200,
-    linear_flops=240e12,
-    attention_flops=190e12,
-    part_flops=145e12,
-    lone_part_flops=145e12,
-    memory_bandwidth=1.7e12,
-    memory_bytes=80e9,
-    link_bandwidth=250e9,
-    host_bandwidth=25e9,
-    all_reduce_delay=15e-6,
-    exchange_delay=54e-6,
-    hop_delay=15e-6,
-)
-_A800 = replace(_A100, link_bandwidth=170e9)
-# A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
-_CPU = DeviceRates(
-    linear_flops=24e9,
-    attention_flops=26e9,
-    part_flops=26e9,
-    lone_part_flops=26e9,
-    memory_bandwidth=10e9,
-    memory_bytes=4e9,
-    link_bandwidth=0.7e9,
-    host_bandwidth=4e9,
-    all_reduce_delay=2e-4,
-    exchange_delay=5e-4,
-    hop_delay=4e-4,
-    step_delay=6e-4,
-    message_delay=9e-4,
-    batch_delay=5e-4,
-    settle_delay=1.5e-4,
-    request_delay=18e-6,
-    attend_delay=95e-6,
-    segment_delay=6e-6,
-    overlap=0.0,
-)
-DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, "cpu": _CPU}
 
 
 def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCostModel:
@@ -195,17 +117,18 @@ def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCo
             offloaded_key=kv_bytes / device.host_bandwidth,
         ),
         overlap=device.overlap,
-        graph_limits=cuda_graph_limits(shape, device),
+        graph_limits=cuda_graph_limits(shape, device.graph_limits),
+        host=device.host,
         lane=device.lane,
     )
 
 
-def cuda_graph_limits(shape: ModelShape, device: DeviceRates) -> CudaGraphLimits:
-    """What workers of `shape` capture on a device.
+def cuda_graph_limits(shape: ModelShape, limits: CudaGraphLimits) -> CudaGraphLimits:
+    """Return the limits of workers of `shape` on a device with these `limits`.
 
-    Where KV travels it has the room of as many numbers of queries, or of twice as many where heads are alike.
+    KV that travels has as much room as queries have, or twice as much where each head has keys of its own.
     """
-    graph_limits = device.graph_limits.of_heads(shape.num_heads, shape.num_kv_heads)
+    graph_limits = limits.of_heads(shape.num_heads, shape.num_kv_heads)
     num_kv_heads = 2 * shape.num_kv_heads
     num_heads = shape.num_heads * max(1, ceil(num_kv_heads / shape.num_heads))
     most_rows = graph_limits.most_rows * num_heads // num_kv_heads

@@ -45,8 +45,6 @@ from loong.scheduler.esp.reasons import (
 )
 from loong.scheduler.tuning import LEASE_START_SHARE, LONG_LEASE_FACTOR, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
 
-PLAN_SECONDS = 20e-6  # of the engine, that a request in a batch costs it to plan, check and send twice
-
 _arrival = attrgetter("arrival_time", "request_id")
 
 
@@ -193,9 +191,8 @@ class ElasticPlanner:
         Else chats that come one by one have a step each, most of whose time goes to sending all decodes;
         and the engine's to planning, where it has tokens to hand on.
         """
-        seconds = (
-            PLAN_SECONDS * instance_set.num_decodes * self.planning_view.num_instances / MAX_PLANNING_SHARE
-        )
+        plan_seconds = self.cost_model.host.plan_request * instance_set.num_decodes
+        seconds = plan_seconds * self.planning_view.num_instances / MAX_PLANNING_SHARE
         if prefills:
             start_time = lease_start_time(
                 instance_set.instance_ids, instance_set.num_decodes, self.cost_model

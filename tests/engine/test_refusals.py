@@ -26,7 +26,7 @@ from loong.observability.recording.lines import VERSION, Setting
 from loong.observability.recording.reader import read_recording
 from loong.observability.recording.refused import MAX_FILES, RefusedPlans
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import DEFAULT_HOST, WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
 from loong.state.cluster_state import ClusterState
 
@@ -81,7 +81,7 @@ def run(spoil: Spoil, requests: list[Request], folder: Path) -> tuple[dict[str, 
 async def drain(
     policy: Policy, requests: list[Request], refusals: Refusals
 ) -> tuple[dict[str, int], dict[str, str]]:
-    executor = SimulatedExecutor(SETTING.cost_model, requests, lookahead=LookaheadMargin())
+    executor = SimulatedExecutor(SETTING.cost_model, requests, lookahead=LookaheadMargin.on(DEFAULT_HOST))
     state, failures = ClusterState(SETTING.instances), Failures()
     num_tokens: dict[str, int] = {}
     scheduling = Scheduling(state, policy, SETTING.cost_model, executor, (failures,), refusals)

@@ -1,5 +1,7 @@
 """A processor whose captured steps exchange by the kernels of GPUs, interpreted."""
 
+from machines import H200_GRAPH_LIMITS
+
 from loong.core.placement import InstanceId
 from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.protocol import Fabric
@@ -13,7 +15,7 @@ class MailboxBackend(CpuBackend):
     """Needs a fabric over arenas."""
 
     def __init__(self) -> None:
-        super().__init__(takes_leases=True)
+        super().__init__(takes_leases=True, graph_limits=H200_GRAPH_LIMITS)
 
     def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> KVExchange | None:
         """See Backend."""

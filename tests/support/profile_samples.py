@@ -27,7 +27,7 @@ def measured_scenarios(
 ) -> list[Measured]:
     """One story of each kind and DoP on a simulated cluster."""
     executor = SimulatedExecutor(clock, [], incidents)
-    cluster = ProfiledCluster(instances_with([kv_capacity] * num_instances), executor)
+    cluster = ProfiledCluster(instances_with([kv_capacity] * num_instances), executor, clock.host.idle)
 
     async def pause(seconds: float) -> None:
         executor.pause(seconds)

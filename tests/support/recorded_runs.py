@@ -23,7 +23,7 @@ from loong.observability.decision_log.log import DecisionLog
 from loong.observability.recording.lines import planned_line
 from loong.observability.timeline import Timeline
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import DEFAULT_HOST, WorkCostModel
 from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduler.policy import Policy, admissible_tokens, make_policy, policy_kind
 from loong.state.cluster_state import ClusterState
@@ -108,7 +108,7 @@ def recorded_run(
         incidents,
         plan_time=plan_time,
         noise=noise,
-        lookahead=lookahead or LookaheadMargin(),
+        lookahead=lookahead or LookaheadMargin.on(DEFAULT_HOST),
     )
     chosen = make_policy(policy, PolicyConfig(lease_steps=16)) if isinstance(policy, str) else policy
     model = RecalibratedCostModel(recalibration)

@@ -14,7 +14,7 @@ from loong.engine.loop import Scheduling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import DEFAULT_HOST, WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
 from loong.state.cluster_state import ClusterState
 
@@ -44,7 +44,7 @@ def instances_with(capacities: Iterable[int]) -> tuple[ElasticInstance, ...]:
 def timed_request(number: int, num_prompt: int, num_output: int, arrival_time: float = 0.0) -> Request:
     """A request whose tokens mean nothing."""
     params = SamplingParams(max_tokens=num_output)
-    return Request(f"r{number:03}", (7,) * num_prompt, params, arrival_time)
+    return Request(f"r{number:03}", (7,) * num_prompt, params, arrival_time=arrival_time)
 
 
 def simulate(
@@ -60,7 +60,7 @@ def simulate(
     run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()
-    executor = SimulatedExecutor(model, requests, incidents, lookahead=LookaheadMargin())
+    executor = SimulatedExecutor(model, requests, incidents, lookahead=LookaheadMargin.on(DEFAULT_HOST))
 
     def recorded(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         state.check()

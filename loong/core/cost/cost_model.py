@@ -1,5 +1,6 @@
 """What a policy may ask about time."""
 
+from dataclasses import dataclass
 from math import hypot, sqrt
 from typing import Protocol
 
@@ -53,8 +54,28 @@ class PrefillTerms:
         return int(2 * left / (slope + root))
 
 
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Seconds that depend on the processors of the engine and the workers, not on what computes steps.
+
+    Planning, checking and sending one request of a batch, twice, takes the engine `plan_request`. After
+    `idle` seconds without work an instance starts its next batch slowly. The ends of batches are predicted
+    earlier by `lookahead_batch` and, for each request, `lookahead_request`.
+    """
+
+    plan_request: float
+    idle: float
+    lookahead_batch: float
+    lookahead_request: float
+
+
 class CostModel(Protocol):
     """Predicted seconds of the work of one model on one kind of instance."""
+
+    @property
+    def host(self) -> HostTimes:
+        """The times of the processors that run engine and workers."""
+        ...
 
     def step_time(self, work: StepWork, /) -> float:
         """One step of a batch: what binds the group, and its busiest instance or holder."""

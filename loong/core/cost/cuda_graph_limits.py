@@ -32,12 +32,12 @@ class CudaGraphLimits:
     most_pairs: int
     most_lone_pairs: int
     most_kv_rows: int
-    least_copied: int = 256
-    most_copied: int = 1 << 17
-    keys_a_row: int = 2
-    least_queries: int = 256
-    row_pairs: int = 1 << 14
-    lists_a_slot: int = 2
+    least_copied: int
+    most_copied: int
+    keys_a_row: int
+    least_queries: int
+    row_pairs: int
+    lists_a_slot: int
 
     def of_heads(self, num_heads: int, num_kv_heads: int) -> "CudaGraphLimits":
         """The limits for so many heads."""
@@ -80,7 +80,4 @@ class CudaGraphLimits:
         return max(num_own, work.num_ring_keys / work.num_hops) <= self.most_kv_rows
 
 
-H200_GRAPH_LIMITS = CudaGraphLimits(
-    most_rows=2048, most_prompts=64, most_pairs=76 << 20, most_lone_pairs=28 << 20, most_kv_rows=4096
-)
-NO_GRAPHS = CudaGraphLimits(most_rows=0, most_prompts=0, most_pairs=0, most_lone_pairs=0, most_kv_rows=0)
+NO_GRAPHS = CudaGraphLimits(**dict.fromkeys(CudaGraphLimits.__slots__, 0))

@@ -6,6 +6,7 @@ master, and which rows attend which slots. So each size is captured once. What i
 does not have, nobody reads.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,6 @@ from loong.worker.steps.mixed_inputs import (
     MixedInputs,
     PromptKeys,
     is_decode,
-    ways,
 )
 from loong.worker.steps.step_inputs import StepInputs
 
@@ -50,12 +50,14 @@ class MixedGraph:
         self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
         device, config = backend.device, model.shard.config
         num_slots = (pool.num_free + pool.num_used) * (1 if exchange is None else exchange.num_instances)
-        num_words = MixedInputs.num_words(num_slots)
-        heads = config.num_heads, config.num_kv_heads
+        limits = backend.graph_limits
+        num_words = MixedInputs.num_words(num_slots, limits)
         # two, so that one is filled while the other is still copied
-        self._hosts = [MixedInputs(device.host_words(num_words), *heads) for _ in range(2)]
+        self._hosts = [MixedInputs(device.host_words(num_words), limits) for _ in range(2)]
         memory = torch.zeros(num_words, dtype=torch.int64, device=device.torch_device)
-        self._inputs = MixedInputs(memory, *heads)
+        self._inputs = MixedInputs(memory, limits)
+        self._sizes_alone = _sizes_up_to(limits.most_rows, _SIZES)
+        self._sizes_in_groups = _sizes_up_to(limits.most_rows, GROUP_STEP_SIZES)
         self._hidden = torch.zeros(
             MAX_ROWS, config.hidden_size, dtype=config.torch_dtype, device=device.torch_device
         )
@@ -64,15 +66,16 @@ class MixedGraph:
 
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
-        for size in reversed(_SIZES):
-            for way in ways(size):
-                for has_decodes in (True, False) if way is ways(size)[0] else (True,):
+        for size in reversed(self._sizes_alone):
+            ways = self._inputs.ways(size)
+            for way in ways:
+                for has_decodes in (True, False) if way is ways[0] else (True,):
                     step = partial(self._step, size, way, NoExchange(), has_decodes=has_decodes)
                     self._alone[size, way, has_decodes] = self._backend.capture(step)
         if self._exchange is not None:
             self._exchange.begin({})
-            for size in reversed(GROUP_STEP_SIZES):
-                for way in ways(size):
+            for size in reversed(self._sizes_in_groups):
+                for way in self._inputs.ways(size):
                     step = partial(self._step, size, way, self._exchange, has_decodes=True)
                     self._in_groups[size, way] = self._backend.capture(step)
 
@@ -94,7 +97,7 @@ class MixedGraph:
         self._fill(step, size, inputs)
         if batch.group.dop == 1:
             has_decodes = any(is_decode(batch, block) for block in batch.queries)
-            self._alone[size, way, has_decodes or way is not ways(size)[0]]()
+            self._alone[size, way, has_decodes or way is not self._inputs.ways(size)[0]]()
         elif self._exchange is not None:
             self._exchange.begin(num_rows)
             self._in_groups[size, way]()
@@ -113,7 +116,8 @@ class MixedGraph:
         is_alone = step.batch.group.dop == 1
         if not is_alone and (self._exchange is None or step.requests(Transfer.KV)):
             return None
-        return next((size for size in (_SIZES if is_alone else GROUP_STEP_SIZES) if size >= num_rows), None)
+        sizes = self._sizes_alone if is_alone else self._sizes_in_groups
+        return next((size for size in sizes if size >= num_rows), None)
 
     @torch.inference_mode()
     def _step(
@@ -129,6 +133,11 @@ class MixedGraph:
         )
         columns = (inputs.token_ids[:size], inputs.positions[:size], inputs.lengths[:size])
         self._hidden[:size].copy_(self._model.forward(*columns, attention))
+
+
+def _sizes_up_to(most_rows: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ascending `sizes` that steps of up to `most_rows` rows need."""
+    return sizes[: bisect_left(sizes, most_rows) + 1] if most_rows else ()
 
 
 class _QueriesOfAll:

@@ -11,8 +11,9 @@ from torch import Tensor
 from loong.attention.attention_step import AttentionStep
 from loong.attention.local import tasks_of
 from loong.attention.pool import Keys, KeysCopied, KeysInPool, PoolAttention, Singles
-from loong.core.cost.cuda_graph_limits import H200_GRAPH_LIMITS
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.cost.work import WorkCount
+from loong.core.errors import ConfigError
 from loong.core.plan import BatchPlan, QueryBlock
 from loong.core.positions import coalesce
 from loong.core.request import RequestId
@@ -22,16 +23,16 @@ from loong.model.device import AttendTable
 from loong.worker.steps.decode_state import set_first
 from loong.worker.steps.step_inputs import StepInputs
 
-GRAPH_LIMITS = H200_GRAPH_LIMITS
-MAX_ROWS = GRAPH_LIMITS.most_rows  # of an instance in a step
+MAX_ROWS = 2048  # of an instance in a step
 GROUP_STEP_SIZES = (  # rows of a master in a step of a group
     *(16, 32, 64, 128, 256, 384, 512, 640, 768, 896),
     *(1024, 1152, 1280, 1536, 1792, MAX_ROWS),
 )
+MAX_PROMPT_BLOCKS = 64  # that an instance attends
 _MAX_DECODES = 512
 _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
 _TASK_SIZE = len(AttendTask._fields)
-_TABLE_SIZE = GRAPH_LIMITS.most_prompts * _TASK_SIZE
+_TABLE_SIZE = MAX_PROMPT_BLOCKS * _TASK_SIZE
 # in words, by twos: what is behind a part is as aligned as memory is for a kernel
 _PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE, 2]
 _NUM_FIXED = sum(_PARTS)
@@ -52,8 +53,10 @@ class MixedInputs:
     master, queries those that it attends: in a group, row t of instance i is query i * size + t.
     """
 
-    def __init__(self, memory: Tensor, num_heads: int, num_kv_heads: int) -> None:
-        self.memory, self._heads = memory, (num_heads, num_kv_heads)
+    def __init__(self, memory: Tensor, limits: CudaGraphLimits) -> None:
+        """Divide `memory`. Raises `ConfigError` if it has no room for steps within the `limits`."""
+        _check_room(limits)
+        self.memory, self._limits = memory, limits
         columns, decodes, ends, self._tasks, counts = torch.split(memory[:_NUM_FIXED], _PARTS)
         self._num_keys = counts[:1]  # of the prompts
         self.token_ids, self.positions, self.lengths, self.new_slots = columns.view(4, -1)
@@ -62,9 +65,9 @@ class MixedInputs:
         self._slots = memory[_NUM_FIXED:]  # of the prompts' keys, then of the decodes'
 
     @staticmethod
-    def num_words(num_slots: int) -> int:
-        """The size of its memory, for a group with KV of so many tokens."""
-        return _NUM_FIXED + GRAPH_LIMITS.num_listed(num_slots)
+    def num_words(num_slots: int, limits: CudaGraphLimits) -> int:
+        """Return the size of its memory, for a group with KV of `num_slots` tokens."""
+        return _NUM_FIXED + limits.num_listed(num_slots)
 
     def prompt_keys(self, step: AttentionStep, num_rows: int) -> PromptKeys | None:
         """How all members, each of which finds the same, take a step of up to `num_rows` rows a master.
@@ -85,15 +88,19 @@ class MixedInputs:
                 return None
         if most_keys > len(self._slots):
             return None
-        works, graph_limits = count.instances.values(), GRAPH_LIMITS.of_heads(*self._heads)
-        if num_decodes > _MAX_DECODES or not all(map(graph_limits.has, works)):
+        works, limits = count.instances.values(), self._limits
+        if num_decodes > _MAX_DECODES or not all(map(limits.has, works)):
             return None
-        if all(graph_limits.has_few_keys(work, num_rows) for work in works):
+        if all(limits.has_few_keys(work, num_rows) for work in works):
             return PromptKeys.FEW
-        if num_rows < graph_limits.least_copied or all(map(graph_limits.has_few_queries, works)):
+        if num_rows < limits.least_copied or all(map(limits.has_few_queries, works)):
             return PromptKeys.IN_POOL
-        is_too_long = any(work.num_keys > graph_limits.most_copied for work in works)
+        is_too_long = any(work.num_keys > limits.most_copied for work in works)
         return PromptKeys.IN_POOL if is_too_long else PromptKeys.MANY
+
+    def ways(self, size: int) -> tuple[PromptKeys, ...]:
+        """Return how steps of `size` rows may attend the keys of prompts, the usual way first."""
+        return tuple(PromptKeys) if size >= self._limits.least_copied else (PromptKeys.IN_POOL,)
 
     def fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> int:
         """Take in a step, on the host, and return how many words of memory it takes.
@@ -129,7 +136,7 @@ class MixedInputs:
         """What the queries of a step attend here, in which there may be decodes."""
         num_decodes = min(num_instances * size, _MAX_DECODES)
         lists = SlotLists(self._slots, self._decode_starts[:num_decodes], self._cu_seqlens[: num_decodes + 1])
-        tables = self._tasks.view(_MAX_ROUNDS, GRAPH_LIMITS.most_prompts, _TASK_SIZE)
+        tables = self._tasks.view(_MAX_ROUNDS, MAX_PROMPT_BLOCKS, _TASK_SIZE)
         is_cut = prompt_keys is not PromptKeys.FEW
         return PoolAttention(
             Singles(self._decode_rows[:num_decodes], lists) if has_decodes else None,
@@ -141,8 +148,8 @@ class MixedInputs:
         if prompt_keys is PromptKeys.IN_POOL:
             return KeysInPool(self._slots)
         if prompt_keys is PromptKeys.MANY:
-            return KeysCopied(self._slots[: GRAPH_LIMITS.most_copied], self._num_keys)
-        return KeysCopied(self._slots[: GRAPH_LIMITS.keys_a_row * size])
+            return KeysCopied(self._slots[: self._limits.most_copied], self._num_keys)
+        return KeysCopied(self._slots[: self._limits.keys_a_row * size])
 
     def _list_tasks(self, prompts: "list[_Attended]", starts: Mapping[RequestId, int]) -> None:
         tasks = [tasks_of(p.block, p.query_row, starts[p.block.request_id], p.kv) for p in prompts]
@@ -158,9 +165,11 @@ class MixedInputs:
         self._cu_seqlens[len(starts) :] = starts[-1] - starts[0]
 
 
-def ways(size: int) -> tuple[PromptKeys, ...]:
-    """How steps of a size may attend the keys of prompts, the usual way first."""
-    return tuple(PromptKeys) if size >= GRAPH_LIMITS.least_copied else (PromptKeys.IN_POOL,)
+def _check_room(limits: CudaGraphLimits) -> None:
+    """Raise `ConfigError` unless workers can capture steps within the `limits`."""
+    for name, room in (("most_rows", MAX_ROWS), ("most_prompts", MAX_PROMPT_BLOCKS)):
+        if (asked := getattr(limits, name)) > room:
+            raise ConfigError(f"graph_limits.{name} is {asked}, but workers have room for {room}")
 
 
 def is_decode(batch: BatchPlan, block: QueryBlock) -> bool:

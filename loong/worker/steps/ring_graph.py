@@ -29,7 +29,8 @@ class RingGraph:
 
     def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: KVExchange) -> None:
         self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
-        self._sizes = tuple(size for size in KV_SIZES if size <= exchange.max_kv_rows)
+        most_rows = min(exchange.max_kv_rows, backend.graph_limits.most_kv_rows)
+        self._sizes = tuple(size for size in KV_SIZES if size <= most_rows)
         device, config = backend.device, model.shard.config
         num_words = RingInputs.num_words(exchange.num_instances)
         self._host = RingInputs(device.host_words(num_words), exchange.num_instances)
@@ -37,7 +38,10 @@ class RingGraph:
             torch.zeros(num_words, dtype=torch.int64, device=device.torch_device), exchange.num_instances
         )
         self._hidden = torch.zeros(
-            self._sizes[-1], config.hidden_size, dtype=config.torch_dtype, device=device.torch_device
+            max(self._sizes, default=0),
+            config.hidden_size,
+            dtype=config.torch_dtype,
+            device=device.torch_device,
         )
         self._steps: dict[int, Callable[[], None]] = {}
 

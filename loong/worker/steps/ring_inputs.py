@@ -9,7 +9,6 @@ from torch import Tensor
 from loong.attention.attention_step import AttentionStep
 from loong.attention.local import tasks_of
 from loong.attention.ring import kept_rows, num_rows_of, own_rows, parts_of
-from loong.core.cost.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 from loong.kernels.attend_task import AttendTask
@@ -18,14 +17,8 @@ from loong.worker.steps.decode_state import set_first
 from loong.worker.steps.mixed_inputs import GROUP_STEP_SIZES
 from loong.worker.steps.step_inputs import StepInputs
 
-KV_SIZES = (
-    *GROUP_STEP_SIZES,
-    2560,
-    3072,
-    3584,
-    H200_GRAPH_LIMITS.most_kv_rows,
-)  # rows that a member makes, or brings
-MAX_KV_ROWS = H200_GRAPH_LIMITS.most_kv_rows
+MAX_KV_ROWS = 4096
+KV_SIZES = (*GROUP_STEP_SIZES, 2560, 3072, 3584, MAX_KV_ROWS)  # rows that a member makes, or brings
 MAX_BLOCKS = 64  # of prompts, of one master
 _TASK_SIZE = len(AttendTask._fields)
 

@@ -18,7 +18,8 @@ SEEDS = range(6)
 
 
 def total(work: StepWork) -> InstanceWork:
-    return InstanceWork(*map(sum, zip(*map(astuple, work.instances.values()), strict=True)))
+    parts = (*work.instances.values(), *work.holders.values())
+    return InstanceWork(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 def num_new(batch: BatchPlan, request_id: RequestId) -> int:
@@ -41,7 +42,7 @@ def test_attention_calls_are_those_of_the_workers_but_for_stripes_that_the_mask_
         work = step_work(batch, placements)
         tasks = attention_tasks(batch, placements)
         calls = {(task.block, task.segment.instance_id, task.instance_id) for task in tasks}
-        for instance_id, part in work.instances.items():
+        for instance_id, part in {**work.instances, **work.holders}.items():
             made = sum(1 for call in calls if call[2] == instance_id)
             assert part.num_attends >= made
             num_calls += made

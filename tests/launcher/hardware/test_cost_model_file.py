@@ -19,10 +19,11 @@ from loong.launcher.hardware.cost_model_file import (
     read_cost_model,
     write_cost_model,
 )
+from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.model_shape import shape_of
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import Coefficients
-from loong.scheduler.cost.roofline import DEVICES, roofline
+from loong.scheduler.cost.roofline import roofline
 
 SHAPE = shape_of(CONFIG)
 FILE = CostModelFile(
@@ -38,6 +39,9 @@ FILE = CostModelFile(
     coefficients=asdict(Coefficients(step=1.5e-3)),
     overlap=0.0,
     undetermined=["offloaded_key"],
+    graph_limits=asdict(DEVICES["cpu"].graph_limits),
+    host=asdict(DEVICES["cpu"].host),
+    lane=asdict(DEVICES["cpu"].lane),
     ranges={"dop": (1, 2), "num_keys": (0, 1000)},
     repeat_spread=0.1,
     errors={"all": Errors(10, 0.05, 0.1, 0.2)},
@@ -106,6 +110,9 @@ def test_a_file_that_is_not_there_or_damaged_is_refused(path: Path, tmp_path: Pa
         ({"coefficients": asdict(Coefficients(token=-1.0))}, "token must be at least 0"),
         ({"coefficients": asdict(Coefficients(token=0.0))}, "token must be above 0"),
         ({"shape": {}}, r"shape\.element_bytes is missing"),
+        ({"graph_limits": {}}, r"graph_limits\.keys_a_row is missing"),
+        ({"host": {**FILE.host, "tea": 5.0}}, r"host\.tea is unknown"),
+        ({"host": {**FILE.host, "idle": -1.0}}, "idle must be at least 0"),
     ],
 )
 def test_keys_and_values_that_cannot_be_are_named(

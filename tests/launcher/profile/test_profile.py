@@ -11,6 +11,7 @@ from profile_samples import NUM_INSTANCES, measured_scenarios
 from loong.core.errors import ClusterError
 from loong.core.events import InstanceLost
 from loong.core.plan import Transfer
+from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured
@@ -18,7 +19,7 @@ from loong.launcher.profile.scenarios import LEAST_ROOM
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.cost.fit import BatchSample, MigrationSample
-from loong.scheduler.cost.roofline import DEVICES, roofline
+from loong.scheduler.cost.roofline import roofline
 
 SHAPE = shape_of(CONFIG)
 INSTANCES = Instances("tiny", SHAPE, tp_size=1, device="cpu", num_instances=NUM_INSTANCES)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from machines import H200_GRAPH_LIMITS
 
-from loong.core.cost.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.errors import ConfigError
 from loong.launcher.serve.gpus import Gpu, check_torch, cost_device, host_gpus
 from loong.launcher.serve.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, fit_gpu_kv_capacity
@@ -41,7 +41,7 @@ def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="nvidia-smi tells of none"):
+    with pytest.raises(ConfigError, match="nvidia-smi reports none"):
         host_gpus()
     with pytest.raises(ConfigError, match="no roofline of NVIDIA T4, only of h200"):
         cost_device(Gpu("NVIDIA T4", 1))
@@ -62,8 +62,8 @@ def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_s
 def test_kv_takes_what_weights_and_graphs_leave_of_the_fullest_gpu_that_is_used() -> None:
     least = gpu(2 * (WEIGHTS + GRAPHS + 2 * ARENA_BYTES_A_PEER + ROOM))
     gpus = [gpu(1 << 40), least, gpu(1)]
-    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), None, 0.5) == 1000
-    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), 900, 0.5) == 900
+    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), None, 0.5, H200_GRAPH_LIMITS) == 1000
+    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), 900, 0.5, H200_GRAPH_LIMITS) == 900
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
@@ -71,13 +71,13 @@ def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
     with pytest.raises(
         ConfigError, match=r"for 1,001 tokens\. .* --gpu-memory-utilization 1 .*tokens 1000 would"
     ):
-        fit_gpu_kv_capacity(CONFIG, gpus, (1, 1), 1001, 1.0)
+        fit_gpu_kv_capacity(CONFIG, gpus, (1, 1), 1001, 1.0, H200_GRAPH_LIMITS)
     with pytest.raises(ConfigError, match="GiB of weights, "):
-        fit_gpu_kv_capacity(CONFIG, [gpu(WEIGHTS)], (1, 1), None, 1.0)
+        fit_gpu_kv_capacity(CONFIG, [gpu(WEIGHTS)], (1, 1), None, 1.0, H200_GRAPH_LIMITS)
     with pytest.raises(
         ConfigError, match="--num-instances is 1 and --tensor-parallel-size 2, but this host has 1"
     ):
-        fit_gpu_kv_capacity(CONFIG, gpus, (1, 2), None, 1.0)
+        fit_gpu_kv_capacity(CONFIG, gpus, (1, 2), None, 1.0, H200_GRAPH_LIMITS)
 
 
 def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
@@ -89,7 +89,7 @@ def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert host_gpus() == (Gpu("NVIDIA H200", 8 << 20),)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match=r"tells of none among CUDA_VISIBLE_DEVICES=$"):
+    with pytest.raises(ConfigError, match=r"reports none among CUDA_VISIBLE_DEVICES=$"):
         host_gpus()
 
 

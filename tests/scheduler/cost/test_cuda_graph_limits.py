@@ -7,15 +7,16 @@ from machines import H200
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.cost.work import InstanceWork
-from loong.scheduler.cost.roofline import DEVICES, ModelShape, cuda_graph_limits
+from loong.launcher.hardware.devices import DEVICES
+from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 from loong.worker.steps import mailbox_exchange, mixed_graph, mixed_inputs, ring_inputs
 
 GRAPH_LIMITS = H200.graph_limits
 
 
-def test_its_limits_are_those_of_workers() -> None:
-    assert GRAPH_LIMITS == mixed_inputs.GRAPH_LIMITS
+def test_its_limits_fill_the_room_of_workers() -> None:
     assert GRAPH_LIMITS.most_rows == mixed_graph._SIZES[-1] == mixed_inputs.GROUP_STEP_SIZES[-1]
+    assert GRAPH_LIMITS.most_prompts == mixed_inputs.MAX_PROMPT_BLOCKS
     assert GRAPH_LIMITS.most_kv_rows == ring_inputs.KV_SIZES[-1]
 
 
@@ -24,10 +25,10 @@ def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_v
     num_kv_heads: int, most_kv_rows: int
 ) -> None:
     shape = ModelShape(32, 4096, 32, num_kv_heads, 128, 0, 0)
-    assert cuda_graph_limits(shape, DEVICES["h200"]).most_kv_rows == most_kv_rows
+    assert cuda_graph_limits(shape, DEVICES["h200"].graph_limits).most_kv_rows == most_kv_rows
     room = mailbox_exchange.query_room(32, num_kv_heads) * 32 // (2 * num_kv_heads)
     assert most_kv_rows == min(ring_inputs.MAX_KV_ROWS, room)
-    assert cuda_graph_limits(shape, DEVICES["cpu"]).most_kv_rows == 0
+    assert cuda_graph_limits(shape, DEVICES["cpu"].graph_limits).most_kv_rows == 0
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from random import Random
 
 import numpy as np
 import pytest
+from machines import H200_GRAPH_LIMITS
 from numba.core.dispatcher import Dispatcher
 from profile_samples import profile_samples
 
-from loong.core.cost.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.instance import ESPGroup
 from loong.scheduler.cost import prediction
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel

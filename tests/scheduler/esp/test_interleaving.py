@@ -8,7 +8,7 @@ from machines import H200, H200_CAPACITY
 from simulation import simulate, timed_request
 from snapshots import begun, decoding, snapshot_of, waiting
 
-from loong.core.cost.cost_model import CostModel, PrefillTerms
+from loong.core.cost.cost_model import CostModel, HostTimes, PrefillTerms
 from loong.core.cost.work import InstanceWork, Phase, StepWork
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
@@ -33,6 +33,10 @@ class EagerGroups:
     seconds: float
     phase: Phase = Phase.MIXED
     seconds_by_exchange: float | None = None
+
+    @property
+    def host(self) -> HostTimes:
+        return self.base.host
 
     def step_time(self, work: StepWork, /) -> float:
         if work.group.dop == 1 or work.phase is not self.phase:

@@ -12,7 +12,8 @@ from loong.core.plan import IterationPlan
 from loong.core.request import SLO, RequestView
 from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.planner import PLAN_SECONDS, plan_esp
+from loong.scheduler.cost.cost_model import DEFAULT_HOST
+from loong.scheduler.esp.planner import plan_esp
 from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
 
 NOW = 100.0
@@ -57,7 +58,7 @@ def test_it_waits_until_reporting_has_its_share_at_most() -> None:
 
 
 def test_prompts_that_are_work_enough_begin_when_the_engine_has_had_its_time() -> None:
-    waited = PLAN_SECONDS * len(DECODES) / MAX_PLANNING_SHARE
+    waited = DEFAULT_HOST.plan_request * len(DECODES) / MAX_PLANNING_SHARE
     assert not begins(planned(prompt(100, waited=waited)))
     assert begins(planned(prompt(10_000, waited=waited)))
     assert begins(planned(*(prompt(1000, name=f"p{i}", waited=waited) for i in range(10))))
@@ -83,7 +84,7 @@ def end_of_lease(num_taken: int, *prompts: RequestView) -> float:
 @pytest.mark.parametrize("num_taken", [0, 3, 30])
 def test_a_lease_that_runs_goes_on_while_a_chat_has_not_waited_for_as_long(num_taken: int) -> None:
     assert 0 <= end_of_lease(num_taken, prompt(100)) - TELLING / LEASE_START_SHARE < STEP
-    least = PLAN_SECONDS * len(DECODES) / MAX_PLANNING_SHARE
+    least = DEFAULT_HOST.plan_request * len(DECODES) / MAX_PLANNING_SHARE
     assert end_of_lease(num_taken, prompt(10_000)) == ceil(least / STEP) * STEP
 
 

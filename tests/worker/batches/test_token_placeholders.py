@@ -8,6 +8,7 @@ from queue import SimpleQueue
 import pytest
 from bare_instance import BareInstance, Outcome
 from bare_worlds import run_commands
+from machines import H200_GRAPH_LIMITS
 from plans import both, decode, prefill
 from requests_for_tests import random_prompt, sampled_request
 from torch import Tensor
@@ -64,7 +65,7 @@ class LateBackend(CpuBackend):
     """A device that is never done while there is something to begin. `story` is what happened, in order."""
 
     def __init__(self, *, takes_leases: bool) -> None:
-        super().__init__(takes_leases=takes_leases)
+        super().__init__(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
         self.reported: SimpleQueue[RunBatch | None] = SimpleQueue()
         self.story: list[int | None] = []  # a batch that was told to be done, or None: a step was asked for
 
@@ -229,7 +230,9 @@ def by_batch(outcomes: Sequence[Outcome]) -> list[list[ProducedToken]]:
 def test_batches_reported_before_tokens_are_known_give_the_same_tokens(
     fabric: SocketFabric, folder: Path, takes_leases: bool
 ) -> None:
-    instance = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases))
+    instance = BareInstance(
+        fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
+    )
     lives = live_requests(*PENALIZED)
     chain = all_ways_of_going_on(lives, all_tokens(instance, lives))
     assert any(given.depends_on_batch_id is not None for batch in chain.predicted for given in batch.inputs)
@@ -298,7 +301,9 @@ def test_a_group_may_shrink_to_the_one_that_samples(
 def test_a_batch_that_begins_before_the_one_before_has_ended_gives_the_same_tokens(
     fabric: SocketFabric, folder: Path, takes_leases: bool, params: Sequence[Mapping[str, object]]
 ) -> None:
-    serial = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases))
+    serial = BareInstance(
+        fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
+    )
     lives = live_requests(*params)
     chain = all_ways_of_going_on(lives, all_tokens(serial, lives))
     outcomes = [serial.carry_out(later(command, 10)) for command in chain.known]
@@ -337,7 +342,9 @@ def test_so_do_chunks_that_sample_nothing(fabric: SocketFabric, folder: Path) ->
 def test_a_request_that_ended_by_its_token_ends_with_one_more_and_others_go_on(
     fabric: SocketFabric, folder: Path, is_overlapping: bool, num_steps: int
 ) -> None:
-    serial = BareInstance(fabric, 0, folder, None, CpuBackend(takes_leases=True))
+    serial = BareInstance(
+        fabric, 0, folder, None, CpuBackend(takes_leases=True, graph_limits=H200_GRAPH_LIMITS)
+    )
     first, second, ending = lives = live_requests({"temperature": 0.0}, {}, {"seed": 1, "num_logprobs": 0})
     tokens = all_tokens(serial, lives)
     stop = tokens[ending.request.request_id][2].token_id

@@ -1,24 +1,23 @@
 """Workers replay the steps that the cost model takes for captured ones."""
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from machines import H200_GRAPH_LIMITS
 from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
 
 from loong.attention.attention_step import AttentionStep
-from loong.core.cost.cuda_graph_limits import H200_GRAPH_LIMITS
 from loong.core.cost.work import step_work
+from loong.core.errors import ConfigError
 from loong.core.instance import ESPGroup
 from loong.core.placement import striped
 from loong.core.plan import BatchPlan, Transfer
 from loong.state.live_request import LiveRequest
 from loong.worker.kv.pool import KVPool
-from loong.worker.steps import mixed_inputs
 from loong.worker.steps.mixed_inputs import MixedInputs, PromptKeys
 
 LIMITS = replace(
@@ -32,8 +31,7 @@ LIMITS = replace(
     keys_a_row=2,
 )
 NO_POOL = KVPool(1, 1, 1, 0, torch.float32, torch.device("cpu"))
-MEMORY = torch.empty(MixedInputs.num_words(10_000), dtype=torch.int64)
-INPUTS = MixedInputs(MEMORY, 4, 2)
+MEMORY = torch.empty(MixedInputs.num_words(10_000, LIMITS), dtype=torch.int64)
 
 
 def live(number: int, num_computed: int, num_tokens: int, group: tuple[int, ...]) -> LiveRequest:
@@ -73,9 +71,9 @@ def test_a_step_is_replayed_if_each_of_its_instances_has_its_part_within_the_lim
     placements = {one.request.request_id: one.placement for one in lives}
     works = step_work(plan, placements).instances.values()
     num_rows = max(work.num_tokens for work in works)
-    limits, inputs = LIMITS.of_heads(4, num_kv_heads), MixedInputs(MEMORY, 4, num_kv_heads)
-    with patch.object(mixed_inputs, "GRAPH_LIMITS", LIMITS):
-        keys = {inputs.prompt_keys(AttentionStep(i, plan, placements, NO_POOL), num_rows) for i in group}
+    limits = LIMITS.of_heads(4, num_kv_heads)
+    inputs = MixedInputs(MEMORY, limits)
+    keys = {inputs.prompt_keys(AttentionStep(i, plan, placements, NO_POOL), num_rows) for i in group}
     assert len(keys) == 1
     assert (keys != {None}) is all(map(limits.has, works))
 
@@ -98,8 +96,7 @@ def test_keys_of_many_queries_are_copied_and_few_of_them_not_cut(
     one = live(0, num_computed, num_tokens, (0,))
     plan = prefill([one.view()], (0,), transfer=Transfer.QUERY)
     step = AttentionStep(0, plan, {one.request.request_id: one.placement}, NO_POOL)
-    with patch.object(mixed_inputs, "GRAPH_LIMITS", replace(LIMITS, most_copied=100)):
-        assert INPUTS.prompt_keys(step, num_tokens) is keys
+    assert MixedInputs(MEMORY, replace(LIMITS, most_copied=100)).prompt_keys(step, num_tokens) is keys
 
 
 def test_fewer_pairs_are_captured_where_each_head_has_keys_of_its_own() -> None:
@@ -109,6 +106,11 @@ def test_fewer_pairs_are_captured_where_each_head_has_keys_of_its_own() -> None:
     one = live(0, 32, 16, (0,))
     plan = prefill([one.view()], (0,), transfer=Transfer.QUERY)
     step = AttentionStep(0, plan, {one.request.request_id: one.placement}, NO_POOL)
-    with patch.object(mixed_inputs, "GRAPH_LIMITS", replace(LIMITS, most_lone_pairs=800)):
-        assert INPUTS.prompt_keys(step, 16) is PromptKeys.MANY
-        assert MixedInputs(MEMORY, 2, 2).prompt_keys(step, 16) is None
+    few = replace(LIMITS, most_lone_pairs=800)
+    assert MixedInputs(MEMORY, few.of_heads(4, 2)).prompt_keys(step, 16) is PromptKeys.MANY
+    assert MixedInputs(MEMORY, few.of_heads(2, 2)).prompt_keys(step, 16) is None
+
+
+def test_limits_beyond_the_room_of_workers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"graph_limits\.most_rows is 2049, but workers have room for 2048"):
+        MixedInputs(MEMORY, replace(LIMITS, most_rows=2049))

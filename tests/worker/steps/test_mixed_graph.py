@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from bare_instance import BareInstance
+from machines import H200_GRAPH_LIMITS
 from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
 
-from loong.core.cost.cuda_graph_limits import H200_GRAPH_LIMITS
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunScoredBatch
 from loong.core.plan import BatchPlan, Transfer
@@ -18,14 +19,14 @@ from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.state.live_request import LiveRequest
 from loong.worker.backend import CpuBackend
-from loong.worker.steps import mixed_graph, mixed_inputs
+from loong.worker.steps import mixed_inputs
 
 
 class ReplayingBackend(CpuBackend):
     """Captures by keeping the call, and counts replays."""
 
-    def __init__(self) -> None:
-        super().__init__(takes_leases=True)
+    def __init__(self, limits: CudaGraphLimits) -> None:
+        super().__init__(takes_leases=True, graph_limits=limits)
         self.num_replays = 0
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
@@ -39,8 +40,8 @@ class ReplayingBackend(CpuBackend):
 class Story:
     """The same batches on an instance that captures its steps, and on one that does not."""
 
-    def __init__(self, fabric: SocketFabric, folder: Path) -> None:
-        self._backend = ReplayingBackend()
+    def __init__(self, fabric: SocketFabric, folder: Path, **limits: int) -> None:
+        self._backend = ReplayingBackend(replace(H200_GRAPH_LIMITS, **limits))
         self._instances = [
             BareInstance(fabric, 0, folder, None, backend) for backend in (self._backend, CpuBackend())
         ]
@@ -90,10 +91,15 @@ def prefill_and_decode(
 
 
 @pytest.fixture
-def story(tmp_path: Path, folder: Path) -> Iterator[Story]:
+def fabric(tmp_path: Path) -> Iterator[SocketFabric]:
     fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
-    yield Story(fabric, folder)
+    yield fabric
     fabric.close()
+
+
+@pytest.fixture
+def story(fabric: SocketFabric, folder: Path) -> Story:
+    return Story(fabric, folder)
 
 
 def live_requests(*lengths: int) -> list[LiveRequest]:
@@ -129,28 +135,27 @@ def test_decodes_alone_that_the_host_must_look_at_are_captured(story: Story) -> 
 
 
 def test_steps_of_more_rows_than_any_that_was_captured_are_launched_by_the_host(
-    story: Story, monkeypatch: pytest.MonkeyPatch
+    fabric: SocketFabric, folder: Path
 ) -> None:
-    monkeypatch.setattr(mixed_graph, "_SIZES", (16, 32))
+    story = Story(fabric, folder, most_rows=32)
     lives = live_requests(3, 30)
     assert not story.take(prefill_and_decode(lives, 30), lives)
     assert story.take(prefill_and_decode(lives, 30), lives)
 
 
-def with_limits(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
-    monkeypatch.setattr(mixed_inputs, "GRAPH_LIMITS", replace(H200_GRAPH_LIMITS, **limits))
+def test_so_are_steps_of_more_prompts_than_there_is_room_for(fabric: SocketFabric, folder: Path) -> None:
+    story = Story(fabric, folder, most_prompts=2)
+    lives = live_requests(8, 5, 20, 21, 22)
+    assert story.take(prefill_and_decode(lives[:2], 20), lives[:2])
+    assert not story.take(prefill_and_decode(lives, 20), lives)
 
 
-@pytest.mark.parametrize("is_of_prompts", [False, True])
-def test_so_are_steps_of_more_requests_than_there_is_room_for(
-    story: Story, monkeypatch: pytest.MonkeyPatch, is_of_prompts: bool
+def test_so_are_steps_of_more_decodes_than_there_is_room_for(
+    story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lives = live_requests(8, 5, 20, 21)
     assert story.take(prefill_and_decode(lives[:2], 20), lives[:2])
-    if is_of_prompts:
-        with_limits(monkeypatch, most_prompts=1)
-    else:
-        monkeypatch.setattr(mixed_inputs, "_MAX_DECODES", 1)
+    monkeypatch.setattr(mixed_inputs, "_MAX_DECODES", 1)
     assert not story.take(prefill_and_decode(lives, 20), lives)
 
 
@@ -159,46 +164,30 @@ def test_so_are_steps_of_more_requests_than_there_is_room_for(
     [(8, [True, True, True, True, False, False]), (17, [True] * 6)],
 )
 def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
-    tmp_path: Path,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    least_queries: int,
-    were_captured: list[bool],
+    fabric: SocketFabric, folder: Path, least_queries: int, were_captured: list[bool]
 ) -> None:
     """With each chunk of 16 there are 256 pairs more, beside 136 with keys of its own."""
-    with_limits(
-        monkeypatch,
+    story = Story(
+        fabric,
+        folder,
         least_copied=16,
         least_queries=least_queries,
         most_pairs=136 + 16 * 24 + 3 * 256,
         row_pairs=24,
     )
-    fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
-    story = Story(fabric, folder)
     lives = live_requests(100)
     assert [story.take(prefill_and_decode(lives, 16), lives) for _ in range(6)] == were_captured
-    fabric.close()
 
 
-def test_a_token_behind_keys_that_were_copied_is_the_same(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_limits(monkeypatch, least_copied=16, least_queries=8, most_copied=128)
-    fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
-    story = Story(fabric, folder)
+def test_a_token_behind_keys_that_were_copied_is_the_same(fabric: SocketFabric, folder: Path) -> None:
+    story = Story(fabric, folder, least_copied=16, least_queries=8, most_copied=128)
     lives = live_requests(64)
     assert [story.take(prefill_and_decode(lives, 16), lives) for _ in range(4)] == [True] * 4
     assert len(lives[0].output_token_ids) == 1
-    fabric.close()
 
 
-def test_lists_of_slots_that_are_too_long_are_too(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_limits(monkeypatch, most_rows=150, keys_a_row=1, lists_a_slot=0)
-    fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
-    story = Story(fabric, folder)
+def test_lists_of_slots_that_are_too_long_are_too(fabric: SocketFabric, folder: Path) -> None:
+    story = Story(fabric, folder, most_rows=150, keys_a_row=1, lists_a_slot=0)
     lives = live_requests(120, 60)
     assert story.take(prefill_and_decode(lives[:1], 120), lives[:1])
     assert not story.take(prefill_and_decode(lives, 120), lives)
-    fabric.close()
