@@ -49,7 +49,7 @@ def test_an_object_has_no_properties_but_those_it_names() -> None:
         ({"type": "object", "properties": {"a": {"if": {}}}}, "#/properties/a"),
         ({"type": "object", "required": ["a"]}, "'a'"),
         ({"$ref": "https://example.com/schema"}, "https://example.com/schema"),
-        ({"$ref": "#"}, "nothing but itself"),
+        ({"$ref": "#"}, "refers only to itself"),
         ({"items": {"$ref": "#/$defs/a"}, "type": "array", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "#/items"),
         ({"$ref": "#", "type": "string"}, "type next to \\$ref"),
         ({"anyOf": [{}], "minLength": 1}, "minLength next to anyOf"),
