@@ -1,8 +1,8 @@
-"""What each policy is, for those who read of it for the first time."""
+"""A phrase for each policy, for readers who do not know it."""
 
 from collections.abc import Iterable
 
-from loong.workloads.plots.style import FIXED_GROUPS
+from loong.workloads.plots.style import SIZED_GROUPS
 
 POLICY_WORDS = {
     "esp": "groups of instances grow and shrink at every step, by deadline",
@@ -10,10 +10,11 @@ POLICY_WORDS = {
     "static-sp": "one fixed group of all instances",
     "replicas": "every instance works alone",
     "tp": "one instance of all devices",
-    "chunked": "one instance of all devices, prompts in chunks beside decodes",
-    "chunked-replicas": "every instance works alone, prompts in chunks beside decodes",
+    "chunked": "one instance of all devices, prompts in chunks together with decodes",
+    "chunked-replicas": "every instance works alone, prompts in chunks together with decodes",
     "disaggregated": "half of the instances prefill, half decode, and KV moves between",
     "esp-disaggregated": "esp's order and chunks, prefill and decode on fixed parts, and KV moves between",
+    "esp-served": "esp's order and chunks, decodes on the fewest instances, KV is read where it was computed",
     "vllm-m": "every instance works alone, new requests go where most memory is free",
     "vllm-s": "one instance of all devices, as vLLM on one host",
     "esp-fcfs": "esp, but first come, first served",
@@ -25,12 +26,14 @@ POLICY_WORDS = {
 
 
 def words_of(policies: Iterable[str]) -> str:
-    """One sentence that says what those are that are known; nothing if none is."""
+    """Return one sentence that describes the known policies among these; empty if none is known."""
     known = [f"{policy}: {words}" for policy in policies if (words := _words_of(policy))]
     return f"{'; '.join(known)}." if known else ""
 
 
 def _words_of(policy: str) -> str | None:
-    if found := FIXED_GROUPS.fullmatch(policy):
-        return f"esp's order and chunks on fixed groups of {found[1]}"
+    if found := SIZED_GROUPS.fullmatch(policy):
+        if found[1] == "served":
+            return f"{POLICY_WORDS['esp-served']}; prompts on groups of {found[2]}"
+        return f"esp's order and chunks on fixed groups of {found[2]}"
     return POLICY_WORDS.get(policy)

@@ -1,4 +1,4 @@
-"""Processes that a server starts, whatever they are for."""
+"""Child processes of a server, of any kind."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ class ChildProcess:
     ) -> None:
         """Start it with the variables of this process and those of `environment`. It inherits `descriptors`.
 
-        It reads `config` with `loong.child.config_of`.
+        The process reads `config` with `loong.child.config_of`.
         """
         self.returncode: int | None = None
         self._ended = asyncio.get_running_loop().create_future()
@@ -64,7 +64,7 @@ class ChildProcess:
         self._process.send_signal(number)
 
     def _attend(self, loop: asyncio.AbstractEventLoop, config: bytes) -> None:
-        """Write what it reads first, and wait for its end: either may take long."""
+        """Write the configuration to its input, and wait for its end: either may take long."""
         stdin = self._process.stdin
         assert stdin is not None  # a pipe
         with suppress(BrokenPipeError), stdin:
@@ -73,7 +73,7 @@ class ChildProcess:
             self._process.wait()
         code = self._process.wait()
         _running.discard(self)
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
             loop.call_soon_threadsafe(self._end, code)
 
     def _end(self, code: int) -> None:
@@ -88,7 +88,7 @@ def signal_children(number: int) -> None:
 
 
 def guarded(work: Coroutine[None, None, None], fail: Callable[[BaseException], None]) -> asyncio.Task[None]:
-    """A task whose failure is told to `fail`: nobody else waits for it."""
+    """Return a task whose failure is passed to `fail`, since nothing else awaits it."""
 
     def report(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -100,12 +100,12 @@ def guarded(work: Coroutine[None, None, None], fail: Callable[[BaseException], N
 
 
 def how_it_ended(code: int) -> str:
-    """A process's exit code in words."""
+    """Return a process's exit code in words."""
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
 async def stop(process: ChildProcess) -> None:
-    """Let a process that was told to end do so by itself, or else kill it."""
+    """Wait for a process that was asked to end, and kill it if it does not."""
     try:
         async with asyncio.timeout(_STOP_SECONDS):
             await process.wait()

@@ -25,9 +25,10 @@ class RequestSpans:
             for token in event.tokens:
                 self._see_token(event.time, token.request_id, token.finish_reason)
         elif isinstance(event, RequestArrived):
-            for choice in event.request.choices():
-                span = RequestSpan(choice.request_id, len(choice.prompt_token_ids), choice.arrival_time)
-                self._live[choice.request_id] = span
+            request = event.request
+            for choice_id in request.choice_ids:
+                span = RequestSpan(choice_id, len(request.prompt_token_ids), request.arrival_time)
+                self._live[choice_id] = span
         elif isinstance(event, RequestAborted):
             self._finish(event.time, event.request_id, FinishReason.ABORT)
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, RequestId
 from loong.engine.client import Asking, EngineLimits, PutToken, TokenEngine
 from loong.server.admission import Admission
 from loong.server.metrics.spans import Spans
@@ -29,7 +29,7 @@ class LocalEngineClient:
         with self._admission.admit(asking):
             yield
 
-    def submit(self, request: Request, put: PutToken) -> None:
+    def submit(self, request: NewRequest, put: PutToken) -> None:
         """Begin a request; it waits until its first token."""
         stop_waiting = self._admission.stop_waiting
 

@@ -15,7 +15,7 @@ from loong.core.plan import IterationPlan, KVMigration
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.least_work import assigned_places
-from loong.scheduler.common.cluster_parts import groups_of, split
+from loong.scheduler.common.cluster_parts import Parts, groups_of, split
 from loong.scheduler.common.planning_view import InstanceSet, PlanningView, joined, make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.ablations import InPlaceStep
@@ -86,12 +86,23 @@ def plan_esp_fixed(
     parts = groups_of(tuple(sorted(snapshot.pools)), size)
     if not parts:
         return IterationPlan()
+    return plan_parts(snapshot, parts, cost_model, config, len(snapshot.pools))
+
+
+def plan_parts(
+    snapshot: Snapshot,
+    parts: Parts,
+    cost_model: CostModel,
+    config: PolicyConfig,
+    num_cluster_instances: int,
+) -> IterationPlan:
+    """Assign prompts to these groups, and plan each group by itself."""
     found = make_planning_view(snapshot)
     assigned, others = assigned_places(found, parts, cost_model, config, FixedPlanner.order)
     plan = joined_plan(
-        plan_group(part, cost_model, config, found.num_instances)
+        plan_group(part, cost_model, config, num_cluster_instances)
         for part in split(snapshot, parts, assigned)
-        if part.waiting or any(view.batch_id is None for view in part.running)
+        if part.waiting or any(view.is_plannable for view in part.running)
     )
     if not others:
         return plan

@@ -55,16 +55,17 @@ def assigned_places(
     Prompts choose in the order of their deadlines, deferred ones last. Of a crowd only those that admission
     considers have a place. Where no group has room, a prompt waits for the roomiest one.
     """
-    if len(parts) == 1:
-        return {view.request_id: 0 for view in found.waiting}, ()
-    snapshot, place = found.snapshot, place_of(parts)
+    snapshot = found.snapshot
     live = [view for view in snapshot.running if not view.has_ended]
-    home = {view.request_id: home_of(view, snapshot) for view in live}
-    place_by_id = {r: place[i] for r, ids in home.items() for i in ids if i in place}
+    if len(parts) == 1:
+        return {view.request_id: 0 for view in (*found.waiting, *live)}, ()
+    home = {view.request_id: home_of(view, snapshot, parts) for view in live}
+    place_by_id = {request_id: at for request_id, at in home.items() if at is not None}
     loads = _loads(snapshot, parts, place_by_id)
     admission = PrefillAdmission(found, cost_model, config, order)
     considered, others = admission.considered()
-    computing = (v for v in live if v.request_id in place_by_id and not v.is_decoding)
+    computing = (v for v in live if v.is_plannable or v.request_id in place_by_id)
+    computing = (v for v in computing if not v.is_decoding)
     queue, assigned = [load.key for load in loads], dict[RequestId, int]()
     heapify(queue)
     for prefill in admission.ordered((*considered, *computing)):

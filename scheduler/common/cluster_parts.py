@@ -30,20 +30,27 @@ def place_of(parts: Parts) -> Mapping[InstanceId, int]:
     return {instance_id: place for place, part in enumerate(parts) for instance_id in part}
 
 
-def home_of(view: RequestView, snapshot: Snapshot) -> tuple[InstanceId, ...]:
-    """Return the instance with the oldest KV of a request, or the first of its batch; none while it waits."""
-    if view.placement.segments:
-        return (view.placement.segments[0].instance_id,)
+def home_of(view: RequestView, snapshot: Snapshot, parts: Parts) -> int | None:
+    """Return the place of the part with the oldest KV of a request that any has, or else of its batch.
+
+    None for one without either.
+    """
+    place = place_of(parts)
+    for segment in view.placement.segments:
+        if segment.instance_id in place:
+            return place[segment.instance_id]
     if view.batch_id is None:
-        return ()
-    return snapshot.batch[view.batch_id].plan.group.instance_ids[:1]
+        return None
+    group = snapshot.batch[view.batch_id].plan.group
+    return next((place[i] for i in group.instance_ids if i in place), None)
 
 
 def split(snapshot: Snapshot, parts: Parts, assigned: Mapping[RequestId, int]) -> list[Snapshot]:
     """Return a snapshot of each part, in one pass over requests.
 
-    A running request is of the part where its KV begins, a waiting one of the part at the place that it is
-    `assigned`, or of none. A batch or a migration is of all parts that it touches.
+    A running request is of the part where its KV begins, as far as that is in any. One without such KV is of
+    the part at the place that it is `assigned`, or of none. A batch or a migration is of all parts that it
+    touches.
     """
     place = place_of(parts)
 
@@ -58,7 +65,13 @@ def split(snapshot: Snapshot, parts: Parts, assigned: Mapping[RequestId, int]) -
     for view in snapshot.waiting:
         if view.request_id in assigned:
             waiting[assigned[view.request_id]].append(view)
-    running = by_part(snapshot.running, lambda view: home_of(view, snapshot))
+    running: list[list[RequestView]] = [[] for _ in parts]
+    for view in snapshot.running:
+        at = home_of(view, snapshot, parts)
+        if at is None:
+            at = assigned.get(view.request_id)
+        if at is not None:
+            running[at].append(view)
     batches, ending = (
         by_part(some, lambda batch: batch.plan.group.instance_ids)
         for some in (snapshot.batches, snapshot.ending)

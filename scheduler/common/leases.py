@@ -62,8 +62,8 @@ def spread_masters(
 ) -> list[InstanceId] | None:
     """A master for each request, spread as evenly as room for `num_steps` tokens allows; None if it lacks.
 
-    A request keeps the instance of its newest KV while that has no more than its share, so that its KV
-    stays in few pieces.
+    A request keeps the instance of its newest KV while that is one of these and has no more than its share,
+    so that its KV stays in few pieces.
     """
     room, num_requests = dict(free), dict.fromkeys(free, 0)
     fair_share = -(-len(views) // len(free))
@@ -71,7 +71,7 @@ def spread_masters(
     for view in views:
         num_tokens = min(num_steps, view.num_remaining_tokens)
         master_id = view.placement.segments[-1].instance_id
-        if num_requests[master_id] >= fair_share or room[master_id] < num_tokens:
+        if num_requests.get(master_id, fair_share) >= fair_share or room[master_id] < num_tokens:
             master_id = min(room, key=lambda i: (room[i] < num_tokens, num_requests[i], -room[i], i))
             if room[master_id] < num_tokens:
                 return None

@@ -7,7 +7,7 @@ waits for two of its instances in turn.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Set
+from collections.abc import Collection, Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -144,7 +144,7 @@ def make_planning_view(snapshot: Snapshot, paused_ids: Set[RequestId] = frozense
     """
     free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
     occupied = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
-    for view in [view for view in snapshot.running if view.has_ended and view.batch_id is not None]:
+    for view in [view for view in snapshot.running if view.has_ended and view.batch_id in snapshot.batch]:
         _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         occupied = [view for view in occupied if free.keys() >= set(view.placement.instance_ids)]
@@ -167,12 +167,12 @@ def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, in
 
 
 def _occupied_sets(
-    occupied: Iterable[RequestView], snapshot: Snapshot, full: Container[InstanceId]
+    occupied: Iterable[RequestView], snapshot: Snapshot, full: Mapping[InstanceId, int]
 ) -> tuple[InstanceSet, ...]:
-    """The instance sets that hold KV of these requests."""
+    """The instance sets that hold KV of these requests, or any one where none has some of a request."""
     set_of: dict[InstanceId, InstanceSet] = {}
     for view in occupied:
-        holders = view.placement.instance_ids
+        holders = tuple(filter(full.__contains__, view.placement.instance_ids)) or tuple(full)[:1]
         for instance_id in holders:
             if instance_id not in set_of:
                 instance_set = _set_at(instance_id, snapshot, full)

@@ -260,7 +260,8 @@ class BatchBuilder:
         step: StepBuilder, prefill: PrefillCandidate, budget: float, at_least: int = 0
     ) -> RequestPart | None:
         """Return the next chunk of a prompt on the least busy instance that holds it and has room."""
-        able = prefill.view.placement.instance_ids or step.instance_ids
+        held = prefill.view.placement.instance_ids
+        able = [i for i in held if i in step.instance_ids] or step.instance_ids
         seconds, free = step.instance_seconds, step.free
         best = min(able, key=lambda i: (free[i] < prefill.num_tokens, seconds[i], -free[i], i))
         return step.whole(prefill.view, best, budget, at_least=at_least)

@@ -96,7 +96,9 @@ class ChunkSizer:
 
         It has at least `min_tokens` tokens where there is room, even if they exceed the budget.
         """
-        ringed = self._sized(view, self._by_ring(view), budget, min_tokens)
+        ringed = None
+        if not self._is_served(view):
+            ringed = self._sized(view, self._by_ring(view), budget, min_tokens)
         num_ringed = ringed.num_tokens if ringed is not None else 0
         exchanged = self._sized(view, self._by_exchange(view), budget, min_tokens, num_ringed)
         if ringed is None or exchanged is None:
@@ -112,8 +114,10 @@ class ChunkSizer:
 
         Returns 0 where no way has room.
         """
-        holders = view.placement.instance_ids
-        ways = [self._by_ring(view), self._by_exchange(view)] if self.ring.dop > 1 else []
+        holders = [i for i in view.placement.instance_ids if i in self.ring.instance_ids]
+        ways = [self._by_exchange(view)] if self.ring.dop > 1 else []
+        if ways and not self._is_served(view):
+            ways.insert(0, self._by_ring(view))
         if len(holders) <= 1:
             ways.append(self._by_one(view, (holders or self.ring.instance_ids)[0]))
         parts = (way.part_of(min(way.most_tokens, LEAST_TOKENS)) for way in ways if way.most_tokens)
@@ -122,7 +126,11 @@ class ChunkSizer:
     def keeper(self, view: RequestView) -> InstanceId | None:
         """Return the instance with room for the whole rest of a prompt whose KV is on no other, if any."""
         held = view.placement.instance_ids
-        able = [i for i in held or self.ring.instance_ids if self.free[i] > view.num_uncomputed_tokens]
+        able = [
+            i
+            for i in held or self.ring.instance_ids
+            if i in self.free and self.free[i] > view.num_uncomputed_tokens
+        ]
         return max(able, key=lambda i: (self.free[i], -i)) if able and len(held) <= 1 else None
 
     def _sized(
@@ -155,7 +163,12 @@ class ChunkSizer:
         return part
 
     def _busy_seconds(self, view: RequestView, way: _Way, smallest: RequestPart) -> Callable[[int], float]:
-        """Return the time of the step for the instances that take part, by the number of tokens."""
+        """Return the time of the step for the instances that take part, by the number of tokens.
+
+        Where others serve the history, that is the time of all.
+        """
+        if self._is_served(view):
+            return cache(lambda num_tokens: self.seconds_with(view, way.part_of(num_tokens)))
         step = self._step_with(view, smallest, self.ring)
         binding = self.cost_model.step_time(step) - max(
             map(self.cost_model.instance_time, step.instances.values())
@@ -172,6 +185,10 @@ class ChunkSizer:
             return binding + max(map(self.cost_model.instance_time, works.values()))
 
         return seconds
+
+    def _is_served(self, view: RequestView) -> bool:
+        """Return whether instances outside the group hold some of a prompt's KV: only queries reach that."""
+        return not set(self.ring.instance_ids).issuperset(view.placement.instance_ids)
 
     def _step_with(self, view: RequestView, part: RequestPart, group: ESPGroup) -> StepWork:
         """Return what the instances of `group` do in the step with `part` added."""

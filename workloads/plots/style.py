@@ -52,13 +52,14 @@ POLICY_STYLES = {
     "vllm-m": LineStyle(GREEN, "--", "<"),
     "vllm-s": LineStyle(GRAY, "--", ">"),
     "esp-disaggregated": LineStyle(SKY, "--", ">"),
+    "esp-served": LineStyle(VERMILION, "--", "D"),
     "esp-fcfs": LineStyle(BLUE, "--", "v"),
     "esp-no-chunks": LineStyle(VERMILION, "--", "^"),
     "esp-no-scale-up": LineStyle(GREEN, "--", "s"),
     "esp-no-retention": LineStyle(ORANGE, "--", "o"),
     "esp-no-split": LineStyle(PINK, "--", "D"),
 }
-FIXED_GROUPS = re.compile(r"esp-fixed-(\d+)")
+SIZED_GROUPS = re.compile(r"esp-(fixed|served)-(\d+)")
 FIXED_GROUP_MARKERS = "o^sDvP"  # of groups of 1, 2, 4, 8, 16, 32 instances, and so on
 # What is not named above, such as other engines, takes these in the order of names.
 OTHER_STYLES = tuple(
@@ -85,11 +86,15 @@ def _known_style(name: str) -> LineStyle | None:
 
 
 def _fixed_group_style(policy: str) -> LineStyle | None:
-    found = FIXED_GROUPS.fullmatch(policy)
+    found = SIZED_GROUPS.fullmatch(policy)
     if found is None:
         return None
-    place = int(found[1]).bit_length() - 1
-    return LineStyle(BROWN, "--", FIXED_GROUP_MARKERS[place % len(FIXED_GROUP_MARKERS)])
+    place = int(found[2]).bit_length() - 1
+    return LineStyle(
+        BROWN if found[1] == "fixed" else VERMILION,
+        "--",
+        FIXED_GROUP_MARKERS[place % len(FIXED_GROUP_MARKERS)],
+    )
 
 
 def is_available() -> bool:

@@ -96,10 +96,8 @@ class DecisionLog:
                     )
                 )
             case RequestArrived():
-                first, *others = event.request.choices()
-                self._arrive(first)
-                for choice in others:
-                    self._arrive(choice, choice_of=first.request_id)
+                for choice_id in event.request.choice_ids:
+                    self._arrive(event.request, choice_id)
             case _:
                 assert_never(event)
 
@@ -144,19 +142,19 @@ class DecisionLog:
         for said in self._said.values():
             said.pop(request_id, None)
 
-    def _arrive(self, request: Request, choice_of: RequestId | None = None) -> None:
-        self._num_tokens[request.request_id] = 0
+    def _arrive(self, request: Request, choice_id: RequestId) -> None:
+        self._num_tokens[choice_id] = 0
         self._held.append(
             lines.ArrivedLine(
                 request.arrival_time,
-                request.request_id,
+                choice_id,
                 num_prompt_tokens=len(request.prompt_token_ids),
                 max_tokens=request.sampling_params.max_tokens,
                 instances=(),
                 ttft_slo=None if request.slo is None else request.slo.ttft,
                 tpot_slo=None if request.slo is None else request.slo.tpot,
                 user=request.user,
-                choice_of=choice_of,
+                choice_of=None if choice_id == request.request_id else request.request_id,
             )
         )
 

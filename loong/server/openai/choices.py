@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from loong.core.errors import LoongError
-from loong.core.request import Request
+from loong.core.request import NewRequest
 from loong.server.context import Server
 from loong.server.openai.generation import generate
 from loong.server.openai.output import Delta, OutputOptions
@@ -18,7 +18,7 @@ class Choices:
     """The answers to one prompt, the first of them of this index; `echo` is text to tell before each."""
 
     index: int
-    request: Request
+    request: NewRequest
     echo: str = ""
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from loong.core.events import Logprobs
 from loong.core.grammar import Grammar
-from loong.core.request import SLO, Request, TokenId
+from loong.core.request import SLO, NewRequest, TokenId
 from loong.engine.client import Asking
 from loong.server.api.api_keys import KEY_NUMBER, user_of
 from loong.server.api.json_bodies import read_fields
@@ -202,11 +202,10 @@ def _choices(
             grammar=grammar,
         )
         request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
-        request = Request(
+        request = NewRequest(
             request_id,
             tuple(prompt.token_ids),
             params,
-            arrival_time=0.0,
             slo=None if fields.slo is None else SLO(fields.slo.ttft, fields.slo.tpot),
             user=user,
             num_choices=fields.n,

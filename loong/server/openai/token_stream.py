@@ -6,7 +6,7 @@ from typing import Self
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, RequestId
 from loong.engine.client import TokenEngine
 from loong.stream import Stream
 
@@ -18,9 +18,9 @@ class TokenStream:
     token `prompt_logprobs` are there, if any were asked for.
     """
 
-    def __init__(self, engine: TokenEngine, request: Request) -> None:
+    def __init__(self, engine: TokenEngine, request: NewRequest) -> None:
         self._engine, self._request = engine, request
-        self._open = {choice.request_id for choice in request.choices()}
+        self._open = set(request.choice_ids)
         self._stream: Stream[ProducedToken | PromptLogprobs | ClusterError] = Stream()
         self.prompt_logprobs: PromptLogprobs | None = None
 

@@ -8,7 +8,7 @@ from socket import socket
 from typing import assert_never
 
 from loong.core.errors import ClusterError, EngineStoppedError
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, RequestId
 from loong.engine.client import Asking, EngineLimits, PutToken
 from loong.server.api.errors import ApiError
 from loong.server.remote.channel import RemoteChannel
@@ -72,12 +72,12 @@ class RemoteEngineClient:
             self._asking.pop(ticket, None)
             self._call(Leave(ticket))
 
-    def submit(self, request: Request, put: PutToken) -> None:
+    def submit(self, request: NewRequest, put: PutToken) -> None:
         """Begin a request."""
         if self.ended.is_set():
             put(EngineStoppedError())
             return
-        self._puts.update((choice.request_id, put) for choice in request.choices())
+        self._puts.update(dict.fromkeys(request.choice_ids, put))
         self._call(Submit(request))
 
     def abort(self, request_id: RequestId) -> None:

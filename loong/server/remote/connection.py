@@ -10,7 +10,7 @@ from typing import assert_never
 from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, RequestId
 from loong.engine.client import EngineClient
 from loong.server.admission import Admission
 from loong.server.api.errors import ApiError, as_api_error
@@ -118,9 +118,8 @@ class ApiConnection:
             self._admitted[call.ticket] = admitted
             self._report(Admitted(call.ticket))
 
-    def _submit(self, request: Request) -> None:
-        request_ids = [choice.request_id for choice in request.choices()]
-        self._open.update(request_ids)
+    def _submit(self, request: NewRequest) -> None:
+        self._open.update(request.choice_ids)
 
         def put(token: ProducedToken | PromptLogprobs | ClusterError) -> None:
             if isinstance(token, ProducedToken):
@@ -129,7 +128,7 @@ class ApiConnection:
             if isinstance(token, PromptLogprobs):
                 self._report(Scored(request.request_id, token))
                 return
-            failed = self._open.intersection(request_ids)
+            failed = self._open.intersection(request.choice_ids)
             if not failed:
                 return  # the failure was told once for all choices
             self._open -= failed

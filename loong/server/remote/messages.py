@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, RequestId
 from loong.engine.client import Asking
 from loong.wire import MessageDecoder
 
@@ -40,7 +40,7 @@ class Leave:
 class Submit:
     """Begin a request."""
 
-    request: Request
+    request: NewRequest
 
 
 @dataclass(frozen=True, slots=True)

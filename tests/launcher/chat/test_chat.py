@@ -106,7 +106,7 @@ async def test_a_server_of_another_kind_is_reported(text: str) -> None:
     app = web.Application()
     app.router.add_get("/v1/models", answer)
     async with TestServer(app) as server:
-        with pytest.raises(ChatError, match="does not tell which models"):
+        with pytest.raises(ChatError, match="does not say which models"):
             await asyncio.to_thread(ChatServer(str(server.make_url("")).rstrip("/")).model)
 
 

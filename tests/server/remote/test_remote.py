@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine
 from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import SLO, FinishReason, Request, SamplingParams
+from loong.core.request import SLO, FinishReason, NewRequest, SamplingParams
 from loong.engine.client import Asking, PutToken
 from loong.server.admission import Admission
 from loong.server.api.errors import ApiError
@@ -47,11 +47,10 @@ from loong.server.settings import ServerSettings
 from loong.stream import Stream
 from loong.wire import WireError, encode
 
-REQUEST = Request(
+REQUEST = NewRequest(
     "cmpl-1",
     (1, 2, 3),
     SamplingParams(max_tokens=5, stop_token_ids=(7,), logit_bias=((3, -1.5),)),
-    arrival_time=0.0,
     slo=SLO(1.0, 0.5),
     user="key 1",
     num_choices=2,
@@ -107,11 +106,11 @@ async def office(engine: ScriptedEngine, number: int = 2, **settings: object) ->
         yield made
 
 
-def request(request_id: str, **params: object) -> Request:
-    return Request(request_id, (1, 2, 3), SamplingParams(**params), arrival_time=0.0)  # type: ignore[arg-type]
+def request(request_id: str, **params: object) -> NewRequest:
+    return NewRequest(request_id, (1, 2, 3), SamplingParams(**params))  # type: ignore[arg-type]
 
 
-async def tokens_of(client: RemoteEngineClient, asked: Request) -> list[ProducedToken]:
+async def tokens_of(client: RemoteEngineClient, asked: NewRequest) -> list[ProducedToken]:
     async with client.admit(Asking({asked.request_id: len(asked.prompt_token_ids)}, asked.num_choices)):
         with TokenStream(client, asked) as tokens:
             return [token async for token in tokens]
@@ -231,7 +230,7 @@ async def test_an_engine_that_has_stopped_refuses_here_what_it_refuses_there() -
 
 async def test_an_engine_that_fails_has_reported_its_tokens_before() -> None:
     class Failing(ScriptedEngine):
-        def submit(self, request: Request, put: PutToken) -> None:
+        def submit(self, request: NewRequest, put: PutToken) -> None:
             put(ProducedToken(request.request_id, 5))
             put(ClusterError("instance 3 is lost"))
 
