@@ -1,6 +1,6 @@
-"""The picture of a run: who waits, and below it instances over time, their groups, work and KV.
+"""The picture of a run: waiting requests, and below them instances over time, their groups, work and KV.
 
-A group is as tall as it has instances, so its DoP is its height; color tells what it works on.
+A group is as tall as its number of instances, so its DoP is its height; the color is its kind of work.
 """
 
 from collections import defaultdict
@@ -63,7 +63,7 @@ Box: TypeAlias = tuple[float, float, float, float]
 def timelines_figure(
     histories: Mapping[str, ClusterHistory], window: tuple[float, float] | None = None
 ) -> "Figure":
-    """A panel for each title on one time axis; `window` is the seconds to show, all if it is None."""
+    """Draw a panel for each title on one time axis; `window` is the seconds to show, None for all."""
     num_rows = [max(len(history.instance_ids), 1) for history in histories.values()]
     row_inches = min(ROW_INCHES, MAX_INCHES / sum(num_rows))
     scale = Scale.of(histories.values(), window)
@@ -110,7 +110,7 @@ def _draw_panel(panel: "Axes", history: ClusterHistory, scale: Scale, *, has_lab
 def _bars(
     instance_id: InstanceId, row: Row, height: Mapping[InstanceId, float], scale: Scale
 ) -> Iterator[tuple[str, float, Box]]:
-    """The bars of an instance; those of a group go on, paler, to the next of its rows."""
+    """Yield the bars of an instance; those of a group continue, paler, to the next of its rows."""
     top = height[instance_id]
     for cell, columns in stretches(row):
         left, right = scale.time(columns.start), scale.time(columns.stop)
@@ -123,7 +123,7 @@ def _bars(
 
 
 def _draw_boxes(panel: "Axes", boxes: Sequence[Box], color: str, opacity: float) -> None:
-    """All of one color as one path, which keeps files small."""
+    """Draw all boxes of one color as one path, which keeps files small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
@@ -139,13 +139,13 @@ def _draw_boxes(panel: "Axes", boxes: Sequence[Box], color: str, opacity: float)
 
 
 def kv_strip(top: float, samples: Sequence[tuple[float, float]], scale: Scale) -> Iterator[Box]:
-    """The KV of an instance; columns that look alike are one box."""
+    """Return the KV of an instance as boxes; equal neighboring columns are one box."""
     if not samples or not scale.peak_kv:
         return
     floor, height = top + STRIP_BOTTOM, STRIP_BOTTOM - STRIP_TOP
     levels = [
         ceil(share / scale.peak_kv * STRIP_LEVELS) for share in most_by_column(samples, scale)
-    ]  # what is held at all is seen
+    ]  # any KV at all is visible
     column = 0
     for level, alike in groupby(levels):
         start, column = column, column + len(list(alike))
@@ -198,7 +198,7 @@ def _draw_scalings(
 
 
 def _labels(cells: Sequence[Cell]) -> Iterator[str]:
-    """What to write, the longest first."""
+    """Yield the labels of a stretch, the longest first."""
     dop = f"DoP {len(cells[0].members)}"
     if cells[0].work is Work.DECODE:
         yield f"{dop}: decode"
