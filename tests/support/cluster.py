@@ -1,11 +1,13 @@
 """Real worker processes for tests, under any policy."""
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 from loong.core.cluster_state import ClusterState
@@ -24,7 +26,8 @@ from loong.decision_log.lines import Line
 from loong.decision_log.log import DecisionLog
 from loong.engine import Engine
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.child_processes import ForkServer
+from loong.launcher.local import ClusterConfig, local_workers, worker_fork_server
 from loong.scheduler.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy
 from loong.scheduling import Scheduling
@@ -245,6 +248,13 @@ def running_cluster(
         yield cluster
 
 
+@cache
+def _fork_server() -> ForkServer:
+    server = worker_fork_server()
+    atexit.register(server.close)
+    return server
+
+
 async def _run(
     config: ClusterConfig,
     instances: tuple[ElasticInstance, ...],
@@ -252,7 +262,7 @@ async def _run(
     started: Future[Cluster],
 ) -> None:
     try:
-        async with local_workers(config, lookahead) as executor:
+        async with local_workers(config, lookahead, _fork_server()) as executor:
             cluster = Cluster(executor, instances)
             started.set_result(cluster)
             await asyncio.wait([cluster.serving])
